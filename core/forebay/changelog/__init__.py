@@ -1,0 +1,6 @@
+"""Changelogs: the logs that hold the truth about every store's content."""
+
+from forebay.changelog.base import Batch, Changelog, Consumer, Heartbeat, Record, heartbeat_key
+from forebay.changelog.urls import open_changelog
+
+__all__ = ["Batch", "Changelog", "Consumer", "Heartbeat", "Record", "heartbeat_key", "open_changelog"]

@@ -1,0 +1,110 @@
+"""What every changelog is to its readers: topics of partitions, records with offsets, ends with identities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.lag import EndOffset
+from forebay.tasks import TopicPartition
+
+__all__ = ["Batch", "Changelog", "Consumer", "Heartbeat", "Record", "heartbeat_key"]
+
+
+class Record(NamedTuple):
+    """One changelog record; a value of None is a tombstone."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+    timestamp_ms: int
+    heartbeat: bool
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a writer says after a batch or while idle: the source's state by ``as_of_ms`` is in the log.
+
+    ``as_of_ms`` is epoch milliseconds, None as long as the writer cannot tell.
+    """
+
+    as_of_ms: int | None
+    query_id: str
+    batch_id: int
+
+    def value(self) -> bytes:
+        """The record value."""
+        document = {"as_of_ms": self.as_of_ms, "query_id": self.query_id, "batch_id": self.batch_id}
+        return json.dumps(document).encode()
+
+    @classmethod
+    def parse(cls, value: bytes) -> Heartbeat:
+        """The inverse of ``value``."""
+        document: Mapping[str, Any] = json.loads(value)
+        return cls(document["as_of_ms"], document["query_id"], document["batch_id"])
+
+
+class Batch(NamedTuple):
+    """What one response of the log held for one partition: records in offset order, and the end it showed."""
+
+    topic_partition: TopicPartition
+    records: list[Record]
+    position: int
+    """Next offset to read after these records."""
+    gap: bool
+    """Whether offsets are missing between the position read from and ``position``."""
+    end: EndOffset
+    beginning: int
+    """The first offset the log still promises to hold."""
+    tombstone_floor: int
+    """A replica below this offset may have missed tombstones that compaction removed."""
+    identity: str
+    """The log's identity; another one than before means another log."""
+
+
+class Consumer(Protocol):
+    """Reads assigned partitions from positions of its own choosing. One thread uses it."""
+
+    def assign(self, topic_partition: TopicPartition, position: int) -> None:
+        """Read a partition from this position on, from the next poll."""
+        ...
+
+    def unassign(self, topic_partition: TopicPartition) -> None:
+        """Stop reading a partition."""
+        ...
+
+    def poll(self, max_records: int) -> list[Batch]:
+        """What is new, at most so many records a partition, with an end observation for each reached one.
+
+        A partition whose log cannot be reached is left out, so its lag grows by itself.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release connections."""
+        ...
+
+
+class Changelog(Protocol):
+    """A set of topics, each with partitions and an identity."""
+
+    url: str
+
+    def ensure_topic(self, topic: str, partitions: int) -> None:
+        """Create a topic unless it is there; raises ``PartitionCountMismatch`` if its count differs."""
+        ...
+
+    def identity(self, topic: str) -> str:
+        """The topic's identity; raises ``TopicMissing``."""
+        ...
+
+    def consumer(self) -> Consumer:
+        """A new reader."""
+        ...
+
+    def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """The current ends; partitions that cannot be reached are left out."""
+        ...

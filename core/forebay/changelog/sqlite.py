@@ -1,0 +1,309 @@
+"""The embedded changelog: a directory of SQLite databases, one per topic-partition, for one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.changelog import sqlite_partition
+from forebay.changelog.base import Batch, Consumer, Record
+from forebay.errors import ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
+from forebay.lag import EndOffset, boot_ms
+from forebay.tasks import TopicPartition
+
+_NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "lustre", "afs", "beegfs", "ocfs2"}
+    | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs"}
+)
+_FILE_CHECK_INTERVAL_MS = 1000.0
+DEFAULT_MIN_COMPACTION_LAG_MS = 3_600_000
+DEFAULT_DELETE_RETENTION_MS = 86_400_000
+
+
+class SqliteChangelog:
+    """Topics in ``<directory>/<topic>/<partition>.db``; ``<directory>/topics.db`` names them.
+
+    Raises ``ChangelogElsewhere`` on a network file system, where SQLite's locks do not hold.
+    """
+
+    def __init__(self, directory: str | Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
+        self.directory = Path(directory).absolute()
+        self.url = f"sqlite://{self.directory}"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ChangelogError(
+                f"The changelog directory {self.directory} cannot be made: {error.strerror}."
+            ) from None
+        file_system = _file_system(self.directory, mounts)
+        if file_system in _NETWORK_FILE_SYSTEMS:
+            raise ChangelogElsewhere(
+                f"The changelog {self.directory} is on a network file system ({file_system}), where SQLite's "
+                "locks do not hold. Use a local disk, or a kafka:// changelog."
+            )
+        self.directory_id = self._directory_id()
+        with self._topics() as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS topic (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL, "
+                "identity TEXT NOT NULL)"
+            )
+
+    def ensure_topic(self, topic: str, partitions: int) -> None:
+        """Create a topic unless it is there; raises ``PartitionCountMismatch`` if its count differs."""
+        with self._topics() as connection, sqlite_partition.transaction(connection):
+            row = connection.execute("SELECT partitions FROM topic WHERE name = ?", (topic,)).fetchone()
+            if row is None:
+                identity = self._create_partitions(topic, partitions)
+                connection.execute("INSERT INTO topic VALUES (?, ?, ?)", (topic, partitions, identity))
+            elif row[0] != partitions:
+                raise PartitionCountMismatch(
+                    f"The log {topic!r} in {self.directory} has {row[0]} partitions, the topology says "
+                    f"{partitions}. Another count moves keys: set partitions = {row[0]}, or give the store a "
+                    "new name."
+                )
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has; raises ``TopicMissing``."""
+        return int(self._topic(topic)[0])
+
+    def identity(self, topic: str) -> str:
+        """The topic's identity; raises ``TopicMissing``."""
+        return str(self._topic(topic)[1])
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        with self._topics() as connection:
+            return [name for (name,) in connection.execute("SELECT name FROM topic ORDER BY name")]
+
+    def path(self, topic_partition: TopicPartition) -> str:
+        """The partition's database."""
+        return sqlite_partition.partition_path(str(self.directory), *topic_partition)
+
+    def consumer(self) -> Consumer:
+        """A new reader."""
+        return SqliteConsumer(self)
+
+    def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """The current ends; partitions that cannot be reached are left out."""
+        ends = {}
+        for tp in topic_partitions:
+            with contextlib.suppress(sqlite3.Error), _closing(self.path(tp)) as connection:
+                ends[tp] = connection.execute("SELECT next_offset FROM state").fetchone()[0]
+        return ends
+
+    def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
+        """Append a heartbeat to every partition; returns each one's next offset."""
+        return {
+            partition: sqlite_partition.append_heartbeat(
+                self.path(TopicPartition(topic, partition)), writer=writer, query_id=query_id, value=value
+            )
+            for partition in range(self.partitions(topic))
+        }
+
+    def retire_writer(self, topic: str, writer: str) -> None:
+        """Take a writer that is gone for good out of the store's age."""
+        for partition in range(self.partitions(topic)):
+            sqlite_partition.retire_writer(self.path(TopicPartition(topic, partition)), writer)
+
+    def reset(self, topic: str) -> str:
+        """Empty a topic and give it a new identity; every replica is rebuilt. Returns the identity."""
+        identity = sqlite_partition.new_identity()
+        for partition in range(self.partitions(topic)):
+            sqlite_partition.reset(self.path(TopicPartition(topic, partition)), identity)
+        with self._topics() as connection:
+            connection.execute("UPDATE topic SET identity = ? WHERE name = ?", (identity, topic))
+        return identity
+
+    def compact(
+        self,
+        topic: str,
+        *,
+        min_compaction_lag_ms: int = DEFAULT_MIN_COMPACTION_LAG_MS,
+        delete_retention_ms: int = DEFAULT_DELETE_RETENTION_MS,
+    ) -> int:
+        """Keep the last record of each key in every partition; returns how many records went."""
+        return sum(
+            sqlite_partition.compact(
+                self.path(TopicPartition(topic, partition)),
+                now_ms=int(time.time() * 1000),
+                min_compaction_lag_ms=min_compaction_lag_ms,
+                delete_retention_ms=delete_retention_ms,
+            )
+            for partition in range(self.partitions(topic))
+        )
+
+    @contextlib.contextmanager
+    def _topics(self):  # type: ignore[no-untyped-def]
+        try:
+            connection = sqlite_partition.connect(str(self.directory / "topics.db"), create=True)
+        except sqlite3.Error as error:
+            raise ChangelogError(f"The changelog {self.directory} cannot be opened: {error}.") from None
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _topic(self, topic: str) -> tuple[int, str]:
+        with self._topics() as connection:
+            row: tuple[int, str] | None = connection.execute(
+                "SELECT partitions, identity FROM topic WHERE name = ?", (topic,)
+            ).fetchone()
+        if row is None:
+            raise TopicMissing(f"The changelog {self.directory} has no log {topic!r}.")
+        return row
+
+    def _create_partitions(self, topic: str, partitions: int) -> str:
+        # Files may be left from a creation that was cut short: the first one's identity goes for all.
+        (self.directory / topic).mkdir(exist_ok=True)
+        identity = sqlite_partition.new_identity()
+        for partition in range(partitions):
+            found = sqlite_partition.create(self.path(TopicPartition(topic, partition)), identity)
+            if partition == 0:
+                identity = found
+        return identity
+
+    def _directory_id(self) -> str:
+        path = self.directory / sqlite_partition.DIRECTORY_ID_FILE
+        if not path.exists():
+            mine = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+            mine.write_text(f"{sqlite_partition.new_identity()} {socket.gethostname()}\n")
+            with contextlib.suppress(FileExistsError):
+                os.link(mine, path)
+            mine.unlink()
+        return path.read_text().strip()
+
+
+@dataclass
+class _Assigned:
+    position: int
+    path: str
+    connection: sqlite3.Connection
+    inode: int
+    checked_boot_ms: float
+    data_version: int = -1
+    end: int = 0
+    beginning: int = 0
+    tombstone_floor: int = 0
+    identity: str = ""
+
+
+class SqliteConsumer:
+    """Polls partitions, each over a connection of its own; an unchanged one costs a few microseconds."""
+
+    def __init__(self, changelog: SqliteChangelog) -> None:
+        self._changelog = changelog
+        self._positions: dict[TopicPartition, int] = {}
+        self._assigned: dict[TopicPartition, _Assigned] = {}
+
+    def assign(self, topic_partition: TopicPartition, position: int) -> None:
+        """Read a partition from this position on."""
+        self.unassign(topic_partition)
+        self._positions[topic_partition] = position
+
+    def unassign(self, topic_partition: TopicPartition) -> None:
+        """Stop reading a partition."""
+        self._positions.pop(topic_partition, None)
+        self._disconnect(topic_partition)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for topic_partition in list(self._positions):
+            self.unassign(topic_partition)
+
+    def poll(self, max_records: int) -> list[Batch]:
+        """What is new in each partition; those that cannot be read are left out."""
+        batches = []
+        for tp in list(self._positions):
+            try:
+                batches.append(self._read(tp, max_records))
+            except (sqlite3.Error, OSError):
+                self._disconnect(tp)
+        return batches
+
+    def _read(self, tp: TopicPartition, max_records: int) -> Batch:
+        sent = boot_ms()
+        source = self._source(tp, sent)
+        connection = source.connection
+        (data_version,) = connection.execute("PRAGMA data_version").fetchone()
+        records: list[Record] = []
+        position = self._positions[tp]
+        if data_version != source.data_version or position < source.end:
+            # One read transaction, so that records and end are of one moment.
+            connection.execute("BEGIN")
+            try:
+                state = connection.execute("SELECT identity, next_offset, tombstone_floor FROM state").fetchone()
+                first = connection.execute("SELECT min(offset) FROM log").fetchone()[0]
+                rows = connection.execute(
+                    "SELECT offset, key, value, timestamp_ms, heartbeat FROM log "
+                    "WHERE offset >= ? ORDER BY offset LIMIT ?",
+                    (position, max_records),
+                ).fetchall()
+            finally:
+                connection.execute("COMMIT")
+            source.identity, source.end, source.tombstone_floor = state
+            source.beginning = source.end if first is None else first
+            source.data_version = data_version
+            records = [Record._make(row) for row in rows]
+        after = records[-1].offset + 1 if len(records) == max_records else max(position, source.end)
+        self._positions[tp] = after
+        return Batch(
+            tp,
+            records,
+            after,
+            after - position != len(records),
+            EndOffset(source.end, sent),
+            source.beginning,
+            source.tombstone_floor,
+            source.identity,
+        )
+
+    def _source(self, tp: TopicPartition, now_boot_ms: float) -> _Assigned:
+        source = self._assigned.get(tp)
+        if source is not None and now_boot_ms - source.checked_boot_ms > _FILE_CHECK_INTERVAL_MS:
+            # A log that was deleted and made anew is another file under the same name.
+            if os.stat(source.path).st_ino != source.inode:
+                self._disconnect(tp)
+                source = None
+            else:
+                source.checked_boot_ms = now_boot_ms
+        if source is None:
+            path = self._changelog.path(tp)
+            inode = os.stat(path).st_ino
+            source = _Assigned(self._positions[tp], path, sqlite_partition.connect(path), inode, now_boot_ms)
+            self._assigned[tp] = source
+        return source
+
+    def _disconnect(self, tp: TopicPartition) -> None:
+        source = self._assigned.pop(tp, None)
+        if source is not None:
+            source.connection.close()
+
+
+@contextlib.contextmanager
+def _closing(path: str):  # type: ignore[no-untyped-def]
+    connection = sqlite_partition.connect(path)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _file_system(directory: Path, mounts: Path) -> str:
+    """The type of the file system that holds a directory, '' where it cannot be told."""
+    found, longest = "", -1
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        mount_point = Path(fields.split()[4].replace("\\040", " "))
+        if directory.is_relative_to(mount_point) and len(mount_point.parts) >= longest:
+            found, longest = rest.split()[0], len(mount_point.parts)
+    return found

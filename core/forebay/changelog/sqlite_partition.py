@@ -1,0 +1,286 @@
+"""One partition of the SQLite changelog: a WAL database of its own.
+
+Imports only the standard library: the Spark sink ships this module to executors that may lack forebay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+
+_FORMAT = 1
+_BATCHES_KEPT = 64
+_CHUNK = 4096
+DIRECTORY_ID_FILE = "directory.id"
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS log (
+    offset INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB, timestamp_ms INTEGER NOT NULL,
+    heartbeat INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS state (
+    id INTEGER PRIMARY KEY CHECK (id = 0), format INTEGER NOT NULL, identity TEXT NOT NULL,
+    next_offset INTEGER NOT NULL, tombstone_floor INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS batch (
+    query_id TEXT NOT NULL, write_name TEXT NOT NULL, batch_id INTEGER NOT NULL,
+    row_count INTEGER NOT NULL, digest BLOB NOT NULL, next_offset INTEGER NOT NULL,
+    PRIMARY KEY (query_id, write_name, batch_id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS writer (
+    writer TEXT NOT NULL, query_id TEXT NOT NULL, superseded INTEGER NOT NULL,
+    PRIMARY KEY (writer, query_id)) WITHOUT ROWID;
+"""
+
+
+class WriteRefused(Exception):
+    """A batch that must not be written; nothing of it was."""
+
+
+def heartbeat_key(writer: str) -> bytes:
+    """The reserved key of a writer's heartbeats, the same in every partition."""
+    return b"\x00forebay-heartbeat\x00" + writer.encode()
+
+
+def partition_path(directory: str, topic: str, partition: int) -> str:
+    """The database of a partition."""
+    return os.path.join(directory, topic, f"{partition}.db")
+
+
+def connect(path: str, *, create: bool = False) -> sqlite3.Connection:
+    """A connection in autocommit mode; raises ``sqlite3.OperationalError`` where the file is missing."""
+    mode = "rwc" if create else "rw"
+    connection = sqlite3.connect(
+        f"file:{path}?mode={mode}", uri=True, timeout=30, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA synchronous=FULL")
+    return connection
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """A write transaction, rolled back on any error."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def create(path: str, identity: str) -> str:
+    """Create the partition unless it exists; returns the identity that it has."""
+    with contextlib.closing(connect(path, create=True)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        with transaction(connection):
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(
+                "INSERT OR IGNORE INTO state VALUES (0, ?, ?, 0, 0)",
+                (_FORMAT, identity),
+            )
+            (format_, found) = connection.execute("SELECT format, identity FROM state").fetchone()
+    if format_ > _FORMAT:
+        raise WriteRefused(
+            f"{path} is of log format {format_}; this version reads up to {_FORMAT}. Upgrade forebay."
+        )
+    return str(found)
+
+
+def check_directory(directory: str, directory_id: str, driver_host: str, host: str) -> None:
+    """Refuse to write where the driver's directory is not: SQLite is one machine's."""
+    try:
+        with open(os.path.join(directory, DIRECTORY_ID_FILE)) as file:
+            found = file.read().strip()
+    except OSError:
+        found = None
+    if found != directory_id:
+        raise WriteRefused(
+            f"The SQLite changelog {directory} of the Spark driver on {driver_host} is not the one that the "
+            f"executor on {host} sees. SQLite serves one machine: run Spark in local mode, or use a kafka:// "
+            "changelog."
+        )
+
+
+def claim_writer(connection: sqlite3.Connection, writer: str, query_id: str) -> None:
+    """Make a query the one that writes as ``writer``; call within a transaction.
+
+    A query that another superseded must not write again; raises ``WriteRefused``.
+    """
+    row = connection.execute(
+        "SELECT superseded FROM writer WHERE writer = ? AND query_id = ?", (writer, query_id)
+    ).fetchone()
+    if row is None:
+        connection.execute("UPDATE writer SET superseded = 1 WHERE writer = ?", (writer,))
+        connection.execute("INSERT INTO writer VALUES (?, ?, 0)", (writer, query_id))
+    elif row[0]:
+        raise WriteRefused(
+            f"Two queries write as {writer!r}: query {query_id} was superseded by another. Stop one of them, "
+            "or give each its own writer=."
+        )
+
+
+def append_batch(
+    path: str,
+    rows: Iterable[tuple[bytes, bytes | None, int]],
+    *,
+    writer: str,
+    query_id: str,
+    batch_id: int,
+    write_name: str,
+) -> tuple[int, int]:
+    """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
+
+    A batch that was written before is compared with its marker and skipped; with other rows it raises
+    ``WriteRefused``. Returns the number of rows and the partition's next offset after them.
+    """
+    with contextlib.closing(connect(path)) as connection, transaction(connection):
+        claim_writer(connection, writer, query_id)
+        marker = connection.execute(
+            "SELECT row_count, digest, next_offset FROM batch "
+            "WHERE query_id = ? AND write_name = ? AND batch_id = ?",
+            (query_id, write_name, batch_id),
+        ).fetchone()
+        if marker is not None:
+            return _verify_repeat(rows, marker, path, write_name, batch_id)
+        (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
+        digest = hashlib.blake2b(digest_size=16)
+        count = 0
+        for chunk in _chunks(rows):
+            _add_to_digest(digest, chunk)
+            connection.executemany(
+                "INSERT INTO log VALUES (?, ?, ?, ?, 0)",
+                [(offset + i, *row) for i, row in enumerate(chunk)],
+            )
+            offset += len(chunk)
+            count += len(chunk)
+        connection.execute(
+            "INSERT INTO batch VALUES (?, ?, ?, ?, ?, ?)",
+            (query_id, write_name, batch_id, count, digest.digest(), offset),
+        )
+        connection.execute(
+            "DELETE FROM batch WHERE query_id = ? AND write_name = ? AND batch_id <= ?",
+            (query_id, write_name, batch_id - _BATCHES_KEPT),
+        )
+        connection.execute("UPDATE state SET next_offset = ?", (offset,))
+        return count, offset
+
+
+def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> int:
+    """Append a heartbeat; returns the partition's next offset after it."""
+    with contextlib.closing(connect(path)) as connection, transaction(connection):
+        claim_writer(connection, writer, query_id)
+        (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
+        connection.execute(
+            "INSERT INTO log VALUES (?, ?, ?, ?, 1)",
+            (offset, heartbeat_key(writer), value, int(time.time() * 1000)),
+        )
+        connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
+        return int(offset) + 1
+
+
+def retire_writer(path: str, writer: str) -> None:
+    """Append a tombstone to a writer's heartbeats: it no longer counts in the store's age."""
+    with contextlib.closing(connect(path)) as connection, transaction(connection):
+        (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
+        connection.execute(
+            "INSERT INTO log VALUES (?, ?, NULL, ?, 1)",
+            (offset, heartbeat_key(writer), int(time.time() * 1000)),
+        )
+        connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
+        connection.execute("DELETE FROM writer WHERE writer = ?", (writer,))
+
+
+def reset(path: str, identity: str) -> None:
+    """Empty the partition and give it a new identity, in place: open readers see it at their next look."""
+    with contextlib.closing(connect(path)) as connection, transaction(connection):
+        for table in ("log", "batch", "writer"):
+            connection.execute(f"DELETE FROM {table}")
+        connection.execute("UPDATE state SET identity = ?, next_offset = 0, tombstone_floor = 0", (identity,))
+
+
+def compact(path: str, *, now_ms: int, min_compaction_lag_ms: int, delete_retention_ms: int) -> int:
+    """Keep the last record of each key; returns how many records went.
+
+    No offset changes. Records younger than ``min_compaction_lag_ms`` stay; tombstones go once they are older
+    than ``delete_retention_ms``, and the tombstone floor says up to where. The last record always stays.
+    """
+    with contextlib.closing(connect(path)) as connection:
+        with transaction(connection):
+            row = connection.execute(
+                "SELECT min(offset) FROM log WHERE timestamp_ms > ?", (now_ms - min_compaction_lag_ms,)
+            ).fetchone()
+            (end,) = connection.execute("SELECT next_offset FROM state").fetchone()
+            dirty_to = end if row[0] is None else row[0]
+            connection.execute(
+                "DELETE FROM log WHERE offset < ?1 AND offset NOT IN (SELECT max(offset) FROM log GROUP BY key)",
+                (dirty_to,),
+            )
+            (removed,) = connection.execute("SELECT changes()").fetchone()
+            removed += _drop_tombstones(connection, min(dirty_to, end - 1), now_ms - delete_retention_ms)
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    return int(removed)
+
+
+def _drop_tombstones(connection: sqlite3.Connection, below: int, older_than_ms: int) -> int:
+    where = "value IS NULL AND offset < ? AND timestamp_ms <= ?"
+    (last,) = connection.execute(f"SELECT max(offset) FROM log WHERE {where}", (below, older_than_ms)).fetchone()
+    if last is None:
+        return 0
+    connection.execute(f"DELETE FROM log WHERE {where}", (below, older_than_ms))
+    (removed,) = connection.execute("SELECT changes()").fetchone()
+    connection.execute("UPDATE state SET tombstone_floor = max(tombstone_floor, ?)", (last + 1,))
+    return int(removed)
+
+
+def new_identity() -> str:
+    """A fresh log identity."""
+    return str(uuid.uuid4())
+
+
+def _verify_repeat(
+    rows: Iterable[tuple[bytes, bytes | None, int]],
+    marker: tuple[int, bytes, int],
+    path: str,
+    write_name: str,
+    batch_id: int,
+) -> tuple[int, int]:
+    digest = hashlib.blake2b(digest_size=16)
+    count = 0
+    for chunk in _chunks(rows):
+        _add_to_digest(digest, chunk)
+        count += len(chunk)
+    if (count, digest.digest()) != (marker[0], marker[1]):
+        raise WriteRefused(
+            f"Batch {batch_id} of {write_name!r} was written to {path} with {marker[0]} rows, and now comes "
+            f"with {count} other rows. The query is not deterministic (random values, current time or a "
+            "changed source): make it so, or start it with a new checkpoint."
+        )
+    return count, marker[2]
+
+
+def _chunks(
+    rows: Iterable[tuple[bytes, bytes | None, int]],
+) -> Iterator[list[tuple[bytes, bytes | None, int]]]:
+    chunk: list[tuple[bytes, bytes | None, int]] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == _CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _add_to_digest(digest: hashlib.blake2b, chunk: list[tuple[bytes, bytes | None, int]]) -> None:
+    # The timestamp is the moment of the attempt, so it is no part of what a repeat must match.
+    digest.update(
+        b"".join(
+            b"%d,%d,%b%b" % (len(key), -1 if value is None else len(value), key, value or b"")
+            for key, value, _ in chunk
+        )
+    )

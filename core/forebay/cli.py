@@ -1,0 +1,164 @@
+"""The ``forebay`` command; each tier registers its own sub-command as an entry point."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import click
+import httpx
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from forebay import __version__
+from forebay.errors import ForebayError
+from forebay.settings import Tier, load_settings, settings_for
+
+COMMANDS_ENTRY_POINTS = "forebay.commands"
+_DEFAULT_URL = "http://127.0.0.1:8080"
+_ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"}
+
+
+class Commands(click.Group):
+    """Core commands, and those that installed tiers bring."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command's name."""
+        brought = [entry_point.name for entry_point in entry_points(group=COMMANDS_ENTRY_POINTS)]
+        return sorted({*super().list_commands(ctx), *brought})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command by name, loaded when it is asked for."""
+        for entry_point in entry_points(group=COMMANDS_ENTRY_POINTS, name=cmd_name):
+            command: click.Command = entry_point.load()
+            return command
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=Commands)
+@click.version_option(__version__, prog_name="forebay")
+def commands() -> None:
+    """Serve the state of Spark streams by key, over REST, with the lag of every answer."""
+
+
+def main() -> None:
+    """Run the command line; a known error is one line on standard error and exit status 2."""
+    try:
+        commands()
+    except ForebayError as error:
+        click.echo(f"forebay: {error}", err=True)
+        sys.exit(2)
+
+
+def settings_options(tier: Tier) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for every setting of a tier; it is called with the loaded ``settings`` mapping."""
+    table = settings_for(tier)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        def command(config: Path | None, **flags: str | None) -> None:
+            function(load_settings(tier, flags, config=config))
+
+        command.__doc__ = function.__doc__
+        command = click.option(
+            "--config", type=click.Path(path_type=Path), help="TOML file of settings.", metavar="FILE"
+        )(command)
+        for setting in reversed(table):
+            shown = "" if setting.default in (None, ()) else f" [default: {setting.default}]"
+            command = click.option(
+                setting.flag,
+                setting.name,
+                metavar=setting.kind.upper(),
+                help=f"{setting.help}{shown}",
+            )(command)
+        return command
+
+    return decorate
+
+
+@commands.command()
+@click.argument("store")
+@click.argument("key")
+@click.option("--url", default=_DEFAULT_URL, show_default=True, envvar="FOREBAY_URL", help="Router or worker.")
+@click.option("--windows", is_flag=True, help="List the key's windows.")
+@click.option("--max-record-lag", type=int, help="Most records the answer may be behind.")
+@click.option("--max-time-lag-ms", type=int, help="Most milliseconds it may be behind the log.")
+@click.option("--max-age-ms", type=int, help="Most milliseconds it may be behind the source.")
+@click.option("--require-active", is_flag=True, help="Only a running active answers.")
+@click.option("--timeout-ms", type=int, help="Time for everything.")
+def query(store: str, key: str, url: str, windows: bool, require_active: bool, **bounds: int | None) -> None:
+    """Read one KEY of a STORE and print the answer; exit status 1 if there is none."""
+    parameters = {name: str(value) for name, value in bounds.items() if value is not None}
+    if require_active:
+        parameters["require_active"] = "true"
+    path = f"/v1/stores/{quote(store, safe='')}/keys/{quote(key, safe='')}{'/windows' if windows else ''}"
+    answer = _get(url, f"{path}?{urlencode(parameters)}" if parameters else path)
+    Console().print_json(answer.text)
+    if answer.status_code != 200:
+        sys.exit(1)
+
+
+@commands.command()
+@click.option("--url", default=_DEFAULT_URL, show_default=True, envvar="FOREBAY_URL", help="Router or worker.")
+@click.option("--watch", is_flag=True, help="Go on showing it as it changes, until Ctrl-C.")
+@click.option("--interval-ms", default=500, show_default=True, type=click.IntRange(min=50), help="With --watch.")
+@click.option("--json", "as_json", is_flag=True, help="Print /v1/lags as it is.")
+def status(url: str, watch: bool, interval_ms: int, as_json: bool) -> None:
+    """Show who holds which task, in which role, and how far behind."""
+    console = Console()
+    if as_json:
+        console.print_json(json.dumps(_lags(url)))
+        return
+    if not watch:
+        console.print(status_table(_lags(url)))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(status_table(_lags(url)), refresh=True)
+            time.sleep(interval_ms / 1000)
+
+
+def status_table(lags: list[dict[str, Any]]) -> Table:
+    """Tasks by workers; a cell is role, record lag and time lag, the worst over the task's stores."""
+    hosts = sorted({row["host"] for row in lags})
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    stores: dict[str, set[str]] = {}
+    for row in lags:
+        cells.setdefault((row["task"], row["host"]), []).append(row)
+        stores.setdefault(row["task"], set()).add(row["store"])
+    table = Table(title="tasks: role, records behind, time behind", title_justify="left")
+    table.add_column("task")
+    table.add_column("stores")
+    for host in hosts:
+        table.add_column(host)
+    for task in sorted(stores, key=lambda text: [int(part) for part in text.split("_")]):
+        shown = [_cell(cells[task, host]) if (task, host) in cells else "" for host in hosts]
+        table.add_row(task, ", ".join(sorted(stores[task])), *shown)
+    return table
+
+
+def _cell(rows: list[dict[str, Any]]) -> str:
+    role = max((row["role"] for row in rows), key=["standby", "active", "restoring"].index)
+    records = [row["record_lag"] for row in rows]
+    times = [row["time_lag_ms"] for row in rows]
+    behind = "?" if None in records else f"{max(records):,}"
+    late = "?" if None in times else f"{max(times):,} ms"
+    return f"[{_ROLE_STYLES[role]}]{role}[/] {behind} / {late}"
+
+
+def _lags(url: str) -> list[dict[str, Any]]:
+    lags: list[dict[str, Any]] = _get(url, "/v1/lags").raise_for_status().json()["lags"]
+    return lags
+
+
+def _get(url: str, path: str) -> httpx.Response:
+    try:
+        return httpx.get(url.rstrip("/") + path, timeout=35)
+    except httpx.TransportError as error:
+        raise ForebayError(f"Nothing answers at {url}: {error}. Name a router or worker with --url.") from None

@@ -1,0 +1,266 @@
+"""Key and value codecs: how keys and values are written in the changelog, in URLs and in JSON.
+
+A key has one *plain* form, its bytes in the changelog, which also decides its partition: Kafka's own
+serializers' bytes for ``string``, ``int32`` and ``int64``, RFC 8785 canonical JSON for ``json``. Its *ordered*
+form, used in the store, sorts as the key does.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import struct
+from typing import Any, Protocol
+from urllib.parse import quote, unquote_to_bytes
+
+import rfc8785
+
+from forebay.errors import BadKey
+
+
+class KeyCodec(Protocol):
+    """Translates one kind of key between its plain bytes, JSON, URL segments and ordered bytes."""
+
+    name: str
+    fixed_size: int | None
+    """Length in bytes of the ordered form, or None where it varies."""
+
+    def from_json(self, value: Any) -> bytes:
+        """Plain bytes of a JSON value; raises ``BadKey``."""
+        ...
+
+    def to_json(self, plain: bytes) -> bytes:
+        """The key's JSON text."""
+        ...
+
+    def from_text(self, text: bytes) -> bytes:
+        """Plain bytes of a key given as text, percent-decoded; raises ``BadKey``."""
+        ...
+
+    def to_text(self, plain: bytes) -> bytes:
+        """The text that ``from_text`` reads."""
+        ...
+
+    def ordered(self, plain: bytes) -> bytes:
+        """Bytes whose order is the keys' order."""
+        ...
+
+    def plain(self, ordered: bytes) -> bytes:
+        """The inverse of ``ordered``."""
+        ...
+
+
+def from_segment(codec: KeyCodec, segment: bytes) -> bytes:
+    """Plain bytes of a URL path segment as received, still percent-encoded; raises ``BadKey``."""
+    return codec.from_text(unquote_to_bytes(segment) if b"%" in segment else segment)
+
+
+def to_segment(codec: KeyCodec, plain: bytes) -> str:
+    """The key as a URL path segment, percent-encoded."""
+    return quote(codec.to_text(plain), safe="")
+
+
+class StringKey:
+    """UTF-8 text, as Kafka's StringSerializer writes it."""
+
+    name = "string"
+    fixed_size: int | None = None
+
+    def from_json(self, value: Any) -> bytes:
+        if not isinstance(value, str):
+            raise BadKey(f"The key {value!r} is not a string, which the key codec 'string' needs.")
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise BadKey(f"The key {value!r} holds half of a surrogate pair and has no UTF-8 form.") from None
+
+    def to_json(self, plain: bytes) -> bytes:
+        return json.dumps(plain.decode("utf-8", "replace"), ensure_ascii=False).encode()
+
+    def from_text(self, text: bytes) -> bytes:
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise BadKey(f"The key is not valid UTF-8: {error.reason} at byte {error.start}.") from None
+        return text
+
+    def to_text(self, plain: bytes) -> bytes:
+        return plain
+
+    def ordered(self, plain: bytes) -> bytes:
+        return plain
+
+    def plain(self, ordered: bytes) -> bytes:
+        return ordered
+
+
+class IntegerKey:
+    """A signed big-endian integer, as Kafka's IntegerSerializer (32 bits) and LongSerializer (64) write it."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.fixed_size: int | None = size
+        self._size = size
+        self._limit = 1 << (8 * size - 1)
+
+    def from_json(self, value: Any) -> bytes:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BadKey(f"The key {value!r} is not an integer, which the key codec '{self.name}' needs.")
+        if not -self._limit <= value < self._limit:
+            raise BadKey(f"The key {value} does not fit {8 * self._size} bits ('{self.name}').")
+        return value.to_bytes(self._size, "big", signed=True)
+
+    def to_json(self, plain: bytes) -> bytes:
+        return str(int.from_bytes(plain, "big", signed=True)).encode()
+
+    def from_text(self, text: bytes) -> bytes:
+        digits = text[1:] if text[:1] == b"-" else text
+        if not digits.isdigit() or len(digits) > 20:
+            raise BadKey(f"The key {text.decode('utf-8', 'replace')!r} is not a decimal integer.")
+        return self.from_json(int(text))
+
+    def to_text(self, plain: bytes) -> bytes:
+        return self.to_json(plain)
+
+    def ordered(self, plain: bytes) -> bytes:
+        return bytes([plain[0] ^ 0x80]) + plain[1:]
+
+    def plain(self, ordered: bytes) -> bytes:
+        return bytes([ordered[0] ^ 0x80]) + ordered[1:]
+
+
+class BytesKey:
+    """Any bytes; base64url without padding in URLs and JSON."""
+
+    name = "bytes"
+    fixed_size: int | None = None
+
+    def from_json(self, value: Any) -> bytes:
+        if not isinstance(value, str):
+            raise BadKey(f"The key {value!r} is not a base64url string, which the key codec 'bytes' needs.")
+        return self.from_text(value.encode("utf-8", "replace"))
+
+    def to_json(self, plain: bytes) -> bytes:
+        return b'"' + self.to_text(plain) + b'"'
+
+    def from_text(self, text: bytes) -> bytes:
+        bare = text.rstrip(b"=")
+        try:
+            plain = base64.b64decode(bare + b"=" * (-len(bare) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise BadKey(f"The key {text.decode('utf-8', 'replace')!r} is not base64url.") from None
+        return plain
+
+    def to_text(self, plain: bytes) -> bytes:
+        return base64.urlsafe_b64encode(plain).rstrip(b"=")
+
+    def ordered(self, plain: bytes) -> bytes:
+        return plain
+
+    def plain(self, ordered: bytes) -> bytes:
+        return ordered
+
+
+class JsonKey:
+    """Any JSON value in its RFC 8785 canonical form; the codec of keys made of several columns."""
+
+    name = "json"
+    fixed_size: int | None = None
+
+    def from_json(self, value: Any) -> bytes:
+        try:
+            return rfc8785.dumps(value)
+        except (rfc8785.CanonicalizationError, UnicodeEncodeError) as error:
+            raise BadKey(f"The key has no canonical JSON form (RFC 8785): {error}.") from None
+
+    def to_json(self, plain: bytes) -> bytes:
+        return plain
+
+    def from_text(self, text: bytes) -> bytes:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            shown = text.decode("utf-8", "replace")
+            raise BadKey(f"The key {shown!r} is not JSON, which the key codec 'json' needs.") from None
+        return self.from_json(value)
+
+    def to_text(self, plain: bytes) -> bytes:
+        return plain
+
+    def ordered(self, plain: bytes) -> bytes:
+        return plain
+
+    def plain(self, ordered: bytes) -> bytes:
+        return ordered
+
+
+_KEY_CODECS: tuple[KeyCodec, ...] = (
+    StringKey(),
+    IntegerKey("int32", 4),
+    IntegerKey("int64", 8),
+    BytesKey(),
+    JsonKey(),
+)
+KEY_CODECS: dict[str, KeyCodec] = {codec.name: codec for codec in _KEY_CODECS}
+
+
+class ValueCodec(Protocol):
+    """Turns a stored value into JSON text."""
+
+    name: str
+
+    def to_json(self, stored: bytes) -> bytes:
+        """The JSON text that stands for the value in an answer."""
+        ...
+
+
+class JsonValue:
+    """JSON text, spliced into answers unparsed."""
+
+    name = "json"
+
+    def to_json(self, stored: bytes) -> bytes:
+        return stored
+
+
+class StringValue:
+    """UTF-8 text."""
+
+    name = "string"
+
+    def to_json(self, stored: bytes) -> bytes:
+        return json.dumps(stored.decode("utf-8", "replace"), ensure_ascii=False).encode()
+
+
+class Int64Value:
+    """A signed 64-bit big-endian integer, as Kafka's LongSerializer writes it."""
+
+    name = "int64"
+
+    def to_json(self, stored: bytes) -> bytes:
+        return str(int.from_bytes(stored, "big", signed=True)).encode()
+
+
+class DoubleValue:
+    """A 64-bit big-endian IEEE 754 number, as Kafka's DoubleSerializer writes it; null unless finite."""
+
+    name = "double"
+
+    def to_json(self, stored: bytes) -> bytes:
+        (number,) = struct.unpack(">d", stored)
+        return json.dumps(number).encode() if number - number == 0 else b"null"
+
+
+class BytesValue:
+    """Any bytes, base64 (RFC 4648, padded) in JSON."""
+
+    name = "bytes"
+
+    def to_json(self, stored: bytes) -> bytes:
+        return b'"' + base64.b64encode(stored) + b'"'
+
+
+VALUE_CODECS: dict[str, ValueCodec] = {
+    codec.name: codec for codec in (JsonValue(), StringValue(), Int64Value(), DoubleValue(), BytesValue())
+}

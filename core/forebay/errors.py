@@ -1,0 +1,236 @@
+"""Every error that forebay raises.
+
+ForebayError
+├── ConfigurationError          what an operator gave cannot be used; a command exits with 2
+│   ├── TopologyError
+│   ├── SettingError
+│   ├── StateDirectoryLocked
+│   └── ListenAddressInUse
+├── ChangelogError              the log refuses, or cannot be reached
+│   ├── TopicMissing
+│   ├── PartitionCountMismatch
+│   ├── ChangelogElsewhere
+│   └── BatchConflict
+├── SinkError                   a row, a batch or a query that the sink cannot take
+└── Problem                     what a REST client is told (RFC 9457)
+    ├── 400  BadKey, BadParameter, BadRequest
+    ├── 404  UnknownKey, UnknownStore, UnknownPath
+    ├── 405  MethodNotAllowed
+    ├── 409  WrongStoreKind, PositionOfAnotherLog
+    ├── 412  LagExceedsTolerance, PositionNotReached, NotActive
+    ├── 421  NotHostedHere
+    ├── 429  Overloaded
+    ├── 500  InternalError
+    ├── 503  NotReady, LogDiverged, PartitionerMismatch, NoReplica
+    └── 504  DeadlineExceeded
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+
+class ForebayError(Exception):
+    """The root of everything forebay raises on purpose."""
+
+
+class ConfigurationError(ForebayError):
+    """A setting, file or directory that an operator gave cannot be used; the message names the remedy."""
+
+
+class TopologyError(ConfigurationError):
+    """The topology file cannot be read or contradicts itself."""
+
+
+class SettingError(ConfigurationError):
+    """A setting's value is not of its type, or out of its range."""
+
+
+class StateDirectoryLocked(ConfigurationError):
+    """Another process owns the state directory; give this one a directory of its own."""
+
+
+class ListenAddressInUse(ConfigurationError):
+    """The listen address is taken or not this host's; choose another with ``--listen``."""
+
+
+class ChangelogError(ForebayError):
+    """The changelog refuses an operation or cannot be reached."""
+
+
+class TopicMissing(ChangelogError):
+    """No such topic; create it with the sink, a worker or ``forebay topology apply``."""
+
+
+class PartitionCountMismatch(ChangelogError):
+    """The log was made with another number of partitions than the topology says; a new count is a new store."""
+
+
+class ChangelogElsewhere(ChangelogError):
+    """A SQLite log is on another machine or on a network file system, where its locks do not hold."""
+
+
+class BatchConflict(ChangelogError):
+    """A batch was repeated with other rows, or two queries write under one name; nothing was written."""
+
+
+class SinkError(ForebayError):
+    """A row, a batch or a query that the Spark sink cannot take; nothing of the batch was written."""
+
+
+class Problem(ForebayError):
+    """What a REST client is told, as RFC 9457 ``application/problem+json``.
+
+    ``members`` become extra members of the JSON document, so they must be JSON values.
+    ``retry_after_s`` becomes a ``Retry-After`` header, in whole seconds.
+    """
+
+    status: ClassVar[int] = 500
+    name: ClassVar[str] = "internal-error"
+    title: ClassVar[str] = "The service failed"
+
+    def __init__(self, detail: str, *, retry_after_s: int | None = None, **members: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.members = members
+
+    @property
+    def type(self) -> str:
+        """The problem's URN, ``urn:forebay:problem:<name>``."""
+        return f"urn:forebay:problem:{self.name}"
+
+    def document(self) -> dict[str, Any]:
+        """The members of the problem document, in the order in which they are sent."""
+        return {
+            "type": self.type,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            **self.members,
+        }
+
+    def body(self) -> bytes:
+        """The document as UTF-8 JSON."""
+        return json.dumps(self.document(), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class BadKey(Problem):
+    """The key in the request cannot be decoded by the store's key codec."""
+
+    status, name, title = 400, "bad-key", "The key cannot be decoded"
+
+
+class BadParameter(Problem):
+    """A query parameter is unknown, malformed, negative or out of range."""
+
+    status, name, title = 400, "bad-parameter", "A parameter is not usable"
+
+
+class BadRequest(Problem):
+    """The request as a whole cannot be understood."""
+
+    status, name, title = 400, "bad-request", "The request is not usable"
+
+
+class UnknownKey(Problem):
+    """No such key, said by a replica that is consistent and meets the tolerance."""
+
+    status, name, title = 404, "unknown-key", "The store has no such key"
+
+
+class UnknownStore(Problem):
+    """The topology has no such store."""
+
+    status, name, title = 404, "unknown-store", "There is no such store"
+
+
+class UnknownPath(Problem):
+    """No route has this path."""
+
+    status, name, title = 404, "unknown-path", "There is nothing at this path"
+
+
+class MethodNotAllowed(Problem):
+    """The route exists, under another method."""
+
+    status, name, title = 405, "method-not-allowed", "The path does not take this method"
+
+
+class WrongStoreKind(Problem):
+    """The store is of another kind than the route reads."""
+
+    status, name, title = 409, "wrong-store-kind", "The store is of another kind"
+
+
+class PositionOfAnotherLog(Problem):
+    """The ``min_position`` token belongs to another log, such as the one before a reset."""
+
+    status, name, title = 409, "position-of-another-log", "The position belongs to another log"
+
+
+class LagExceedsTolerance(Problem):
+    """The replica is, or may be, further behind than the request tolerates."""
+
+    status, name, title = 412, "lag-exceeds-tolerance", "The replica lags more than tolerated"
+
+
+class PositionNotReached(Problem):
+    """The replica has not yet applied the log up to ``min_position``."""
+
+    status, name, title = 412, "position-not-reached", "The replica has not reached the position"
+
+
+class NotActive(Problem):
+    """``require_active`` was asked for, and the replica is not a running active."""
+
+    status, name, title = 412, "not-active", "The replica is not the active"
+
+
+class NotHostedHere(Problem):
+    """This worker holds no replica of the partition; ``hosts`` says who does. Routers hide it."""
+
+    status, name, title = 421, "not-hosted-here", "The partition is not held here"
+
+
+class Overloaded(Problem):
+    """More requests are in flight than the process takes on."""
+
+    status, name, title = 429, "overloaded", "Too many requests in flight"
+
+
+class InternalError(Problem):
+    """The service failed; its log says why."""
+
+
+class NotReady(Problem):
+    """The replica is in the middle of its first replay, where a missing key proves nothing."""
+
+    status, name, title = 503, "not-ready", "The replica is not ready"
+
+
+class LogDiverged(Problem):
+    """The log is not the one that this replica was built from; it is being rebuilt."""
+
+    status, name, title = 503, "log-diverged", "The log was replaced"
+
+
+class PartitionerMismatch(Problem):
+    """Keys sit in other partitions than the store's partitioner says, so a miss proves nothing."""
+
+    status, name, title = 503, "partitioner-mismatch", "Keys are not where the partitioner puts them"
+
+
+class NoReplica(Problem):
+    """No replica could be reached; ``attempts`` lists who was asked and what came back."""
+
+    status, name, title = 503, "no-replica", "No replica answered"
+
+
+class DeadlineExceeded(Problem):
+    """``timeout_ms`` passed before an answer was had."""
+
+    status, name, title = 504, "deadline", "The deadline passed"

@@ -1,0 +1,181 @@
+"""Lag: how far an answer may be behind the stream, never understated.
+
+Times here are milliseconds on the boot-time clock (``boot_ms``) unless a name says ``epoch``: elapsed time
+must not depend on a wall clock that can be stepped, nor stop while the machine sleeps.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_RING_LIMIT = 64
+
+
+def boot_ms() -> float:
+    """Milliseconds since the machine started, suspension included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) * 1000.0
+
+
+def epoch_ms() -> float:
+    """Milliseconds since 1970 by the wall clock."""
+    return time.time() * 1000.0
+
+
+class Lag(NamedTuple):
+    """The three figures of every answer; None where unknown.
+
+    ``record_lag`` counts offsets, ``time_lag_ms`` and ``age_ms`` are milliseconds.
+    """
+
+    record_lag: int | None
+    time_lag_ms: int | None
+    age_ms: int | None
+
+    def document(self) -> dict[str, int | None]:
+        """The figures as JSON values."""
+        return self._asdict()
+
+
+UNKNOWN_LAG = Lag(None, None, None)
+
+
+def worst_lag(lags: list[Lag]) -> Lag:
+    """Figure by figure the largest; unknown if any is."""
+
+    def worst(figures: list[int | None]) -> int | None:
+        known = [figure for figure in figures if figure is not None]
+        return max(known) if known and len(known) == len(figures) else None
+
+    return Lag(*(worst(list(figures)) for figures in zip(*lags, strict=True))) if lags else UNKNOWN_LAG
+
+
+class Tolerance(NamedTuple):
+    """What lag a read accepts: all bounds given must hold, None is unlimited."""
+
+    max_record_lag: int | None = None
+    max_time_lag_ms: int | None = None
+    max_age_ms: int | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether any bound is set."""
+        return self != UNLIMITED
+
+    def met_by(self, lag: Lag) -> bool:
+        """Whether a lag is proven to be within every bound: an unknown figure meets none."""
+        return all(
+            bound is None or (figure is not None and figure <= bound)
+            for bound, figure in zip(self, lag, strict=True)
+        )
+
+
+UNLIMITED = Tolerance()
+
+
+class EndOffset(NamedTuple):
+    """One observation of a log's end, with the time at which the request for it was sent."""
+
+    offset: int
+    sent_boot_ms: float
+
+
+@dataclass
+class EndOffsets:
+    """The recent observations of one partition's end: a bounded ring.
+
+    Thinning it out only ever makes a time lag larger, so the memory is bounded and the figure stays honest.
+    """
+
+    newest: EndOffset | None = None
+    _ring: list[EndOffset] = field(default_factory=list)
+
+    def observe(self, observation: EndOffset) -> None:
+        """Add an observation; one sent before the newest is ignored."""
+        if self.newest is not None and observation.sent_boot_ms < self.newest.sent_boot_ms:
+            return
+        self.newest = observation
+        ring = self._ring
+        if ring and ring[-1].offset == observation.offset:
+            ring[-1] = observation
+            return
+        ring.append(observation)
+        if len(ring) > _RING_LIMIT:
+            del ring[1:-1:2]
+
+    def current_until(self, consistent_position: int) -> float | None:
+        """Send time of the newest observation at or below a position: everything up to then is applied.
+
+        None where no observation is that low. What lies below the one found is forgotten.
+        """
+        ring = self._ring
+        found = -1
+        for i in range(len(ring) - 1, -1, -1):
+            if ring[i].offset <= consistent_position:
+                found = i
+                break
+        if found < 0:
+            return None
+        del ring[:found]
+        return ring[0].sent_boot_ms
+
+    def clear(self) -> None:
+        """Forget everything, as when the log was replaced."""
+        self.newest = None
+        self._ring.clear()
+
+
+class Progress(NamedTuple):
+    """How far one replica of one partition is: replaced as a whole by its one writer, read by anyone.
+
+    ``applying_to`` is published before a write and ``position`` after it, so that a token made from the first,
+    read after a value, bounds from above what the value was read from.
+    """
+
+    position: int
+    """Next offset to apply."""
+    applying_to: int
+    """The position once the write in progress is done."""
+    consistent_position: int | None
+    """The last position that was a point of the log's history; None if there never was one (cold)."""
+    beginning: int
+    """Where the log begins; a cold replica counts its lag from here."""
+    end_offset: int | None
+    """The newest end observed, None before the first."""
+    end_sent_boot_ms: float
+    """When the request that observed it was sent."""
+    current_until_boot_ms: float | None
+    """All records that were in the log at this time are applied; None where that cannot be said."""
+    as_of_boot_ms: float | None
+    """The source's state at this time is in the answer, by the oldest writer's heartbeat; None without any."""
+
+
+EMPTY_PROGRESS = Progress(0, 0, None, 0, None, 0.0, None, None)
+
+
+def lag_of(progress: Progress, now_boot_ms: float) -> Lag:
+    """The lag of an answer given now from that progress."""
+    known_to = progress.consistent_position
+    end = progress.end_offset
+    record_lag = None if end is None else max(0, end - (progress.beginning if known_to is None else known_to))
+    return Lag(
+        record_lag,
+        _elapsed_ms(now_boot_ms, progress.current_until_boot_ms),
+        _elapsed_ms(now_boot_ms, progress.as_of_boot_ms),
+    )
+
+
+def provable(lag: Lag, progress: Progress, now_boot_ms: float, end_offset_max_age_ms: float) -> Lag:
+    """The lag as far as it may be held against a bound: no record lag from an old observation of the end."""
+    if now_boot_ms - progress.end_sent_boot_ms > end_offset_max_age_ms:
+        return lag._replace(record_lag=None)
+    return lag
+
+
+def _elapsed_ms(now_boot_ms: float, since_boot_ms: float | None) -> int | None:
+    if since_boot_ms is None or since_boot_ms > now_boot_ms:
+        return None
+    elapsed = now_boot_ms - since_boot_ms
+    whole = int(elapsed)
+    return whole if whole == elapsed else whole + 1

@@ -1,0 +1,239 @@
+"""Who holds what: StreamsMetadata and its look-ups (KIP-535)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from forebay.errors import NotReady, UnknownStore
+from forebay.lag import Lag
+from forebay.partitioning import StreamPartitioner
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+
+
+class HostInfo(NamedTuple):
+    """Where a worker can be reached."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> HostInfo:
+        """Read ``host:port`` (IPv6 in brackets); raises ``ValueError`` naming the text."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+class Generation(NamedTuple):
+    """The order of assignments: the group's incarnation, then the generation within it."""
+
+    incarnation: int
+    number: int
+
+
+NO_GENERATION = Generation(0, 0)
+
+
+@dataclass(frozen=True)
+class StreamsMetadata:
+    """One worker as others see it."""
+
+    host: HostInfo
+    active_topic_partitions: frozenset[TopicPartition] = frozenset()
+    standby_topic_partitions: frozenset[TopicPartition] = frozenset()
+    active_store_names: frozenset[str] = frozenset()
+    standby_store_names: frozenset[str] = frozenset()
+
+    def document(self) -> dict[str, Any]:
+        """The metadata as JSON values; topic-partitions are ``[topic, partition]``."""
+        return {
+            "host": str(self.host),
+            "active_store_names": sorted(self.active_store_names),
+            "active_topic_partitions": sorted(self.active_topic_partitions),
+            "standby_store_names": sorted(self.standby_store_names),
+            "standby_topic_partitions": sorted(self.standby_topic_partitions),
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> StreamsMetadata:
+        """The inverse of ``document``."""
+        return cls(
+            HostInfo.parse(document["host"]),
+            frozenset(TopicPartition(*tp) for tp in document["active_topic_partitions"]),
+            frozenset(TopicPartition(*tp) for tp in document["standby_topic_partitions"]),
+            frozenset(document["active_store_names"]),
+            frozenset(document["standby_store_names"]),
+        )
+
+
+@dataclass(frozen=True)
+class KeyQueryMetadata:
+    """Where one key's partition is: the active host (None while nobody has it) and the standbys."""
+
+    active_host: HostInfo | None
+    standby_hosts: tuple[HostInfo, ...]
+    partition: int
+
+    def document(self) -> dict[str, Any]:
+        """The metadata as JSON values."""
+        return {
+            "active_host": None if self.active_host is None else str(self.active_host),
+            "standby_hosts": [str(host) for host in self.standby_hosts],
+            "partition": self.partition,
+        }
+
+
+@dataclass(frozen=True)
+class ClusterMap:
+    """Everyone's StreamsMetadata as of one generation of the group."""
+
+    generation: Generation = NO_GENERATION
+    hosts: tuple[StreamsMetadata, ...] = ()
+
+    @cached_property
+    def by_topic_partition(self) -> Mapping[TopicPartition, tuple[HostInfo | None, tuple[HostInfo, ...]]]:
+        """Active host and standby hosts of every topic-partition that anyone holds."""
+        actives: dict[TopicPartition, HostInfo] = {}
+        standbys: dict[TopicPartition, list[HostInfo]] = {}
+        for metadata in self.hosts:
+            for tp in metadata.active_topic_partitions:
+                actives[tp] = metadata.host
+            for tp in metadata.standby_topic_partitions:
+                standbys.setdefault(tp, []).append(metadata.host)
+        held = actives.keys() | standbys.keys()
+        return {tp: (actives.get(tp), tuple(sorted(standbys.get(tp, ())))) for tp in held}
+
+    def document(self) -> dict[str, Any]:
+        """The map as JSON values."""
+        return {
+            "incarnation": self.generation.incarnation,
+            "generation": self.generation.number,
+            "hosts": [metadata.document() for metadata in self.hosts],
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> ClusterMap:
+        """The inverse of ``document``."""
+        return cls(
+            Generation(document["incarnation"], document["generation"]),
+            tuple(StreamsMetadata.from_document(item) for item in document["hosts"]),
+        )
+
+
+def cluster_map(
+    generation: Generation,
+    stores: Iterable[StoreSpec],
+    active_partitions_by_host: Mapping[HostInfo, frozenset[TopicPartition]],
+    standby_partitions_by_host: Mapping[HostInfo, frozenset[TopicPartition]],
+) -> ClusterMap:
+    """The map that follows from the two ``…_partitions_by_host`` of an assignment."""
+    names: dict[str, set[str]] = {}
+    for spec in stores:
+        names.setdefault(spec.topic, set()).add(spec.name)
+
+    def store_names(partitions: frozenset[TopicPartition]) -> frozenset[str]:
+        return frozenset(name for topic in {tp.topic for tp in partitions} for name in names.get(topic, ()))
+
+    hosts = []
+    for host in sorted(active_partitions_by_host.keys() | standby_partitions_by_host.keys()):
+        active = active_partitions_by_host.get(host, frozenset())
+        standby = standby_partitions_by_host.get(host, frozenset())
+        hosts.append(StreamsMetadata(host, active, standby, store_names(active), store_names(standby)))
+    return ClusterMap(generation, tuple(hosts))
+
+
+@dataclass
+class StreamsMetadataState:
+    """The look-ups of KIP-535 over the newest known map.
+
+    Three answers are kept apart: an unknown store raises ``UnknownStore``, a map that was never received
+    raises ``NotReady``, and a partition that nobody holds has no active host.
+    """
+
+    stores: Mapping[str, StoreSpec]
+    map: ClusterMap = field(default_factory=ClusterMap)
+    local_lags: Callable[[], Mapping[str, Mapping[int, Lag]]] = dict
+    """Lag by store and partition of what this process holds."""
+
+    def on_change(self, newer: ClusterMap) -> bool:
+        """Take over a map unless it is older than the known one; says whether it was taken."""
+        if newer.generation < self.map.generation:
+            return False
+        self.map = newer
+        return True
+
+    def all_metadata(self) -> tuple[StreamsMetadata, ...]:
+        """Every host that the newest map names."""
+        return self._map().hosts
+
+    def all_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
+        """Hosts that hold an active partition of the store."""
+        self._spec(store)
+        return tuple(host for host in self._map().hosts if store in host.active_store_names)
+
+    def all_standby_metadata(self) -> tuple[StreamsMetadata, ...]:
+        """Hosts that hold any standby."""
+        return tuple(host for host in self._map().hosts if host.standby_topic_partitions)
+
+    def all_standby_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
+        """Hosts that hold a standby partition of the store."""
+        self._spec(store)
+        return tuple(host for host in self._map().hosts if store in host.standby_store_names)
+
+    def metadata_for_key(
+        self, store: str, key: Any, partitioner: StreamPartitioner | None = None
+    ) -> StreamsMetadata | None:
+        """The host that is active for a key (a JSON value), None while nobody is."""
+        active = self.key_query_metadata_for_key(store, key, partitioner).active_host
+        return next((host for host in self._map().hosts if host.host == active), None)
+
+    def standby_metadata_for_key(
+        self, store: str, key: Any, partitioner: StreamPartitioner | None = None
+    ) -> tuple[StreamsMetadata, ...]:
+        """The hosts that hold a key's partition as standby."""
+        standbys = set(self.key_query_metadata_for_key(store, key, partitioner).standby_hosts)
+        return tuple(host for host in self._map().hosts if host.host in standbys)
+
+    def key_query_metadata_for_key(
+        self, store: str, key: Any, partitioner: StreamPartitioner | None = None
+    ) -> KeyQueryMetadata:
+        """Active and standby hosts and the partition of a key, a JSON value encoded by the store's codec."""
+        return self.key_query_metadata(store, self._spec(store).key_codec.from_json(key), partitioner)
+
+    def key_query_metadata(
+        self, store: str, plain_key: bytes, partitioner: StreamPartitioner | None = None
+    ) -> KeyQueryMetadata:
+        """The same for a key in its plain bytes. The partition is over the store's true partition count."""
+        spec = self._spec(store)
+        chosen = partitioner or spec.stream_partitioner
+        if chosen is None:
+            raise NotReady(
+                f"The partitioner of the store {store!r} is 'unknown', so a key has no one partition.",
+                store=store,
+            )
+        partition = chosen.partition(plain_key, spec.partitions)
+        active, standbys = self._map().by_topic_partition.get(TopicPartition(spec.topic, partition), (None, ()))
+        return KeyQueryMetadata(active, standbys, partition)
+
+    def local_store_partition_lags(self) -> Mapping[str, Mapping[int, Lag]]:
+        """Lag by store and partition of what this process holds, active, restoring or standby."""
+        return self.local_lags()
+
+    def _spec(self, store: str) -> StoreSpec:
+        try:
+            return self.stores[store]
+        except KeyError:
+            raise UnknownStore(f"There is no store {store!r}.", store=store) from None
+
+    def _map(self) -> ClusterMap:
+        if self.map.generation == NO_GENERATION:
+            raise NotReady("No assignment of the worker group is known yet.", retry_after_s=1)
+        return self.map

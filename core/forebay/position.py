@@ -1,0 +1,102 @@
+"""Position tokens: "read at least this", opaque to clients.
+
+A token is base64url of a version byte, eight bytes of the log's identity, then pairs of unsigned LEB128
+numbers: partition, position.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from forebay.errors import BadParameter
+
+_VERSION = 1
+_LOG_BYTES = 8
+
+
+class Position(NamedTuple):
+    """The positions of some partitions of one log, by partition."""
+
+    log: bytes
+    offsets: Mapping[int, int]
+
+    def at_least(self, other: Position) -> bool:
+        """Whether every partition of ``other`` is reached here."""
+        return all(self.offsets.get(partition, 0) >= offset for partition, offset in other.offsets.items())
+
+
+@lru_cache(maxsize=4096)
+def log_digest(identity: str) -> bytes:
+    """Eight bytes that stand for a log's identity in a token."""
+    return hashlib.sha256(identity.encode()).digest()[:_LOG_BYTES]
+
+
+def encode_position(position: Position) -> str:
+    """The token of a position."""
+    raw = bytearray([_VERSION])
+    raw += position.log
+    for partition in sorted(position.offsets):
+        raw += _leb128(partition)
+        raw += _leb128(position.offsets[partition])
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def decode_position(token: str) -> Position:
+    """The position of a token; raises ``BadParameter``."""
+    try:
+        raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        if raw[0] != _VERSION or len(raw) < 1 + _LOG_BYTES:
+            raise ValueError
+        numbers = _numbers(raw[1 + _LOG_BYTES :])
+        offsets = dict(zip(numbers[::2], numbers[1::2], strict=True))
+    except (binascii.Error, ValueError, IndexError):
+        raise BadParameter(
+            f"The position {token!r} is not a position token; pass on one that an answer carried.",
+            parameter="min_position",
+        ) from None
+    return Position(raw[1 : 1 + _LOG_BYTES], offsets)
+
+
+def later_position(one: str | None, other: str | None) -> str | None:
+    """A token that holds, partition by partition, the later position of two tokens.
+
+    Tokens of different logs have no common order: then the second, the newer, is kept.
+    """
+    if one is None or other is None:
+        return other or one
+    a, b = decode_position(one), decode_position(other)
+    if a.log != b.log:
+        return other
+    partitions = a.offsets.keys() | b.offsets.keys()
+    merged = {p: max(a.offsets.get(p, 0), b.offsets.get(p, 0)) for p in partitions}
+    return encode_position(Position(a.log, merged))
+
+
+def _leb128(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _numbers(raw: bytes) -> list[int]:
+    numbers, value, shift = [], 0, 0
+    for byte in raw:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte & 0x80:
+            if shift > 63:
+                raise ValueError("number too long")
+            continue
+        numbers.append(value)
+        value = shift = 0
+    if shift:
+        raise ValueError("number cut short")
+    return numbers

@@ -1,0 +1,1 @@
+"""What both tiers' REST interfaces share: parameters, answers, problems, documents."""

@@ -1,0 +1,89 @@
+"""Answers as bytes: made once, sent alike by every route into a tier."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from forebay.errors import PROBLEM_MEDIA_TYPE, Problem
+from forebay.lag import Lag
+
+JSON_HEAD = b"content-type: application/json\r\n"
+PROBLEM_HEAD = b"content-type: " + PROBLEM_MEDIA_TYPE.encode() + b"\r\n"
+NO_STORE = b"cache-control: no-store\r\n"
+
+
+class Answer(NamedTuple):
+    """Status, header lines (each ended by CRLF, without content-length) and body."""
+
+    status: int
+    head: bytes
+    body: bytes
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The header lines as ASGI wants them."""
+        lines = self.head.split(b"\r\n")[:-1]
+        split = [line.partition(b": ") for line in lines]
+        return [(name, value) for name, _, value in split]
+
+
+class Provenance(NamedTuple):
+    """Where an answer came from: a replica, its role, and how far it was."""
+
+    partition: int
+    position: str
+    role: str
+    host: str
+    lag: Lag
+
+
+def lag_json(lag: Lag) -> bytes:
+    """The ``lag`` member."""
+    return b'{"record_lag":%b,"time_lag_ms":%b,"age_ms":%b}' % tuple(
+        b"null" if figure is None else b"%d" % figure for figure in lag
+    )
+
+
+def provenance_json(source: Provenance) -> bytes:
+    """The members that every answer of one replica carries, without braces."""
+    return b'"partition":%d,"position":"%b","role":"%b","host":"%b","lag":%b' % (
+        source.partition,
+        source.position.encode(),
+        source.role.encode(),
+        source.host.encode(),
+        lag_json(source.lag),
+    )
+
+
+def provenance_members(source: Provenance) -> dict[str, Any]:
+    """The same members as JSON values, for problems."""
+    return {**source._asdict(), "lag": source.lag.document()}
+
+
+def provenance_head(source: Provenance) -> bytes:
+    """The ``forebay-`` header lines; an unknown figure's is absent."""
+    record_lag, time_lag_ms, age_ms = source.lag
+    return b"%b%b%bforebay-position: %b\r\nforebay-role: %b\r\nforebay-host: %b\r\n" % (
+        b"" if record_lag is None else b"forebay-record-lag: %d\r\n" % record_lag,
+        b"" if time_lag_ms is None else b"forebay-time-lag-ms: %d\r\n" % time_lag_ms,
+        b"" if age_ms is None else b"forebay-age-ms: %d\r\n" % age_ms,
+        source.position.encode(),
+        source.role.encode(),
+        source.host.encode(),
+    )
+
+
+def problem_answer(problem: Problem, source: Provenance | None = None) -> Answer:
+    """A problem as an answer, with the headers of the replica that found it."""
+    head = PROBLEM_HEAD + NO_STORE
+    if source is not None:
+        head += provenance_head(source)
+    if problem.retry_after_s is not None:
+        head += b"retry-after: %d\r\n" % problem.retry_after_s
+    return Answer(problem.status, head, problem.body())
+
+
+def json_answer(document: Any, status: int = 200) -> Answer:
+    """Any JSON document as an answer."""
+    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    return Answer(status, JSON_HEAD + NO_STORE, body)

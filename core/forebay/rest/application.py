@@ -1,0 +1,208 @@
+"""The FastAPI application both tiers start from: raw paths, problems for every error, ops paths."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forebay import __version__
+from forebay.errors import (
+    PROBLEM_MEDIA_TYPE,
+    BadRequest,
+    InternalError,
+    MethodNotAllowed,
+    NotReady,
+    Problem,
+    UnknownPath,
+)
+from forebay.rest.answers import Answer, json_answer, problem_answer
+
+log = logging.getLogger(__name__)
+
+EXPOSED_HEADERS = (
+    "Forebay-Record-Lag",
+    "Forebay-Time-Lag-Ms",
+    "Forebay-Age-Ms",
+    "Forebay-Position",
+    "Forebay-Role",
+    "Forebay-Host",
+    "Retry-After",
+)
+
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "description": "RFC 9457 problem details; further members depend on the type.",
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "pattern": "^urn:forebay:problem:"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+    },
+}
+
+
+class RawPath:
+    """Routes on the path as received: a ``%2F`` belongs to its key, and nothing is decoded twice."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = scope["raw_path"].decode("ascii", "replace")
+        await self._app(scope, receive, send)
+
+
+def respond(answer: Answer) -> Response:
+    """An answer as a response of the framework."""
+    response = Response(answer.body, answer.status)
+    response.raw_headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
+    return response
+
+
+def responses(*problems: type[Problem], schema: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI responses of a route: its success schema and, by status, its problems."""
+    documented: dict[int | str, dict[str, Any]] = {
+        200: {"description": "OK", "content": {"application/json": {"schema": schema or {"type": "object"}}}}
+    }
+    every: tuple[type[Problem], ...] = (BadRequest, *problems, InternalError)
+    for problem in every:
+        names = documented.setdefault(
+            problem.status,
+            {
+                "description": "",
+                "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            },
+        )
+        names["description"] = ", ".join(filter(None, [names["description"], f"`{problem.name}`"]))
+    return documented
+
+
+def make_application(
+    tier: str,
+    *,
+    cors_allow_origins: tuple[str, ...],
+    ready: Callable[[], Problem | None],
+    registry: CollectorRegistry,
+    lifespan: Any = None,
+) -> FastAPI:
+    """An application with the ops paths, problem answers and raw-path routing of both tiers.
+
+    ``ready`` says why the process is not ready, None if it is.
+    """
+    app = FastAPI(
+        title=f"forebay {tier}",
+        version=__version__,
+        description="State of Spark streams, read by key, with the lag of every answer.",
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.add_middleware(RawPath)
+    if cors_allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_allow_origins),
+            allow_methods=["GET", "POST", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=list(EXPOSED_HEADERS),
+        )
+    _answer_errors_as_problems(app)
+    _add_ops_routes(app, ready, registry)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _answer_errors_as_problems(app: FastAPI) -> None:
+    async def on_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return respond(problem_answer(error))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.scope["path"]
+        problem: Problem
+        if error.status_code == 404:
+            problem = UnknownPath(f"There is nothing at {path}; GET /docs lists what is.")
+        elif error.status_code == 405:
+            problem = MethodNotAllowed(f"{path} does not take {request.method}.")
+        else:
+            problem = BadRequest(str(error.detail))
+        response = respond(problem_answer(problem))
+        for name, value in (error.headers or {}).items():
+            response.headers[name] = value
+        return response
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        errors = error.errors() if hasattr(error, "errors") else []
+        found = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in errors)
+        return respond(problem_answer(BadRequest(found or "The request is not valid.")))
+
+    async def on_crash(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+        return respond(problem_answer(InternalError("The service failed; its log says why.")))
+
+    from fastapi.exceptions import RequestValidationError
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(Exception, on_crash)
+
+
+def _add_ops_routes(app: FastAPI, ready: Callable[[], Problem | None], registry: CollectorRegistry) -> None:
+    async def livez() -> Response:
+        """One turn of the event loop."""
+        return respond(json_answer({"live": True}))
+
+    async def readyz() -> Response:
+        """Whether traffic should be sent here; lag alone does not change it."""
+        problem = ready()
+        return respond(json_answer({"ready": True}) if problem is None else problem_answer(problem))
+
+    async def metrics() -> Response:
+        """Metrics in Prometheus' text format."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    def add(path: str, endpoint: Callable[[], Awaitable[Response]], answers: dict[int | str, Any]) -> None:
+        app.add_api_route(
+            path, endpoint, methods=["GET"], tags=["ops"], responses=answers, response_class=Response
+        )
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+        app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
+
+    add("/livez", livez, responses())
+    add("/readyz", readyz, responses(NotReady))
+    text: dict[int | str, Any] = {
+        200: {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    }
+    add("/metrics", metrics, {**responses(), **text})
+
+
+async def _options() -> Response:
+    return Response(status_code=200, headers={"allow": "GET, HEAD, OPTIONS"})
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schema.setdefault("components", {}).setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
+        for path in schema["paths"].values():
+            for operation in path.values():
+                # Validation errors are problems of status 400 here.
+                operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(unused, None)
+        app.openapi_schema = schema
+    return app.openapi_schema

@@ -1,0 +1,177 @@
+"""The query parameters of reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from forebay.errors import BadParameter
+from forebay.lag import UNLIMITED, Tolerance
+from forebay.position import Position, decode_position
+from forebay.topology import StoreSpec
+
+MAX_LIMIT = 100_000
+DEFAULT_LIMIT = 1_000
+
+
+@dataclass(frozen=True)
+class ReadParameters:
+    """What a read asks for beyond the key; None where the request does not say."""
+
+    tolerance: Tolerance = UNLIMITED
+    require_active: bool = False
+    min_position: Position | None = None
+    wait_ms: int = 0
+    timeout_ms: int | None = None
+    from_ms: int | None = None
+    to_ms: int | None = None
+    reverse: bool = False
+    limit: int = DEFAULT_LIMIT
+    cursor: str | None = None
+
+    def tolerance_for(self, spec: StoreSpec) -> Tolerance:
+        """The request's tolerance, or the store's own if the request has none."""
+        if self.tolerance.bounded:
+            return self.tolerance
+        return Tolerance(spec.max_record_lag, spec.max_time_lag_ms, spec.max_age_ms)
+
+
+@lru_cache(maxsize=4096)
+def parse_parameters(query: bytes, known: frozenset[str]) -> ReadParameters:
+    """Read a raw query string; raises ``BadParameter`` naming the parameter.
+
+    A parameter that the route does not know is refused: a misspelt tolerance must not become none.
+    """
+    given = _split(query)
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise BadParameter(
+            f"There is no parameter {unknown[0]!r} here; this path takes {', '.join(sorted(known))}.",
+            parameter=unknown[0],
+        )
+    values = {name: _PARSERS[name](name, text) for name, text in given.items()}
+    tolerance = Tolerance(*(values.pop(name, None) for name in Tolerance._fields))
+    return ReadParameters(tolerance, **{_FIELDS.get(name, name): value for name, value in values.items()})
+
+
+def _split(query: bytes) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for item in query.split(b"&"):
+        if not item:
+            continue
+        name, _, text = (
+            unquote_to_bytes(part.replace(b"+", b" ")).decode("utf-8", "replace") for part in item.partition(b"=")
+        )
+        if name in given:
+            raise BadParameter(f"The parameter {name!r} is given twice.", parameter=name)
+        given[name] = text
+    return given
+
+
+def _natural(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise BadParameter(f"{name}={text!r} is not a whole number of at least 0.", parameter=name)
+    return int(text)
+
+
+def _positive(name: str, text: str) -> int:
+    number = _natural(name, text)
+    if number == 0:
+        raise BadParameter(f"{name} must be at least 1.", parameter=name)
+    return number
+
+
+def _limit(name: str, text: str) -> int:
+    number = _positive(name, text)
+    if number > MAX_LIMIT:
+        raise BadParameter(f"{name}={number} is more than {MAX_LIMIT}; read on with the cursor.", parameter=name)
+    return number
+
+
+def _boolean(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise BadParameter(f"{name}={text!r} is neither 'true' nor 'false'.", parameter=name)
+    return text == "true"
+
+
+def _time(name: str, text: str) -> int:
+    if text.lstrip("-").isdigit() and text.count("-") <= 1 and len(text) < 16:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadParameter(
+            f"{name}={text!r} is neither epoch milliseconds nor an RFC 3339 time such as 2013-01-01T05:00:00Z.",
+            parameter=name,
+        ) from None
+    if moment.tzinfo is None:
+        raise BadParameter(f"{name}={text!r} has no time zone; add Z or an offset.", parameter=name)
+    since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+def _position(name: str, text: str) -> Position:
+    return decode_position(text)
+
+
+_PARSERS: Mapping[str, Callable[[str, str], Any]] = {
+    "max_record_lag": _natural,
+    "max_time_lag_ms": _natural,
+    "max_age_ms": _natural,
+    "require_active": _boolean,
+    "min_position": _position,
+    "wait_ms": _natural,
+    "timeout_ms": _positive,
+    "from": _time,
+    "to": _time,
+    "reverse": _boolean,
+    "limit": _limit,
+    "cursor": _text,
+}
+_FIELDS = {"from": "from_ms", "to": "to_ms"}
+
+KEY_PARAMETERS = frozenset(
+    {
+        "max_record_lag",
+        "max_time_lag_ms",
+        "max_age_ms",
+        "require_active",
+        "min_position",
+        "wait_ms",
+        "timeout_ms",
+    }
+)
+WINDOW_PARAMETERS = KEY_PARAMETERS | {"from", "to", "reverse", "limit", "cursor"}
+
+PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "max_record_lag": ({"type": "integer", "minimum": 0}, "Most records that the answer may be behind."),
+    "max_time_lag_ms": ({"type": "integer", "minimum": 0}, "Most milliseconds it may be behind the log."),
+    "max_age_ms": ({"type": "integer", "minimum": 0}, "Most milliseconds it may be behind the source."),
+    "require_active": ({"type": "boolean"}, "Only a running active answers."),
+    "min_position": ({"type": "string"}, "Position token of an earlier answer: read at least that."),
+    "wait_ms": ({"type": "integer", "minimum": 0}, "How long a replica may wait to meet the bound."),
+    "timeout_ms": ({"type": "integer", "minimum": 1}, "Time for everything, waits and retries included."),
+    "from": ({"type": "string"}, "First window start, epoch ms or RFC 3339, inclusive."),
+    "to": ({"type": "string"}, "Last window start, epoch ms or RFC 3339, exclusive."),
+    "reverse": ({"type": "boolean"}, "Newest first."),
+    "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Most entries in the answer."),
+    "cursor": ({"type": "string"}, "The `next` of the page before."),
+}  # fmt: skip
+"""JSON schema and meaning of every parameter."""
+
+
+def openapi_parameters(known: frozenset[str]) -> list[dict[str, Any]]:
+    """The OpenAPI parameter objects of a route."""
+    return [
+        {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
+        for name, (schema, text) in PARAMETER_DOCS.items()
+        if name in known
+    ]

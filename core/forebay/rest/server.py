@@ -1,0 +1,119 @@
+"""Serving: the listening socket, signals, draining and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forebay.errors import ListenAddressInUse
+from forebay.metadata import HostInfo
+
+WILDCARDS = frozenset({"0.0.0.0", "::"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable from this machine only."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def bind(listen: HostInfo) -> socket.socket:
+    """The listening socket; raises ``ListenAddressInUse`` naming the address."""
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((listen.host, listen.port))
+    except OSError as error:
+        listener.close()
+        raise ListenAddressInUse(
+            f"Cannot listen on {listen}: {error.strerror}. Choose another address with --listen."
+        ) from None
+    listener.set_inheritable(True)
+    return listener
+
+
+def advertised(listen: HostInfo, advertise: HostInfo | None) -> HostInfo:
+    """The address that others use: as given, else the listen address, else the host's full name."""
+    if advertise is not None:
+        return advertise
+    return HostInfo(socket.getfqdn(), listen.port) if listen.host in WILDCARDS else listen
+
+
+class Draining:
+    """Adds ``Connection: close`` to every answer once draining, so that clients move on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if self.draining and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, send_closing if scope["type"] == "http" else send)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but on SIGTERM or SIGINT the listeners stay open for ``drain_ms`` before they close.
+
+    A second signal ends the process at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain_ms: int, on_drain: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain_s = drain_ms / 1000
+        self._on_drain = on_drain
+        self._draining = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; called by the signal handler."""
+        if self._draining:
+            self.force_exit = self.should_exit = True
+            return
+        self._draining = True
+        self._on_drain()
+        loop = asyncio.get_event_loop()
+        delay = 0.0 if sig == signal.SIGINT else self._drain_s
+        loop.call_soon_threadsafe(loop.call_later, delay, self._exit)
+
+    def _exit(self) -> None:
+        self.should_exit = True
+
+
+def serve(
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    drain_ms: int,
+    shutdown_timeout_ms: int,
+    on_drain: Callable[[], None],
+) -> None:
+    """Serve until a signal ends it, then drain and return."""
+    draining = Draining(app)
+
+    def begin_to_drain() -> None:
+        draining.draining = True
+        on_drain()
+
+    config = uvicorn.Config(
+        draining,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, (shutdown_timeout_ms - drain_ms) // 2000),
+    )
+    Server(config, drain_ms, begin_to_drain).run(sockets=[listener])

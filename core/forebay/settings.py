@@ -1,0 +1,308 @@
+"""The one table of settings: it makes the flags, the environment names, the defaults and the docs.
+
+A setting's value comes from its flag, else ``FOREBAY_<NAME>``, else the ``--config`` file (TOML), else the
+default, in that order.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from forebay.errors import SettingError
+from forebay.metadata import HostInfo
+
+ENVIRONMENT_PREFIX = "FOREBAY_"
+
+Tier = Literal["worker", "router"]
+Kind = Literal["text", "path", "address", "addresses", "integer", "boolean", "names", "choice"]
+
+WORKER: frozenset[Tier] = frozenset({"worker"})
+ROUTER: frozenset[Tier] = frozenset({"router"})
+BOTH: frozenset[Tier] = WORKER | ROUTER
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its name (flag ``--name``, environment ``FOREBAY_NAME``), type, default and meaning."""
+
+    name: str
+    kind: Kind
+    default: Any
+    tiers: frozenset[Tier]
+    help: str
+    required: bool = False
+    least: int = 0
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def environment(self) -> str:
+        """The environment variable's name."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("topology", "path", None, WORKER, "The topology file.", required=True),
+    Setting("changelog", "text", None, WORKER, "URL of the changelog: `sqlite:///DIR`.", required=True),
+    Setting("state_dir", "path", None, WORKER, "Directory of the local state, one per worker.", required=True),
+    Setting(
+        "group",
+        "text",
+        None,
+        WORKER,
+        "URL of the worker group; by default `group.db` beside the SQLite changelog.",
+    ),
+    Setting("seeds", "addresses", None, ROUTER, "Workers to learn the others from, comma-separated.", True),
+    Setting("listen", "address", "127.0.0.1:8080", BOTH, "Address to listen on."),
+    Setting(
+        "advertise",
+        "address",
+        None,
+        WORKER,
+        "Address under which others reach this worker; by default the listen address, or the host's full "
+        "name where that is a wildcard.",
+    ),
+    Setting("num_standby_replicas", "integer", 1, WORKER, "Standbys of each task, on other hosts."),
+    Setting(
+        "acceptable_recovery_lag",
+        "integer",
+        10_000,
+        WORKER,
+        "Records behind per store up to which a replica counts as caught up.",
+    ),
+    Setting("max_warmup_replicas", "integer", 2, WORKER, "Extra replicas that may warm up at once.", least=1),
+    Setting(
+        "session_timeout_ms",
+        "integer",
+        6_000,
+        WORKER,
+        "A member that renews its lease no longer than this ago is alive.",
+        least=300,
+    ),
+    Setting(
+        "standby_rebuild_delay_ms",
+        "integer",
+        60_000,
+        WORKER,
+        "How long a member must be away before its replicas are built anew elsewhere.",
+    ),
+    Setting(
+        "initial_rebalance_delay_ms",
+        "integer",
+        3_000,
+        WORKER,
+        "How long an empty group waits for members before its first assignment.",
+    ),
+    Setting("poll_interval_ms", "integer", 10, WORKER, "Pause between looks at an idle SQLite log.", least=1),
+    Setting(
+        "end_offset_max_age_ms",
+        "integer",
+        5_000,
+        WORKER,
+        "An end offset observed longer ago proves no bound on record lag.",
+        least=1,
+    ),
+    Setting(
+        "rocksdb_block_cache_bytes",
+        "integer",
+        256 << 20,
+        WORKER,
+        "Block cache shared by all stores of the process.",
+        least=1 << 20,
+    ),
+    Setting(
+        "rocksdb_write_buffer_bytes",
+        "integer",
+        256 << 20,
+        WORKER,
+        "Memory for writes not yet flushed, shared by all stores of the process.",
+        least=1 << 20,
+    ),
+    Setting(
+        "request_timeout_ms",
+        "integer",
+        1_000,
+        BOTH,
+        "Time a request may take that names no `timeout_ms`.",
+        least=1,
+    ),
+    Setting(
+        "max_request_timeout_ms", "integer", 30_000, BOTH, "Ceiling of `timeout_ms` and `wait_ms`.", least=1
+    ),
+    Setting(
+        "max_in_flight",
+        "integer",
+        4_096,
+        ROUTER,
+        "Requests in flight in all beyond which a router answers 429.",
+        least=1,
+    ),
+    Setting(
+        "worker_poll_interval_ms",
+        "integer",
+        200,
+        ROUTER,
+        "How often a router reads each worker's status.",
+        least=10,
+    ),
+    Setting(
+        "lag_report_max_age_ms",
+        "integer",
+        5_000,
+        ROUTER,
+        "A worker's lag reported longer ago counts as unknown.",
+        least=1,
+    ),
+    Setting("drain_ms", "integer", 5_000, BOTH, "How long listeners stay open after SIGTERM, not ready."),
+    Setting(
+        "shutdown_timeout_ms", "integer", 25_000, BOTH, "Time from SIGTERM to the end of the process.", least=1
+    ),
+    Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
+    Setting("log_level", "choice", "info", BOTH, "Least severe level logged.", choices=_LEVELS),
+    Setting("log_format", "choice", "text", BOTH, "Form of log lines.", choices=("text", "json")),
+)  # fmt: skip
+
+
+def settings_for(tier: Tier) -> tuple[Setting, ...]:
+    """The settings that a tier has."""
+    return tuple(setting for setting in SETTINGS if tier in setting.tiers)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """A worker's settings; the meaning of each is in the table."""
+
+    topology: Path
+    changelog: str
+    state_dir: Path
+    group: str | None
+    listen: HostInfo
+    advertise: HostInfo | None
+    num_standby_replicas: int
+    acceptable_recovery_lag: int
+    max_warmup_replicas: int
+    session_timeout_ms: int
+    standby_rebuild_delay_ms: int
+    initial_rebalance_delay_ms: int
+    poll_interval_ms: int
+    end_offset_max_age_ms: int
+    rocksdb_block_cache_bytes: int
+    rocksdb_write_buffer_bytes: int
+    request_timeout_ms: int
+    max_request_timeout_ms: int
+    drain_ms: int
+    shutdown_timeout_ms: int
+    cors_allow_origins: tuple[str, ...]
+    log_level: str
+    log_format: str
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """A router's settings; the meaning of each is in the table."""
+
+    seeds: tuple[HostInfo, ...]
+    listen: HostInfo
+    request_timeout_ms: int
+    max_request_timeout_ms: int
+    max_in_flight: int
+    worker_poll_interval_ms: int
+    lag_report_max_age_ms: int
+    drain_ms: int
+    shutdown_timeout_ms: int
+    cors_allow_origins: tuple[str, ...]
+    log_level: str
+    log_format: str
+
+
+def load_settings(
+    tier: Tier,
+    flags: Mapping[str, str | None],
+    environment: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> dict[str, Any]:
+    """Every setting of a tier, by name, each from the first source that has it.
+
+    ``flags`` holds what the command line gave, as text. Raises ``SettingError`` naming setting and source.
+    """
+    environment = os.environ if environment is None else environment
+    table = settings_for(tier)
+    file = _read_config(config, table) if config else {}
+    values: dict[str, Any] = {}
+    for setting in table:
+        if flags.get(setting.name) is not None:
+            source, raw = setting.flag, flags[setting.name]
+        elif setting.environment in environment:
+            source, raw = setting.environment, environment[setting.environment]
+        elif setting.name in file:
+            source, raw = f"{config}: {setting.name}", file[setting.name]
+        elif setting.required:
+            raise SettingError(f"{setting.flag} is missing; give it, or set {setting.environment}.")
+        else:
+            source, raw = "default", setting.default
+        values[setting.name] = None if raw is None else parse_setting(setting, raw, source)
+    return values
+
+
+def _read_config(config: Path, table: tuple[Setting, ...]) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingError(f"The config file {config} cannot be read: {error}.") from None
+    unknown = sorted(set(document) - {setting.name for setting in table})
+    if unknown:
+        raise SettingError(f"{config}: there is no setting {unknown[0]!r}; see docs/settings.md.")
+    return document
+
+
+def parse_setting(setting: Setting, raw: Any, source: str) -> Any:
+    """A setting's value from text or from a TOML value; raises ``SettingError`` naming the source."""
+    text = str(raw).strip()
+    match setting.kind:
+        case "integer":
+            if not text.lstrip("-").isdigit() or int(text) < setting.least:
+                raise SettingError(f"{source}: {text!r} is not a whole number of at least {setting.least}.")
+            return int(text)
+        case "boolean":
+            if text.lower() not in ("true", "false"):
+                raise SettingError(f"{source}: {text!r} is neither 'true' nor 'false'.")
+            return text.lower() == "true"
+        case "choice":
+            if text not in setting.choices:
+                raise SettingError(f"{source}: {text!r} is not one of {', '.join(setting.choices)}.")
+            return text
+        case "names":
+            return tuple(_items(raw))
+        case "address":
+            return _address(text, source)
+        case "addresses":
+            items = _items(raw)
+            if not items:
+                raise SettingError(f"{source}: no address given; give HOST:PORT,….")
+            return tuple(_address(item, source) for item in items)
+        case "path":
+            return Path(text)
+    return text
+
+
+def _items(raw: Any) -> list[str]:
+    parts = raw if isinstance(raw, list | tuple) else str(raw).split(",")
+    return [str(part).strip() for part in parts if str(part).strip()]
+
+
+def _address(text: str, source: str) -> HostInfo:
+    try:
+        return HostInfo.parse(text)
+    except ValueError as error:
+        raise SettingError(f"{source}: {error}.") from None

@@ -1,0 +1,97 @@
+"""How keys are laid out in a store, so that stored order is logical order.
+
+A stored key is one tag byte, the key in its codec's ordered form, then the store kind's timestamps: window
+start; session end and start; version valid-from. Where timestamps follow, keys of varying length are escaped
+(``00`` becomes ``00 FF``) and closed by ``00 01``, so one key's windows never interleave with another's.
+Timestamps are big-endian milliseconds with the sign bit flipped.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from forebay.codecs import KeyCodec
+
+RESERVED_TAG = b"\x00"
+"""Tag of keys that a store keeps for itself, such as its offset."""
+USER_TAG = b"\x01"
+"""Tag of the records' keys."""
+END_OF_USER_KEYS = b"\x02"
+"""Sorts after every user key."""
+
+_TIME_SIZE = 8
+_SIGN = 1 << 63
+MIN_TIME_MS = -_SIGN
+MAX_TIME_MS = _SIGN - 1
+
+_TIMES_BY_KIND = {"key-value": 0, "window": 1, "session": 2, "versioned": 1}
+
+
+class LogicalKey(NamedTuple):
+    """A stored key taken apart: the key's plain bytes, and its timestamps in stored order."""
+
+    plain: bytes
+    times_ms: tuple[int, ...]
+
+
+def _stored_time(time_ms: int) -> bytes:
+    return (time_ms + _SIGN).to_bytes(_TIME_SIZE, "big")
+
+
+@dataclass(frozen=True)
+class StoredKeys:
+    """Translates between changelog keys and stored keys for one store kind and key codec."""
+
+    kind: str
+    codec: KeyCodec
+
+    @property
+    def times(self) -> int:
+        """How many timestamps follow the key: 0, 1 or 2."""
+        return _TIMES_BY_KIND[self.kind]
+
+    def stored(self, plain: bytes, *times_ms: int) -> bytes:
+        """The stored key; fewer times than the kind has make a prefix of one key's entries."""
+        return self.prefix(plain) + b"".join(map(_stored_time, times_ms))
+
+    def prefix(self, plain: bytes) -> bytes:
+        """What all of one key's entries begin with, and no other key's."""
+        ordered = self.codec.ordered(plain)
+        if self.times and self.codec.fixed_size is None:
+            ordered = ordered.replace(b"\x00", b"\x00\xff") + b"\x00\x01"
+        return USER_TAG + ordered
+
+    def parse(self, stored: bytes) -> LogicalKey:
+        """The inverse of ``stored``, for a whole key."""
+        cut = len(stored) - _TIME_SIZE * self.times
+        ordered, tail = stored[1:cut], stored[cut:]
+        if self.times and self.codec.fixed_size is None:
+            ordered = ordered[:-2].replace(b"\x00\xff", b"\x00")
+        times = struct.unpack(f">{self.times}Q", tail)
+        return LogicalKey(self.codec.plain(ordered), tuple(time - _SIGN for time in times))
+
+    def from_changelog(self, key: bytes, timestamp_ms: int) -> bytes:
+        """The stored key of a changelog record; raises ``ValueError`` where the key is too short for its kind."""
+        if self.kind == "key-value":
+            return USER_TAG + self.codec.ordered(key)
+        plain, times = self.split_changelog(key, timestamp_ms)
+        return self.stored(plain, *times)
+
+    def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
+        """User key and timestamps of a changelog record's key, as Kafka's windowed serializers write it."""
+        if self.kind == "key-value":
+            return LogicalKey(key, ())
+        if self.kind == "versioned":
+            return LogicalKey(key, (timestamp_ms,))
+        cut = len(key) - _TIME_SIZE * self.times
+        if cut < 0:
+            raise ValueError(f"a {self.kind} changelog key of {len(key)} bytes has no room for its timestamps")
+        return LogicalKey(key[:cut], struct.unpack(f">{self.times}q", key[cut:]))
+
+
+def successor(prefix: bytes) -> bytes:
+    """The smallest bytes greater than everything that begins with ``prefix`` (a user-tagged key)."""
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes([trimmed[-1] + 1])

@@ -1,0 +1,79 @@
+"""The interface of a state store (KIP-1035): records and the offsets they came from, committed together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from forebay.tasks import TopicPartition
+
+
+class CommittedOffset(NamedTuple):
+    """What a store knows about one changelog partition, as of its last commit."""
+
+    position: int
+    """Next offset to apply."""
+    consistent_position: int | None = None
+    """The last position that was a point of the log's history; None if there never was one."""
+    pending_end: int | None = None
+    """While a compacted replay is under way: the position at which it will be consistent again."""
+    current_until_epoch_ms: float | None = None
+    """All records that were in the log at this wall-clock time are applied."""
+    as_of_epoch_ms: Mapping[str, int | None] = {}
+    """Newest heartbeat's ``as_of_ms`` by writer; None while a writer cannot tell."""
+    stream_time_ms: int | None = None
+    """The largest window or session end, or version, applied."""
+    complete: bool = False
+    """Whether an end of the log was ever reached: until then a missing key proves nothing."""
+
+
+class StateStore(Protocol):
+    """One partition of one store on one worker.
+
+    Puts and deletes collect until ``commit`` writes them together with the offsets that they bring the store
+    to. Readers see committed records only. One thread writes; any thread reads.
+    """
+
+    name: str
+    persistent: bool
+    """Whether content outlives ``close``."""
+    manages_offsets: bool
+    """Whether ``committed_offset`` can be trusted: the offsets are as durable as the records."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a stored key, None if it has none."""
+        ...
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values of several stored keys, in their order."""
+        ...
+
+    def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values with ``start <= key < end``, in stored order or its reverse.
+
+        The iterator sees the store as it was at the first step.
+        """
+        ...
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a value with the next commit."""
+        ...
+
+    def delete(self, key: bytes) -> None:
+        """Remove a key with the next commit; it need not exist."""
+        ...
+
+    def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Write what was collected, and the offsets, all or nothing."""
+        ...
+
+    def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
+        """The offset of the last commit, None if there is none or the store keeps none across ``close``."""
+        ...
+
+    def flush(self) -> None:
+        """Make what was committed durable, for stores that do not manage their offsets."""
+
+    def close(self) -> None:
+        """Release files and locks; what was not committed is gone."""
+        ...

@@ -1,0 +1,262 @@
+"""The topology: sub-topologies and their stores, read from ``topology.toml``."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from forebay.codecs import KEY_CODECS, VALUE_CODECS, KeyCodec, ValueCodec
+from forebay.errors import TopologyError
+from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
+from forebay.stored_keys import StoredKeys
+from forebay.tasks import TaskId, TopicPartition
+
+KINDS = ("key-value", "window", "session", "versioned")
+PARTITIONER_ENTRY_POINTS = "forebay.partitioners"
+DAY_MS = 86_400_000
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_NAME_RULE = "letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
+
+_REQUIRED_BY_KIND = {
+    "key-value": (),
+    "window": ("window_size_ms", "retention_ms"),
+    "session": ("gap_ms", "retention_ms"),
+    "versioned": ("history_retention_ms",),
+}
+_ALL_KIND_FIELDS = sorted({name for names in _REQUIRED_BY_KIND.values() for name in names})
+
+
+@dataclass(frozen=True)
+class StoreSpec:
+    """One store: its kind, codecs, partitioner, changelog topic, and how long it keeps what.
+
+    Durations are in milliseconds and set for the kinds that have them only. The ``max_`` fields are the
+    tolerance of a read that names none; None is unlimited.
+    """
+
+    name: str
+    kind: str
+    key: str
+    value: str
+    partitioner: str
+    topic: str
+    partitions: int
+    window_size_ms: int | None = None
+    retention_ms: int | None = None
+    gap_ms: int | None = None
+    history_retention_ms: int | None = None
+    max_record_lag: int | None = None
+    max_time_lag_ms: int | None = None
+    max_age_ms: int | None = None
+
+    @cached_property
+    def key_codec(self) -> KeyCodec:
+        """The codec named by ``key``."""
+        return KEY_CODECS[self.key]
+
+    @cached_property
+    def value_codec(self) -> ValueCodec:
+        """The codec named by ``value``."""
+        return VALUE_CODECS[self.value]
+
+    @cached_property
+    def stored_keys(self) -> StoredKeys:
+        """How the store's keys are laid out."""
+        return StoredKeys(self.kind, self.key_codec)
+
+    @cached_property
+    def stream_partitioner(self) -> StreamPartitioner | None:
+        """The partitioner, or None where it is ``unknown``; raises ``TopologyError`` if it is not installed."""
+        return find_partitioner(self.partitioner)
+
+    def document(self) -> dict[str, Any]:
+        """The specification as JSON values, what is unset left out."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> StoreSpec:
+        """The inverse of ``document``; members that this version does not know are ignored."""
+        known = {item.name for item in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in document.items() if name in known})
+
+
+@dataclass(frozen=True)
+class SubTopology:
+    """Stores that are partitioned alike and assigned together; the ordinal is the place in the file."""
+
+    ordinal: int
+    name: str
+    partitions: int
+    stores: tuple[StoreSpec, ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What one application keeps: an ordered list of sub-topologies."""
+
+    application_id: str
+    subtopologies: tuple[SubTopology, ...]
+    stores: Mapping[str, StoreSpec] = field(init=False, compare=False)
+    """Every store, by name."""
+
+    def __post_init__(self) -> None:
+        stores = {spec.name: spec for sub in self.subtopologies for spec in sub.stores}
+        object.__setattr__(self, "stores", stores)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that tell one topology from another."""
+        text = json.dumps(
+            [
+                self.application_id,
+                [[sub.ordinal, sub.partitions, [s.document() for s in sub.stores]] for sub in self.subtopologies],
+            ],
+            sort_keys=True,
+        )
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @cached_property
+    def tasks(self) -> tuple[TaskId, ...]:
+        """Every task, in order."""
+        return tuple(TaskId(sub.ordinal, p) for sub in self.subtopologies for p in range(sub.partitions))
+
+    def stores_of(self, task: TaskId) -> tuple[StoreSpec, ...]:
+        """The stores of which a task holds one partition."""
+        return self.subtopologies[task.ordinal].stores
+
+    def topic_partitions(self, task: TaskId) -> Iterator[TopicPartition]:
+        """The changelog partitions that a task replays."""
+        return (TopicPartition(spec.topic, task.partition) for spec in self.stores_of(task))
+
+    @cached_property
+    def ordinal_by_store(self) -> Mapping[str, int]:
+        """The ordinal of each store's sub-topology."""
+        return {spec.name: sub.ordinal for sub in self.subtopologies for spec in sub.stores}
+
+
+def find_partitioner(name: str) -> StreamPartitioner | None:
+    """The partitioner of that name, None for ``unknown``; raises ``TopologyError`` for one not installed."""
+    if name == "unknown":
+        return None
+    if name == "murmur2":
+        return Murmur2Partitioner()
+    for entry_point in entry_points(group=PARTITIONER_ENTRY_POINTS, name=name):
+        partitioner: StreamPartitioner = entry_point.load()()
+        return partitioner
+    raise TopologyError(
+        f"There is no partitioner {name!r}: use 'murmur2', 'unknown', or the name of an installed entry point "
+        f"in the group {PARTITIONER_ENTRY_POINTS!r}."
+    )
+
+
+def load_topology(path: str | Path) -> Topology:
+    """Read a topology file; raises ``TopologyError`` naming the file, the place and the remedy."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TopologyError(f"The topology {path} cannot be read: {error}.") from None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TopologyError(f"The topology {path} is not valid TOML: {error}.") from None
+    try:
+        return parse_topology(document)
+    except TopologyError as error:
+        raise TopologyError(f"{path}: {error}") from None
+
+
+def parse_topology(document: Mapping[str, Any]) -> Topology:
+    """A topology from its TOML document; raises ``TopologyError``."""
+    _refuse_unknown(document, {"application_id", "subtopology"}, "the topology")
+    application_id = _name(document, "application_id", "the topology")
+    tables = document.get("subtopology")
+    if not isinstance(tables, list) or not tables:
+        raise TopologyError("the topology has no [[subtopology]]; add at least one.")
+    subtopologies = tuple(_subtopology(table, ordinal, application_id) for ordinal, table in enumerate(tables))
+    names = [spec.name for sub in subtopologies for spec in sub.stores]
+    topics = [spec.topic for sub in subtopologies for spec in sub.stores]
+    for what, values in (("store name", names), ("topic", topics)):
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise TopologyError(f"the {what} {twice[0]!r} is used twice; each store needs its own.")
+    return Topology(application_id, subtopologies)
+
+
+def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) -> SubTopology:
+    where = f"sub-topology {ordinal}"
+    _refuse_unknown(table, {"name", "partitions", "store"}, where)
+    name = _name(table, "name", where)
+    partitions = _integer(table, "partitions", where, least=1)
+    stores = table.get("store")
+    if not isinstance(stores, list) or not stores:
+        raise TopologyError(f"{where} ({name!r}) has no [[subtopology.store]]; add at least one.")
+    specs = tuple(_store(store, application_id, partitions, where) for store in stores)
+    return SubTopology(ordinal, name, partitions, specs)
+
+
+def _store(table: Mapping[str, Any], application_id: str, partitions: int, where: str) -> StoreSpec:
+    name = _name(table, "name", f"a store of {where}")
+    where = f"store {name!r}"
+    tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
+    common = {"name", "kind", "key", "value", "partitioner", "topic", *tolerance}
+    _refuse_unknown(table, common | set(_ALL_KIND_FIELDS), where)
+    kind = _choice(table, "kind", KINDS, "key-value", where)
+    required = _REQUIRED_BY_KIND[kind]
+    for extra in set(_ALL_KIND_FIELDS) - set(required):
+        if extra in table:
+            raise TopologyError(f"{where} is of kind {kind!r}, which has no {extra!r}; remove it.")
+    durations = {field_name: _integer(table, field_name, where, least=1) for field_name in required}
+    topic = table.get("topic", f"{application_id}-{name}-changelog")
+    if not isinstance(topic, str) or not _NAME.fullmatch(topic) or len(topic) > 249:
+        raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({_NAME_RULE}).")
+    partitioner = table.get("partitioner", "murmur2")
+    find_partitioner(partitioner)
+    return StoreSpec(
+        name=name,
+        kind=kind,
+        key=_choice(table, "key", tuple(KEY_CODECS), "string", where),
+        value=_choice(table, "value", tuple(VALUE_CODECS), "json", where),
+        partitioner=partitioner,
+        topic=topic,
+        partitions=partitions,
+        **durations,
+        **{item: _integer(table, item, where, least=0) for item in tolerance if item in table},
+    )
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise TopologyError(f"{where} has no {unknown[0]!r}; it takes {', '.join(sorted(known))}.")
+
+
+def _name(table: Mapping[str, Any], item: str, where: str) -> str:
+    value = table.get(item)
+    if not isinstance(value, str) or not _NAME.fullmatch(value) or len(value) > 200:
+        raise TopologyError(f"{where} needs {item!r}, made of {_NAME_RULE}; it has {value!r}.")
+    return value
+
+
+def _integer(table: Mapping[str, Any], item: str, where: str, *, least: int) -> int:
+    value = table.get(item)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise TopologyError(f"{where} needs {item!r}, a whole number of at least {least}; it has {value!r}.")
+    return value
+
+
+def _choice(table: Mapping[str, Any], item: str, choices: tuple[str, ...], default: str, where: str) -> str:
+    value = table.get(item, default)
+    if value not in choices:
+        raise TopologyError(f"{where}: {item} = {value!r} is not one of {', '.join(choices)}.")
+    return str(value)

@@ -1,0 +1,86 @@
+"""Whom to ask: the replicas of one partition, best first. A pure function."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
+from forebay.metadata import HostInfo
+
+Prefer = Literal["active", "any"]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One replica as the router believes it to be.
+
+    ``lag`` is the last that was reported, unknown once the report is too old to go by. ``load`` is how many
+    requests the router has outstanding there.
+    """
+
+    host: HostInfo
+    role: str
+    lag: Lag = UNKNOWN_LAG
+    live: bool = True
+    suspect: bool = False
+    load: int = 0
+
+
+class _Rank(IntEnum):
+    ACTIVE = 0
+    WITHIN_TOLERANCE = 1
+    UNKNOWN_LAG = 2
+    TOO_FAR_BEHIND = 3
+    SUSPECT = 4
+    DEAD = 5
+
+
+def candidates(
+    holders: Iterable[Holder],
+    tolerance: Tolerance,
+    prefer: Prefer = "active",
+    choose: random.Random | None = None,
+) -> tuple[HostInfo, ...]:
+    """Every holder's host, best first; nobody is left out, since what the router believes is only a hint.
+
+    The active comes first; then restoring actives and standbys by lag; then those of unknown lag; then those
+    believed too far behind, silent or dead, as a last resort before refusing. ``prefer="any"`` spreads reads
+    over every replica within tolerance instead, by two random choices and the lesser load.
+    """
+    ranked = sorted(holders, key=lambda holder: _order(holder, tolerance))
+    if prefer == "any" and choose is not None:
+        good = [holder for holder in ranked if _rank(holder, tolerance) <= _Rank.WITHIN_TOLERANCE]
+        if len(good) > 1:
+            first = min(choose.sample(good, 2), key=lambda holder: holder.load)
+            ranked.remove(first)
+            ranked.insert(0, first)
+    return tuple(holder.host for holder in ranked)
+
+
+def _order(holder: Holder, tolerance: Tolerance) -> tuple[int, float, float, HostInfo]:
+    record_lag, time_lag_ms, _ = holder.lag
+    return (
+        _rank(holder, tolerance),
+        float("inf") if record_lag is None else record_lag,
+        float("inf") if time_lag_ms is None else time_lag_ms,
+        holder.host,
+    )
+
+
+def _rank(holder: Holder, tolerance: Tolerance) -> _Rank:
+    if not holder.live:
+        return _Rank.DEAD
+    if holder.suspect:
+        return _Rank.SUSPECT
+    known = all(figure is not None or bound is None for figure, bound in zip(holder.lag, tolerance, strict=True))
+    if known and not tolerance.met_by(holder.lag):
+        return _Rank.TOO_FAR_BEHIND
+    if holder.role == "active":
+        return _Rank.ACTIVE
+    if not known or holder.lag.record_lag is None:
+        return _Rank.UNKNOWN_LAG
+    return _Rank.WITHIN_TOLERANCE

@@ -1,0 +1,51 @@
+"""``forebay router``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import click
+
+from forebay.cli import settings_options
+from forebay.logs import configure_logs
+from forebay.rest.server import bind, is_loopback, serve
+from forebay.settings import RouterSettings
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+@settings_options("router")
+def router(values: dict[str, Any]) -> None:
+    """Answer every read by asking the worker that best meets its tolerance."""
+    settings = RouterSettings(**values)
+    configure_logs(settings.log_level, settings.log_format)
+    run(settings)
+
+
+def run(settings: RouterSettings) -> None:
+    """Run a router until a signal ends it; raises ``ForebayError`` where it cannot start."""
+    # The web stack takes a while to import, and a wrong setting should be told before.
+    from forebay_router.app import make_app
+    from forebay_router.router import Router
+
+    listener = bind(settings.listen)
+    if not is_loopback(settings.listen.host):
+        log.warning(
+            "listening on %s, which other machines may reach: requests are not authenticated",
+            settings.listen,
+        )
+    running = Router(settings)
+
+    def drain() -> None:
+        running.draining = True
+
+    log.info("router listens on %s", settings.listen)
+    serve(
+        make_app(running),
+        listener,
+        drain_ms=settings.drain_ms,
+        shutdown_timeout_ms=settings.shutdown_timeout_ms,
+        on_drain=drain,
+    )

@@ -1,0 +1,55 @@
+"""Speculative hedges: a second replica is asked when the first is slower than usual, within a budget."""
+
+from __future__ import annotations
+
+_QUANTILE = 0.99
+_LEAST_DELAY_MS = 8.0
+_MOST_DELAY_MS = 250.0
+_START_DELAY_MS = 25.0
+_STEP = 0.05
+_SHARE = 0.1
+_LEAST_BURST = 10.0
+
+
+class HedgeDelay:
+    """An estimate of the 99th percentile of answer times, in milliseconds, that follows them as they come."""
+
+    def __init__(self) -> None:
+        self._estimate_ms = _START_DELAY_MS
+
+    def observe(self, elapsed_ms: float) -> None:
+        """Take an answer's time into account."""
+        step = _STEP * self._estimate_ms
+        self._estimate_ms += step * _QUANTILE if elapsed_ms > self._estimate_ms else -step * (1 - _QUANTILE)
+        self._estimate_ms = min(max(self._estimate_ms, _LEAST_DELAY_MS / 2), _MOST_DELAY_MS / 2)
+
+    @property
+    def delay_ms(self) -> float:
+        """How long to wait for an answer before asking another replica too."""
+        return min(max(2 * self._estimate_ms, _LEAST_DELAY_MS), _MOST_DELAY_MS)
+
+
+class HedgeBudget:
+    """Lets a tenth of all requests be hedges, in bursts of up to a second's worth of requests."""
+
+    def __init__(self) -> None:
+        self._tokens = _LEAST_BURST
+        self._burst = _LEAST_BURST
+        self._second = 0
+        self._in_second = 0
+
+    def earn(self, now_ms: float) -> None:
+        """Count a request."""
+        second = int(now_ms // 1000)
+        if second != self._second:
+            self._burst = max(_LEAST_BURST, float(self._in_second))
+            self._second, self._in_second = second, 0
+        self._in_second += 1
+        self._tokens = min(self._burst, self._tokens + _SHARE)
+
+    def spend(self) -> bool:
+        """Whether one more hedge is allowed; counts it if so."""
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True

@@ -1,0 +1,277 @@
+"""Routing one read: candidates in order, failing over for free and hedging within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.codecs import from_segment
+from forebay.errors import DeadlineExceeded, NoReplica, NotReady, Overloaded, Problem
+from forebay.lag import Lag, boot_ms
+from forebay.metadata import HostInfo
+from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.parameters import ReadParameters
+from forebay.settings import RouterSettings
+from forebay.topology import StoreSpec
+from forebay_router.candidates import candidates
+from forebay_router.cluster import Cluster
+from forebay_router.hedging import HedgeBudget, HedgeDelay
+from forebay_router.upstream import UpstreamAnswer, Upstreams
+
+_UNKNOWN_STORE = b'"urn:forebay:problem:unknown-store"'
+_FINAL = frozenset({200, 400, 404, 409})
+_LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One worker asked, and what came of it."""
+
+    host: HostInfo
+    outcome: str
+    answer: UpstreamAnswer | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The attempt as a member of a problem's ``attempts``."""
+        document: dict[str, Any] = {"host": str(self.host), "outcome": self.outcome}
+        if self.answer is not None:
+            document["status"] = self.answer.status
+            document["type"] = _problem_of(self.answer).get("type")
+        return document
+
+
+class Router:
+    """Answers reads by asking workers."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self.settings = settings
+        self.cluster = Cluster(settings.seeds, settings.worker_poll_interval_ms, settings.lag_report_max_age_ms)
+        self.upstreams = Upstreams()
+        self.delay = HedgeDelay()
+        self.budget = HedgeBudget()
+        self.counts: Counter[str] = Counter()
+        """Fail-overs, hedges and refused hedges, by name."""
+        self.in_flight = 0
+        self.draining = False
+        self._choose = random.Random()
+
+    def readiness(self) -> Problem | None:
+        """Why the router is not ready."""
+        if self.draining:
+            return NotReady("The router is shutting down.")
+        if not self.cluster.ready:
+            return NotReady("No worker and no map of the workers is known yet.", retry_after_s=1)
+        return None
+
+    async def key(
+        self, store: str, segment: bytes, path: bytes, query: bytes, parameters: ReadParameters
+    ) -> Answer:
+        """Answer a read of one key from the replica that best meets its tolerance; raises ``Problem``.
+
+        ``path`` and ``query`` are the request's own, as received.
+        """
+        if not self.cluster.metadata.stores:
+            raise NotReady("The router has not reached any worker yet.", retry_after_s=1)
+        spec = self.cluster.spec(store)
+        plain = from_segment(spec.key_codec, segment)
+        partitioner = spec.stream_partitioner
+        if partitioner is None:
+            raise NotReady(f"The partitioner of the store {store!r} is 'unknown'.", store=store)
+        if self.in_flight >= self.settings.max_in_flight:
+            raise Overloaded("The router has as many requests in flight as it takes on.", retry_after_s=1)
+        self.in_flight += 1
+        try:
+            return await self._ask(spec, partitioner.partition(plain, spec.partitions), path, query, parameters)
+        finally:
+            self.in_flight -= 1
+
+    async def _ask(
+        self, spec: StoreSpec, partition: int, path: bytes, query: bytes, parameters: ReadParameters
+    ) -> Answer:
+        now = boot_ms()
+        timeout_ms = min(
+            parameters.timeout_ms or self.settings.request_timeout_ms, self.settings.max_request_timeout_ms
+        )
+        read = _Read(self, spec, partition, path, query, parameters, now + timeout_ms)
+        self.budget.earn(now)
+        return await read.run()
+
+
+class _Read:
+    """One read on its way: who is still to be asked, who is being asked, what came back."""
+
+    def __init__(
+        self,
+        router: Router,
+        spec: StoreSpec,
+        partition: int,
+        path: bytes,
+        query: bytes,
+        parameters: ReadParameters,
+        deadline_boot_ms: float,
+    ) -> None:
+        self._router = router
+        self._held = (spec.name, partition)
+        self._target = path + b"?" + query if query else path
+        self._alone = parameters.wait_ms > 0 or path.endswith(b"/windows")
+        self._deadline = deadline_boot_ms
+        load = {host: router.upstreams.load(host) for host in router.cluster.workers}
+        holders = router.cluster.holders(spec, partition, load)
+        self._waiting = list(candidates(holders, parameters.tolerance_for(spec), choose=router._choose))
+        self._asked: dict[asyncio.Task[UpstreamAnswer], HostInfo] = {}
+        self._hedged: set[HostInfo] = set()
+        self._attempts: list[Attempt] = []
+        self._overloads = 0
+
+    async def run(self) -> Answer:
+        """The first final answer, else the problem that sums the attempts up."""
+        try:
+            while self._waiting or self._asked:
+                if not self._asked:
+                    self._ask_next()
+                done = await self._wait()
+                for task in done:
+                    final = self._take(task)
+                    if final is not None:
+                        return Answer(*final)
+                if boot_ms() >= self._deadline - _LEAST_TIME_FOR_AN_ATTEMPT_MS:
+                    return self._deadline_passed()
+                if not done:
+                    self._hedge()
+            return self._refusal()
+        finally:
+            for task in self._asked:
+                task.cancel()
+
+    async def _wait(self) -> set[asyncio.Task[UpstreamAnswer]]:
+        left_ms = self._deadline - boot_ms()
+        hedging = self._waiting and not self._alone
+        pause_ms = min(left_ms, self._router.delay.delay_ms) if hedging else left_ms
+        done, _ = await asyncio.wait(
+            self._asked, timeout=max(pause_ms, 0.0) / 1000, return_when=asyncio.FIRST_COMPLETED
+        )
+        return done
+
+    def _ask_next(self) -> None:
+        host = self._waiting.pop(0)
+        left_ms = max(1, int(self._deadline - boot_ms()))
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\nforebay-forwarded: 1\r\nforebay-deadline-ms: %d\r\n\r\n" % (
+            self._target,
+            str(host).encode(),
+            left_ms,
+        )
+        self._asked[asyncio.create_task(self._timed(host, request))] = host
+
+    async def _timed(self, host: HostInfo, request: bytes) -> UpstreamAnswer:
+        begun = boot_ms()
+        answer = await self._router.upstreams.request(host, request, alone=self._alone)
+        if not self._alone:
+            self._router.delay.observe(boot_ms() - begun)
+        return answer
+
+    def _hedge(self) -> None:
+        """Nobody answered within the hedge delay: note who is silent, and ask one more if the budget allows."""
+        for host in self._asked.values():
+            if host not in self._hedged:
+                self._hedged.add(host)
+                self._router.cluster.silent(host)
+        if self._waiting:
+            if self._router.budget.spend():
+                self._router.counts["hedges"] += 1
+                self._ask_next()
+            else:
+                self._router.counts["hedges_refused"] += 1
+
+    def _take(self, task: asyncio.Task[UpstreamAnswer]) -> UpstreamAnswer | None:
+        """Note what came of an attempt; the answer if it is final."""
+        host = self._asked.pop(task)
+        cluster = self._router.cluster
+        error = task.exception()
+        if error is not None:
+            if not isinstance(error, OSError):
+                raise error
+            outcome = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
+            self._attempts.append(Attempt(host, outcome))
+            self._router.counts["failovers"] += 1
+            if isinstance(error, TimeoutError):
+                cluster.silent(host)
+            else:
+                cluster.unreachable(host)
+            return None
+        answer = task.result()
+        cluster.answered(host)
+        self._report(host, answer)
+        if answer.status in _FINAL and not (answer.status == 404 and _UNKNOWN_STORE in answer.body):
+            return answer
+        self._attempts.append(Attempt(host, "answered", answer))
+        if answer.status == 421:
+            cluster.refresh()
+        if answer.status == 429:
+            self._overloads += 1
+            if self._overloads > 1:
+                return answer
+        return None
+
+    def _report(self, host: HostInfo, answer: UpstreamAnswer) -> None:
+        headers = _forebay_headers(answer.head)
+        if b"role" in headers:
+            self._router.cluster.report(host, self._held, headers[b"role"].decode(), _lag_of(headers))
+
+    def _deadline_passed(self) -> Answer:
+        attempts = [*self._attempts, *(Attempt(host, "no answer yet") for host in self._asked.values())]
+        return problem_answer(
+            DeadlineExceeded("No replica answered in time.", attempts=[attempt.document() for attempt in attempts])
+        )
+
+    def _refusal(self) -> Answer:
+        store, partition = self._held
+        attempts = [attempt.document() for attempt in self._attempts]
+        answers = [attempt.answer for attempt in self._attempts if attempt.answer is not None]
+        refusals = [answer for answer in answers if answer.status == 412]
+        if refusals and len(refusals) == len(answers):
+            best = min(refusals, key=lambda answer: _lag_order(_lag_of(_forebay_headers(answer.head))))
+            document = {**_problem_of(best), "attempts": attempts}
+            body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+            return Answer(412, best.head + b"retry-after: 1\r\n", body)
+        return problem_answer(
+            NoReplica(
+                f"No replica of {store!r} partition {partition} could answer.",
+                retry_after_s=1,
+                store=store,
+                partition=partition,
+                attempts=attempts,
+            )
+        )
+
+
+def _problem_of(answer: UpstreamAnswer) -> dict[str, Any]:
+    try:
+        document = json.loads(answer.body)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _forebay_headers(head: bytes) -> dict[bytes, bytes]:
+    headers = {}
+    for line in head.split(b"\r\n"):
+        if line.startswith(b"forebay-"):
+            name, _, value = line.partition(b": ")
+            headers[name.removeprefix(b"forebay-")] = value
+    return headers
+
+
+def _lag_of(headers: dict[bytes, bytes]) -> Lag:
+    def figure(name: bytes) -> int | None:
+        value = headers.get(name)
+        return None if value is None else int(value)
+
+    return Lag(figure(b"record-lag"), figure(b"time-lag-ms"), figure(b"age-ms"))
+
+
+def _lag_order(lag: Lag) -> tuple[float, ...]:
+    return tuple(float("inf") if figure is None else figure for figure in lag)

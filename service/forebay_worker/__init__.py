@@ -1,0 +1,1 @@
+"""The worker tier: keeps changelogs in local RocksDB and answers reads of them, lag attached."""

@@ -1,0 +1,52 @@
+"""``forebay worker``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import click
+
+from forebay.cli import settings_options
+from forebay.logs import configure_logs
+from forebay.rest.server import advertised, bind, is_loopback, serve
+from forebay.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+@settings_options("worker")
+def worker(values: dict[str, Any]) -> None:
+    """Keep a share of the application's stores and answer reads of them."""
+    settings = WorkerSettings(**values)
+    configure_logs(settings.log_level, settings.log_format)
+    run(settings)
+
+
+def run(settings: WorkerSettings) -> None:
+    """Run a worker until a signal ends it; raises ``ForebayError`` where it cannot start."""
+    # The web stack takes a while to import, and a wrong setting should be told before.
+    from forebay_worker.app import make_app
+    from forebay_worker.worker import Worker
+
+    listener = bind(settings.listen)
+    if not is_loopback(settings.listen.host):
+        log.warning(
+            "listening on %s, which other machines may reach: requests are not authenticated",
+            settings.listen,
+        )
+    running = Worker(settings, advertised(settings.listen, settings.advertise))
+    app = make_app(running)
+    running.start()
+    log.info("worker %s serves %s", running.host, running.topology.application_id)
+    try:
+        serve(
+            app,
+            listener,
+            drain_ms=settings.drain_ms,
+            shutdown_timeout_ms=settings.shutdown_timeout_ms,
+            on_drain=running.drain,
+        )
+    finally:
+        running.stop()

@@ -1,0 +1,36 @@
+"""Membership of the worker group, whatever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+
+
+class Membership(Protocol):
+    """A worker's place in its group.
+
+    ``subscription()`` is asked for what to tell the leader; ``on_assignment(info)`` is called, in a thread of
+    the membership's own, with every newer generation. A member is told its role by comparing the clock with
+    ``lease_until_boot_ms`` at each answer: past it, others may have taken over.
+    """
+
+    lease_until_boot_ms: float
+
+    def start(
+        self,
+        subscription: Callable[[], SubscriptionInfo],
+        on_assignment: Callable[[AssignmentInfo], None],
+    ) -> None:
+        """Join; raises ``ConfigurationError`` where this member can't be told from another."""
+        ...
+
+    def leave(self) -> None:
+        """Leave at once, rather than by letting the lease run out."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """``joining``, ``member``, or ``other-topology`` (the leader's topology is another)."""
+        ...

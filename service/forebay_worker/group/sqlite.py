@@ -1,0 +1,334 @@
+"""The embedded worker group: leases in a SQLite database, for the processes of one machine.
+
+Every member renews its lease a few times per session timeout. The holder of the leader lease computes the
+assignment and writes it in a transaction that checks that it still leads and that nobody wrote since, so a
+leader that was stopped and woke up changes nothing. Leases are on the boot-time clock, which all processes of
+a machine share and nobody steps; a database from before a reboot holds no valid lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forebay.changelog import Changelog
+from forebay.changelog.sqlite_partition import transaction
+from forebay.errors import ConfigurationError
+from forebay.lag import boot_ms, epoch_ms
+from forebay.metadata import NO_GENERATION, Generation
+from forebay.tasks import TaskId
+from forebay.topology import Topology
+from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, assign
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+from forebay_worker.tasks.manager import CAUGHT_UP
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS grp (
+    id INTEGER PRIMARY KEY CHECK (id = 0), format INTEGER NOT NULL, application_id TEXT NOT NULL,
+    boot_id TEXT NOT NULL, incarnation INTEGER NOT NULL, generation INTEGER NOT NULL,
+    leader TEXT, leader_until REAL NOT NULL, assignment BLOB);
+CREATE TABLE IF NOT EXISTS member (
+    id TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, host TEXT NOT NULL, fingerprint TEXT NOT NULL,
+    subscription BLOB NOT NULL, lease_until REAL NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """The group's durations, in milliseconds; each is the setting of that name."""
+
+    session_timeout_ms: int
+    standby_rebuild_delay_ms: int
+    initial_rebalance_delay_ms: int
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one look at the database showed a member."""
+
+    generation: Generation
+    assignment: bytes | None
+    leads: bool
+    subscriptions: Mapping[str, SubscriptionInfo]
+    lease_until: Mapping[str, float]
+
+
+class SqliteMembership:
+    """One worker's membership; the interface is ``Membership``."""
+
+    def __init__(
+        self,
+        path: Path,
+        topology: Topology,
+        changelog: Changelog,
+        policy: AssignmentPolicy,
+        times: GroupTimes,
+        clock: Callable[[], float] = boot_ms,
+    ) -> None:
+        self.lease_until_boot_ms = 0.0
+        self._path = path
+        self._topology = topology
+        self._changelog = changelog
+        self._policy = policy
+        self._times = times
+        self._clock = clock
+        self._boot_id = _BOOT_ID.read_text().strip()
+        self._known = NO_GENERATION
+        self._fingerprint: str | None = None
+        self._present_since: float | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._connection: sqlite3.Connection | None = None
+
+    @property
+    def state(self) -> str:
+        """``joining``, ``member`` or ``other-topology``."""
+        if self._fingerprint is None:
+            return "joining"
+        return "member" if self._fingerprint == self._topology.fingerprint else "other-topology"
+
+    def start(
+        self,
+        subscription: Callable[[], SubscriptionInfo],
+        on_assignment: Callable[[AssignmentInfo], None],
+    ) -> None:
+        """Join, and keep the lease in a thread; raises ``ConfigurationError``."""
+        self._subscription = subscription
+        self._on_assignment = on_assignment
+        self._refuse_taken_address()
+        self._thread = threading.Thread(target=self._run, name="forebay-group", daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """End the lease now; the actives move at once."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.lease_until_boot_ms = 0.0
+        now = self._clock()
+        with contextlib.suppress(sqlite3.Error), self._transaction() as connection:
+            me = self._subscription().process_id
+            connection.execute("UPDATE member SET lease_until = ? WHERE id = ?", (now, me))
+            connection.execute("UPDATE grp SET leader = NULL, leader_until = 0 WHERE leader = ?", (me,))
+        self._disconnect()
+
+    def _run(self) -> None:
+        pause_s = self._times.session_timeout_ms / 12 / 1000
+        while not self._stopping.is_set():
+            try:
+                self.tick()
+            except sqlite3.Error as error:
+                log.warning("the worker group %s cannot be reached: %s", self._path, error)
+                self._disconnect()
+            except Exception:
+                log.exception("a round of the worker group failed; it is tried again")
+            self._stopping.wait(pause_s)
+
+    def tick(self) -> None:
+        """Renew the lease, lead if it falls to this member, and take over a newer generation."""
+        mine = replace(self._subscription(), known_generation=self._known)
+        now = self._clock()
+        seen = self._renew(mine, now)
+        self._take_over(seen)
+        # Published after the roles that it vouches for.
+        self.lease_until_boot_ms = now + self._times.session_timeout_ms
+        if seen.leads:
+            self._lead(seen, now)
+
+    def _renew(self, mine: SubscriptionInfo, now: float) -> _Seen:
+        until = now + self._times.session_timeout_ms
+        with self._transaction() as connection:
+            self._void_leases_of_another_boot(connection)
+            connection.execute(
+                "INSERT OR REPLACE INTO member VALUES (?, ?, ?, ?, ?, ?)",
+                (mine.process_id, mine.incarnation, str(mine.host), mine.fingerprint, mine.encode(), until),
+            )
+            row = connection.execute(
+                "SELECT incarnation, generation, leader, leader_until, assignment FROM grp"
+            ).fetchone()
+            incarnation, number, leader, leader_until, assignment = row
+            if self._known > (incarnation, number):
+                # The database was made anew, or restored from before: go on above what members know.
+                incarnation, number, assignment = self._known.incarnation + 1, 0, None
+                connection.execute(
+                    "UPDATE grp SET incarnation = ?, generation = 0, assignment = NULL", (incarnation,)
+                )
+            leads = leader == mine.process_id or leader is None or leader_until <= now
+            if leads:
+                connection.execute(
+                    "UPDATE grp SET leader = ?, leader_until = ?",
+                    (mine.process_id, now + self._times.session_timeout_ms / 2),
+                )
+            rows = connection.execute("SELECT id, subscription, lease_until FROM member").fetchall()
+        return _Seen(
+            Generation(incarnation, number),
+            assignment,
+            leads,
+            {name: SubscriptionInfo.decode(raw) for name, raw, _ in rows} if leads else {},
+            {name: lease for name, _, lease in rows},
+        )
+
+    def _take_over(self, seen: _Seen) -> None:
+        if seen.assignment is None or seen.generation <= self._known:
+            return
+        info = AssignmentInfo.decode(seen.assignment)
+        if info.fingerprint != self._topology.fingerprint and self._fingerprint != info.fingerprint:
+            log.error(
+                "the group's leader follows topology %s, this worker %s: it goes on serving what it holds. "
+                "Restart it with the group's topology.",
+                info.fingerprint,
+                self._topology.fingerprint,
+            )
+        self._fingerprint = info.fingerprint
+        self._known = info.generation
+        if info.fingerprint == self._topology.fingerprint:
+            self._on_assignment(info)
+
+    def _lead(self, seen: _Seen, now: float) -> None:
+        alike = {
+            name: subscription
+            for name, subscription in seen.subscriptions.items()
+            if subscription.fingerprint == self._topology.fingerprint
+        }
+        previous = None if seen.assignment is None else AssignmentInfo.decode(seen.assignment)
+        followed = previous is not None and previous.fingerprint == self._topology.fingerprint
+        before = previous.assignment if previous is not None and followed else NO_ASSIGNMENT
+        if not before.actual and not self._waited_for_members(now):
+            return
+        members = [
+            Member(name, absent=seen.lease_until[name] <= now)
+            for name in alike
+            if seen.lease_until[name] > now - self._times.standby_rebuild_delay_ms
+        ]
+        present = {member.id for member in members if not member.absent}
+        hosts = {name: alike[name].host for name in present}
+        if (
+            previous is not None
+            and before.settled
+            and dict(previous.hosts) == hosts
+            and {member.id for member in members} == _holders(before) | present
+        ):
+            return
+        lags = self._lags({name: alike[name].offsets for name in present})
+        members = [replace(member, lags=lags.get(member.id, {})) for member in members]
+        outcome = assign(self._topology.tasks, members, before, self._policy)
+        if previous is not None and outcome == before and dict(previous.hosts) == hosts:
+            return
+        generation = Generation(seen.generation.incarnation, seen.generation.number + 1)
+        info = AssignmentInfo(generation, self._topology.fingerprint, hosts, outcome)
+        if self._write(info, seen.generation):
+            log.info("generation %d: %d members", generation.number, len(present))
+            self._take_over(replace(seen, generation=generation, assignment=info.encode()))
+
+    def _write(self, info: AssignmentInfo, read: Generation) -> bool:
+        """Write a generation if this member still leads and nobody wrote since ``read``."""
+        me = self._subscription().process_id
+        with self._transaction() as connection:
+            written = connection.execute(
+                "UPDATE grp SET generation = ?, assignment = ? "
+                "WHERE leader = ? AND leader_until > ? AND incarnation = ? AND generation = ?",
+                (info.generation.number, info.encode(), me, self._clock(), *read),
+            ).rowcount
+        return written == 1
+
+    def _waited_for_members(self, now: float) -> bool:
+        if self._present_since is None:
+            self._present_since = now
+        return now - self._present_since >= self._times.initial_rebalance_delay_ms
+
+    def _lags(self, offsets: Mapping[str, Mapping[TaskId, int]]) -> dict[str, dict[TaskId, int]]:
+        """How far behind each member's copies are, in records."""
+        partitions = {task: list(self._topology.topic_partitions(task)) for task in self._topology.tasks}
+        ends = self._changelog.end_offsets([tp for tps in partitions.values() for tp in tps])
+        sums = {task: sum(ends.get(tp, 0) for tp in tps) for task, tps in partitions.items()}
+        return {
+            name: {
+                task: 0 if offset == CAUGHT_UP else max(0, sums[task] - offset)
+                for task, offset in held.items()
+                if task in sums
+            }
+            for name, held in offsets.items()
+        }
+
+    def _refuse_taken_address(self) -> None:
+        mine = self._subscription()
+        with self._transaction() as connection:
+            self._void_leases_of_another_boot(connection)
+            taken = connection.execute(
+                "SELECT id FROM member WHERE host = ? AND id <> ? AND lease_until > ?",
+                (str(mine.host), mine.process_id, self._clock()),
+            ).fetchone()
+        if taken is not None:
+            raise ConfigurationError(
+                f"The address {mine.host} is advertised by another live worker ({taken[0]}) of the group "
+                f"{self._path}. Give this one its own --advertise or --listen."
+            )
+
+    def _void_leases_of_another_boot(self, connection: sqlite3.Connection) -> None:
+        (boot_id,) = connection.execute("SELECT boot_id FROM grp").fetchone()
+        if boot_id != self._boot_id:
+            connection.execute("DELETE FROM member")
+            connection.execute("UPDATE grp SET boot_id = ?, leader = NULL, leader_until = 0", (self._boot_id,))
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = self._connect()
+        with transaction(connection):
+            yield connection
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            if self._path.exists():
+                return self._connection
+            self._disconnect()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
+        # Leases mean nothing after a crash of the machine, so they need not survive one.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        with transaction(connection):
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(
+                "INSERT OR IGNORE INTO grp VALUES (0, ?, ?, ?, ?, 0, NULL, 0, NULL)",
+                (_FORMAT, self._topology.application_id, self._boot_id, self._new_incarnation()),
+            )
+            format_, application_id = connection.execute("SELECT format, application_id FROM grp").fetchone()
+        if (format_, application_id) != (_FORMAT, self._topology.application_id):
+            connection.close()
+            raise ConfigurationError(
+                f"The group {self._path} is of application {application_id!r} (format {format_}), this worker "
+                f"of {self._topology.application_id!r} (format {_FORMAT}). Give each application its own "
+                "--group."
+            )
+        self._connection = connection
+        return connection
+
+    def _new_incarnation(self) -> int:
+        return max(self._known.incarnation + 1, int(epoch_ms()))
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _holders(assignment: Assignment) -> set[str]:
+    return {name for placement in assignment.intended.values() for name in placement.members}
+
+
+def group_path(url: str, changelog_url: str) -> Path:
+    """The database of a group URL, by default beside the SQLite changelog; raises ``ConfigurationError``."""
+    chosen = url or f"{changelog_url}/group.db"
+    if not chosen.startswith("sqlite:///"):
+        raise ConfigurationError(f"The group {chosen!r} is not of the form sqlite:///PATH.")
+    return Path(chosen.removeprefix("sqlite://"))

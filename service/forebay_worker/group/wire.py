@@ -1,0 +1,176 @@
+"""The two messages of the worker group (KIP-535's SubscriptionInfo and AssignmentInfo), versioned.
+
+Each is deflated JSON with its version ``v`` and ``least``, the oldest version whose readers understand it. A
+newer writer only adds members; where it cannot, it raises ``least``.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.errors import ForebayError
+from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, cluster_map
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import Topology
+from forebay_worker.group.assignor import Assignment, Placement
+
+VERSION = 1
+_LEAST = 1
+
+
+class UnsupportedVersion(ForebayError):
+    """A message needs a newer reader; upgrade this worker."""
+
+
+@dataclass(frozen=True)
+class SubscriptionInfo:
+    """What a member tells the leader about itself.
+
+    ``offsets`` holds the summed changelog positions of each task it has a copy of, or ``CAUGHT_UP``.
+    """
+
+    process_id: str
+    incarnation: int
+    host: HostInfo
+    fingerprint: str
+    offsets: Mapping[TaskId, int] = field(default_factory=dict)
+    known_generation: Generation = NO_GENERATION
+
+    def encode(self) -> bytes:
+        """The message's bytes."""
+        return _encode(
+            {
+                "process_id": self.process_id,
+                "incarnation": self.incarnation,
+                "host": self.host,
+                "fingerprint": self.fingerprint,
+                "offsets": [[*task, offset] for task, offset in sorted(self.offsets.items())],
+                "known": self.known_generation,
+            }
+        )
+
+    @classmethod
+    def decode(cls, raw: bytes) -> SubscriptionInfo:
+        """The inverse of ``encode``; raises ``UnsupportedVersion``."""
+        document = _decode(raw, "SubscriptionInfo")
+        return cls(
+            document["process_id"],
+            document["incarnation"],
+            HostInfo(*document["host"]),
+            document["fingerprint"],
+            {TaskId(ordinal, partition): offset for ordinal, partition, offset in document["offsets"]},
+            Generation(*document["known"]),
+        )
+
+
+@dataclass(frozen=True)
+class AssignmentInfo:
+    """What everyone learns from the leader: the whole placement, as of one generation."""
+
+    generation: Generation
+    fingerprint: str
+    hosts: Mapping[str, HostInfo]
+    """Address by member."""
+    assignment: Assignment
+
+    def tasks_of(self, member: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
+        """The active and the standby tasks of one member."""
+        placements = self.assignment.actual.items()
+        return (
+            frozenset(task for task, placement in placements if placement.active == member),
+            frozenset(task for task, placement in placements if member in placement.standbys),
+        )
+
+    def active_partitions_by_host(self, topology: Topology) -> dict[HostInfo, frozenset[TopicPartition]]:
+        """KIP-535's map of active topic-partitions."""
+        return self._partitions_by_host(topology, active=True)
+
+    def standby_partitions_by_host(self, topology: Topology) -> dict[HostInfo, frozenset[TopicPartition]]:
+        """KIP-535's map of standby topic-partitions."""
+        return self._partitions_by_host(topology, active=False)
+
+    def map(self, topology: Topology) -> ClusterMap:
+        """Everyone's StreamsMetadata."""
+        return cluster_map(
+            self.generation,
+            topology.stores.values(),
+            self.active_partitions_by_host(topology),
+            self.standby_partitions_by_host(topology),
+        )
+
+    def _partitions_by_host(
+        self, topology: Topology, *, active: bool
+    ) -> dict[HostInfo, frozenset[TopicPartition]]:
+        held: dict[HostInfo, set[TopicPartition]] = {host: set() for host in self.hosts.values()}
+        for task, placement in self.assignment.actual.items():
+            for member in (placement.active,) if active else placement.standbys:
+                held[self.hosts[member]].update(topology.topic_partitions(task))
+        return {host: frozenset(partitions) for host, partitions in held.items()}
+
+    def encode(self) -> bytes:
+        """The message's bytes: members by number, placements as lists of such numbers in task order."""
+        names = sorted(
+            {name for side in self._sides() for placement in side.values() for name in placement.members}
+            | self.hosts.keys()
+        )
+        number = {name: i for i, name in enumerate(names)}
+
+        def table(placements: Mapping[TaskId, Placement]) -> list[Any]:
+            return [
+                [*task, *(number[name] for name in placement.members)]
+                for task, placement in sorted(placements.items())
+            ]
+
+        actual, intended = self._sides()
+        moving = {task: goal for task, goal in intended.items() if actual.get(task) != goal}
+        return _encode(
+            {
+                "generation": self.generation,
+                "fingerprint": self.fingerprint,
+                "members": [[name, *self.hosts.get(name, ("", 0))] for name in names],
+                "actual": table(actual),
+                "moving": table(moving),
+            }
+        )
+
+    @classmethod
+    def decode(cls, raw: bytes) -> AssignmentInfo:
+        """The inverse of ``encode``; raises ``UnsupportedVersion``."""
+        document = _decode(raw, "AssignmentInfo")
+        names = [name for name, _, _ in document["members"]]
+
+        def placements(table: list[list[int]]) -> dict[TaskId, Placement]:
+            return {
+                TaskId(ordinal, partition): Placement(names[active], tuple(names[i] for i in standbys))
+                for ordinal, partition, active, *standbys in table
+            }
+
+        actual = placements(document["actual"])
+        return cls(
+            Generation(*document["generation"]),
+            document["fingerprint"],
+            {name: HostInfo(host, port) for name, host, port in document["members"] if port},
+            Assignment(actual, {**actual, **placements(document["moving"])}),
+        )
+
+    def _sides(self) -> tuple[Mapping[TaskId, Placement], Mapping[TaskId, Placement]]:
+        return self.assignment.actual, self.assignment.intended
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    text = json.dumps({"v": VERSION, "least": _LEAST, **document}, separators=(",", ":"))
+    return zlib.compress(text.encode(), 6)
+
+
+def _decode(raw: bytes, what: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(zlib.decompress(raw))
+    if document["least"] > VERSION:
+        raise UnsupportedVersion(
+            f"{what} of version {document['v']} needs a reader of version {document['least']}; this worker "
+            f"reads version {VERSION}. Upgrade it."
+        )
+    return document

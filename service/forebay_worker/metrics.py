@@ -1,0 +1,58 @@
+"""A worker's metrics: plain integers counted on the way, turned into Prometheus' form when scraped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from forebay_worker.worker import Worker
+
+_REPLICA = ["store", "partition"]
+
+
+class WorkerMetrics(Collector):
+    """Counts reads, and reads the rest off the worker at each scrape."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.reads: Counter[tuple[str, int]] = Counter()
+        """Answers by route and status."""
+
+    def registry(self) -> CollectorRegistry:
+        """A registry of this worker's metrics alone."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, for the scraper."""
+        reads = CounterMetricFamily("forebay_reads", "Answers to reads.", labels=["route", "status"])
+        for (route, status), count in list(self.reads.items()):
+            reads.add_metric([route, str(status)], count)
+        yield reads
+        record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)
+        time_lag = GaugeMetricFamily("forebay_time_lag_seconds", "Time behind the log.", labels=_REPLICA)
+        age = GaugeMetricFamily("forebay_age_seconds", "Time behind the source.", labels=_REPLICA)
+        role = GaugeMetricFamily("forebay_replica_role", "1 for the role held.", labels=[*_REPLICA, "role"])
+        applied = CounterMetricFamily("forebay_records_applied", "Changelog records applied.", labels=_REPLICA)
+        for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
+            labels = [store, str(partition)]
+            held, lag = self._worker.reads.lag(replica)
+            role.add_metric([*labels, held], 1)
+            applied.add_metric(labels, replica.records_applied)
+            if lag.record_lag is not None:
+                record_lag.add_metric(labels, lag.record_lag)
+            if lag.time_lag_ms is not None:
+                time_lag.add_metric(labels, lag.time_lag_ms / 1000)
+            if lag.age_ms is not None:
+                age.add_metric(labels, lag.age_ms / 1000)
+        yield from (record_lag, time_lag, age, role, applied)
+        generation = GaugeMetricFamily("forebay_group_generation", "Newest group generation known.")
+        generation.add_metric([], self._worker.metadata.map.generation.number)
+        yield generation

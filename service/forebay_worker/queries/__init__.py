@@ -1,0 +1,1 @@
+"""Reads of the replicas that this worker holds."""

@@ -1,0 +1,1 @@
+"""State on disk: the stores, and the directories that hold them."""

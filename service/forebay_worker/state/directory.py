@@ -1,0 +1,94 @@
+"""The state directory: its lock, the process's stable id, and where each store lives."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from forebay.errors import ConfigurationError, StateDirectoryLocked
+from forebay.tasks import TaskId
+
+_SET_ASIDE = ".set-aside"
+
+
+class StateDirectory:
+    """``<state_dir>/<application_id>/``, locked for the life of the process that opened it.
+
+    Raises ``StateDirectoryLocked`` where another process has it, ``ConfigurationError`` where it cannot be
+    written.
+    """
+
+    def __init__(self, state_dir: Path, application_id: str) -> None:
+        self.path = state_dir.absolute() / application_id
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The state directory {self.path} cannot be written: {error.strerror}. "
+                "Give --state-dir a directory that this user may write."
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(self._lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._lock)
+            raise StateDirectoryLocked(
+                f"The state directory {self.path} is in use by process {owner}. Stop it, or give this worker "
+                "a --state-dir of its own."
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        self.process_id = self._process_id()
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        os.close(self._lock)
+
+    def store_path(self, task: TaskId, store: str) -> Path:
+        """Where a task keeps its partition of a store."""
+        return self.path / str(task) / "rocksdb" / store
+
+    def stores_on_disk(self) -> Iterator[tuple[TaskId, str]]:
+        """Every store directory found, in order."""
+        for task_path in sorted(self.path.iterdir()):
+            try:
+                task = TaskId.parse(task_path.name)
+            except ValueError:
+                continue
+            stores = task_path / "rocksdb"
+            if stores.is_dir():
+                for store_path in sorted(stores.iterdir()):
+                    if not store_path.name.startswith("."):
+                        yield task, store_path.name
+
+    def set_aside(self, task: TaskId, store: str) -> Path:
+        """Move a store that cannot be trusted out of the way; it is kept until its rebuild is done."""
+        source = self.store_path(task, store)
+        target = self.path / _SET_ASIDE / f"{task}-{store}-{time.time_ns()}"
+        target.parent.mkdir(exist_ok=True)
+        os.rename(source, target)
+        return target
+
+    def discard(self, path: Path) -> None:
+        """Delete a store that was set aside."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    def _process_id(self) -> str:
+        path = self.path / "process.json"
+        if path.exists():
+            try:
+                return str(json.loads(path.read_text())["process_id"])
+            except (ValueError, KeyError, TypeError):
+                pass
+        process_id = str(uuid.uuid4())
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps({"process_id": process_id}))
+        os.replace(draft, path)
+        return process_id

@@ -1,0 +1,1 @@
+"""Tasks: replicas of store partitions, kept up to date from the changelog."""

@@ -1,0 +1,247 @@
+"""The applier: one thread that follows the changelogs of every replica this worker holds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from forebay.changelog import Batch, Changelog, Consumer, Heartbeat
+from forebay.lag import Progress, boot_ms, epoch_ms
+from forebay.stores import CommittedOffset
+from forebay.tasks import TopicPartition
+from forebay_worker.tasks.replica import Replica, advance
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_RECORDS_PER_POLL = 2_000
+_KEYS_ALL_CHECKED = 1_000
+_KEYS_CHECK_EVERY = 127
+_HEARTBEAT_PREFIX = len(b"\x00forebay-heartbeat\x00")
+
+
+class Applier:
+    """Polls the changelog and applies what it finds, in batches small enough that readers are not held up.
+
+    ``on_untrusted(replica, reason)`` is called in the applier's thread when a replica must be rebuilt: its
+    log was replaced, or it may have missed tombstones.
+    """
+
+    def __init__(
+        self,
+        changelog: Changelog,
+        poll_interval_ms: int,
+        on_untrusted: Callable[[Replica, str], None],
+    ) -> None:
+        self._consumer: Consumer = changelog.consumer()
+        self._poll_interval_s = poll_interval_ms / 1000
+        self._on_untrusted = on_untrusted
+        self._replicas: dict[TopicPartition, Replica] = {}
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="forebay-applier", daemon=True)
+
+    def start(self) -> None:
+        """Start following."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the batch in hand and end the thread."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+        self._consumer.close()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function in the applier's thread, between two batches."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._commands.put(run)
+        self._wake.set()
+        return future
+
+    def follow(self, replica: Replica) -> None:
+        """Apply a replica's log from its committed offset on; in the applier's thread."""
+        tp = replica.topic_partition
+        committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+        replica.complete = committed.complete
+        replica.stream_time_ms = committed.stream_time_ms
+        replica.ends.clear()
+        replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
+        self._replicas[tp] = replica
+        self._consumer.assign(tp, committed.position)
+
+    def unfollow(self, replica: Replica) -> None:
+        """Stop applying a replica's log; in the applier's thread."""
+        self._replicas.pop(replica.topic_partition, None)
+        self._consumer.unassign(replica.topic_partition)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            self._run_commands()
+            busy = False
+            for batch in self._consumer.poll(MAX_RECORDS_PER_POLL):
+                replica = self._replicas.get(batch.topic_partition)
+                if replica is not None:
+                    busy = bool(batch.records) or busy
+                    self._apply_safely(replica, batch)
+            if not busy:
+                self._wake.wait(self._poll_interval_s)
+        self._run_commands()
+
+    def _run_commands(self) -> None:
+        while True:
+            try:
+                self._commands.get_nowait()()
+            except Empty:
+                return
+
+    def _apply_safely(self, replica: Replica, batch: Batch) -> None:
+        try:
+            self.apply(replica, batch)
+        except Exception:
+            # What was applied stands; the rest is read again from there, and the lag grows meanwhile.
+            log.exception("applying %s failed; it is read again from its committed offset", replica.spec.name)
+            committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
+            self._consumer.assign(replica.topic_partition, committed.position)
+
+    def apply(self, replica: Replica, batch: Batch) -> None:
+        """Apply one batch to its replica and publish the progress."""
+        tp = batch.topic_partition
+        before = replica.store.committed_offset(tp) or CommittedOffset(0)
+        reason = reason_for_distrust(replica, before, batch)
+        if reason is not None:
+            self._on_untrusted(replica, reason)
+            return
+        replica.log = batch.identity
+        replica.ends.observe(batch.end)
+        if not batch.records and batch.position == before.position and before.complete:
+            replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
+            return
+        as_of, stream_time = self._collect(replica, batch, before)
+        after = advance(before, batch, as_of, stream_time, None)
+        as_of_boot_ms = replica.progress.as_of_boot_ms
+        if after.pending_end is None and (as_of != before.as_of_epoch_ms or before.pending_end is not None):
+            as_of_boot_ms = _as_of_boot(after, boot_ms(), epoch_ms())
+        progress = self._progress(replica, after, batch, as_of_boot_ms)
+        after = after._replace(current_until_epoch_ms=_epoch(progress.current_until_boot_ms))
+        replica.progress = replica.progress._replace(applying_to=batch.position)
+        replica.store.commit({tp: after})
+        replica.stream_time_ms = stream_time
+        replica.progress = progress
+        replica.records_applied += len(batch.records)
+        if after.complete and not replica.complete:
+            replica.complete = True
+            replica.diverged = False
+
+    def _collect(
+        self, replica: Replica, batch: Batch, before: CommittedOffset
+    ) -> tuple[dict[str, int | None], int | None]:
+        store, keys = replica.store, replica.spec.stored_keys
+        put, delete = store.put, store.delete
+        as_of = dict(before.as_of_epoch_ms)
+        stream_time = before.stream_time_ms
+        times, window_size_ms = keys.times, replica.spec.window_size_ms or 0
+        applied = replica.records_applied
+        for index, (_, key, value, timestamp_ms, heartbeat) in enumerate(batch.records):
+            if heartbeat:
+                _note_heartbeat(as_of, key, value)
+                continue
+            if applied + index < _KEYS_ALL_CHECKED or index % _KEYS_CHECK_EVERY == 0:
+                self._check_partition(replica, key, timestamp_ms)
+            stored = keys.from_changelog(key, timestamp_ms)
+            if value is None:
+                delete(stored)
+            else:
+                put(stored, value)
+            if times:
+                end = keys.parse(stored).times_ms[0] + window_size_ms
+                stream_time = end if stream_time is None or end > stream_time else stream_time
+        return as_of, stream_time
+
+    def _check_partition(self, replica: Replica, key: bytes, timestamp_ms: int) -> None:
+        partitioner = replica.spec.stream_partitioner
+        if partitioner is None or replica.misplaced_key is not None:
+            return
+        plain = replica.spec.stored_keys.split_changelog(key, timestamp_ms).plain
+        if partitioner.partition(plain, replica.spec.partitions) != replica.task.partition:
+            replica.misplaced_key = plain
+            log.error(
+                "%s: the key %r is in partition %d, where the partitioner %r does not put it; misses are "
+                "refused. Set the store's partitioner to the writer's, or to 'unknown'.",
+                replica.spec.name,
+                plain,
+                replica.task.partition,
+                replica.spec.partitioner,
+            )
+
+    def _progress(
+        self, replica: Replica, committed: CommittedOffset, batch: Batch, as_of_boot_ms: float | None
+    ) -> Progress:
+        consistent = committed.consistent_position
+        proven = None if consistent is None else replica.ends.current_until(consistent)
+        current_until = replica.progress.current_until_boot_ms if proven is None else proven
+        return Progress(
+            committed.position,
+            committed.position,
+            consistent,
+            batch.beginning,
+            batch.end.offset,
+            batch.end.sent_boot_ms,
+            current_until,
+            as_of_boot_ms,
+        )
+
+
+def reason_for_distrust(replica: Replica, before: CommittedOffset, batch: Batch) -> str | None:
+    """Why a batch cannot follow what the replica holds, None where it can."""
+    if replica.log is not None and replica.log != batch.identity:
+        return f"the log {replica.spec.topic!r} was replaced by another"
+    if batch.end.offset < before.position:
+        return f"the log {replica.spec.topic!r} ends at {batch.end.offset}, before offset {before.position}"
+    if 0 < before.position < batch.tombstone_floor:
+        return f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
+    return None
+
+
+def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> Progress:
+    """The progress of a store just opened, before its log was reached: the end is not known."""
+    current_until = committed.current_until_epoch_ms
+    boot = None if current_until is None else now_boot_ms - (now_epoch_ms - current_until)
+    as_of = None if committed.pending_end is not None else _as_of_boot(committed, now_boot_ms, now_epoch_ms)
+    position = committed.position
+    return Progress(position, position, committed.consistent_position, 0, None, 0.0, boot, as_of)
+
+
+def _as_of_boot(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> float | None:
+    known = [as_of for as_of in committed.as_of_epoch_ms.values() if as_of is not None]
+    if not known or len(known) < len(committed.as_of_epoch_ms):
+        return None
+    return now_boot_ms - (now_epoch_ms - min(known))
+
+
+def _epoch(moment_boot_ms: float | None) -> float | None:
+    return None if moment_boot_ms is None else epoch_ms() - (boot_ms() - moment_boot_ms)
+
+
+def _note_heartbeat(as_of: dict[str, int | None], key: bytes, value: bytes | None) -> None:
+    writer = key[_HEARTBEAT_PREFIX:].decode()
+    if value is None:
+        as_of.pop(writer, None)
+        return
+    as_of_ms = Heartbeat.parse(value).as_of_ms
+    # A writer that cannot tell yet leaves standing what was said under its name before.
+    as_of[writer] = as_of.get(writer) if as_of_ms is None else as_of_ms

@@ -1,0 +1,166 @@
+"""A worker: state directory, tasks, group membership and reads put together."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+from forebay.changelog import open_changelog
+from forebay.errors import NotReady, Problem
+from forebay.lag import Lag, epoch_ms
+from forebay.metadata import HostInfo, StreamsMetadataState
+from forebay.settings import WorkerSettings
+from forebay.topology import load_topology
+from forebay_worker.group.assignor import AssignmentPolicy
+from forebay_worker.group.sqlite import GroupTimes, SqliteMembership, group_path
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+from forebay_worker.queries.reads import Reads
+from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.rocksdb import RocksDbMemory
+from forebay_worker.tasks.manager import CAUGHT_UP, TaskManager
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One worker process's parts; raises ``ConfigurationError`` or ``ChangelogError`` where it cannot be."""
+
+    def __init__(self, settings: WorkerSettings, host: HostInfo) -> None:
+        self.settings = settings
+        self.host = host
+        self.topology = load_topology(settings.topology)
+        self._changelog = open_changelog(settings.changelog)
+        for spec in self.topology.stores.values():
+            self._changelog.ensure_topic(spec.topic, spec.partitions)
+        self._directory = StateDirectory(settings.state_dir, self.topology.application_id)
+        memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
+        self.tasks = TaskManager(
+            self.topology, self._changelog, self._directory, memory, settings.poll_interval_ms
+        )
+        self.membership = SqliteMembership(
+            group_path(settings.group or "", self._changelog.url),
+            self.topology,
+            self._changelog,
+            AssignmentPolicy(
+                settings.num_standby_replicas, settings.acceptable_recovery_lag, settings.max_warmup_replicas
+            ),
+            GroupTimes(
+                settings.session_timeout_ms,
+                settings.standby_rebuild_delay_ms,
+                settings.initial_rebalance_delay_ms,
+            ),
+        )
+        self.metadata = StreamsMetadataState(self.topology.stores, local_lags=self.local_lags)
+        self.reads = Reads(
+            self.topology,
+            self.metadata,
+            str(host),
+            lambda: self.tasks.replicas,
+            lambda: self.membership.lease_until_boot_ms,
+            settings.end_offset_max_age_ms,
+        )
+        self.incarnation = int(epoch_ms())
+        self._sequence = itertools.count(1)
+        self._draining = False
+        self._was_ready = False
+
+    def start(self) -> None:
+        """Serve what is on disk, then join the group."""
+        self.tasks.start()
+        self.membership.start(self._subscription, self._on_assignment)
+
+    def drain(self) -> None:
+        """Turn readiness off: load balancers should look elsewhere."""
+        self._draining = True
+
+    def stop(self) -> None:
+        """Leave the group and close every store."""
+        self._draining = True
+        self.membership.leave()
+        self.tasks.stop()
+        self._directory.close()
+
+    def readiness(self) -> Problem | None:
+        """Why the worker is not ready: once it was, only draining turns it off."""
+        if self._draining:
+            return NotReady("The worker is shutting down.")
+        if not self._was_ready:
+            if self.membership.state == "joining":
+                return NotReady("The worker has not joined its group yet.", retry_after_s=1)
+            behind = [
+                f"{replica.spec.name}-{replica.task.partition}"
+                for replica in self.tasks.replicas.values()
+                if not replica.complete
+                or (self.reads.lag(replica)[1].record_lag or 0) > self.settings.acceptable_recovery_lag
+            ]
+            if behind:
+                return NotReady(f"{len(behind)} replicas are not caught up yet.", retry_after_s=1, behind=behind)
+            self._was_ready = True
+        return None
+
+    def local_lags(self) -> dict[str, dict[int, Lag]]:
+        """Lag by store and partition of every replica held."""
+        lags: dict[str, dict[int, Lag]] = {}
+        for (store, partition), replica in sorted(self.tasks.replicas.items()):
+            lags.setdefault(store, {})[partition] = self.reads.lag(replica)[1]
+        return lags
+
+    def replicas_document(self) -> list[dict[str, Any]]:
+        """Every replica held: role, lag, position and end offset."""
+        rows = []
+        for (store, partition), replica in sorted(self.tasks.replicas.items()):
+            role, lag = self.reads.lag(replica)
+            rows.append(
+                {
+                    "store": store,
+                    "partition": partition,
+                    "task": str(replica.task),
+                    "role": role,
+                    "host": str(self.host),
+                    "position": replica.progress.position,
+                    "end_offset": replica.progress.end_offset,
+                    "complete": replica.complete,
+                    **lag.document(),
+                }
+            )
+        return rows
+
+    def status_document(self) -> dict[str, Any]:
+        """``GET /v1/status``: the heartbeat that routers read."""
+        generation = self.metadata.map.generation
+        return {
+            "tier": "worker",
+            "application_id": self.topology.application_id,
+            "topology": self.topology.fingerprint,
+            "host": str(self.host),
+            "process_id": self._directory.process_id,
+            "incarnation": self.incarnation,
+            "sequence": next(self._sequence),
+            "state": "draining" if self._draining else self.membership.state,
+            "generation": {"incarnation": generation.incarnation, "generation": generation.number},
+            "tasks": self.replicas_document(),
+        }
+
+    def _subscription(self) -> SubscriptionInfo:
+        offsets = self.tasks.offsets()
+        for task, proven in self._proven_active().items():
+            if proven:
+                offsets[task] = CAUGHT_UP
+        return SubscriptionInfo(
+            self._directory.process_id, self.incarnation, self.host, self.topology.fingerprint, offsets
+        )
+
+    def _proven_active(self) -> dict[Any, bool]:
+        """Which tasks this worker is running active for, with a lag proven to be acceptable."""
+        proven: dict[Any, bool] = {}
+        for replica in self.tasks.replicas.values():
+            role, lag = self.reads.lag(replica)
+            near = lag.record_lag is not None and lag.record_lag <= self.settings.acceptable_recovery_lag
+            proven[replica.task] = proven.get(replica.task, True) and role == "active" and near
+        return proven
+
+    def _on_assignment(self, info: AssignmentInfo) -> None:
+        active, standby = info.tasks_of(self._directory.process_id)
+        self.tasks.hold(active, standby)
+        self.metadata.on_change(info.map(self.topology))
