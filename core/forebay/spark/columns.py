@@ -1,0 +1,146 @@
+"""How a DataFrame's columns become changelog keys and values, in Spark's own expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from forebay.errors import SinkError
+from forebay.spark.executor import KeyColumns
+from forebay.topology import StoreSpec
+
+_TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
+    "string": (T.StringType,),
+    "int32": (T.ByteType, T.ShortType, T.IntegerType),
+    "int64": (T.ByteType, T.ShortType, T.IntegerType, T.LongType),
+    "bytes": (T.BinaryType,),
+    "json": (T.StringType, T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType),
+}
+_JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of one write: which make the key, the window, the value, the order and the tombstones."""
+
+    spec: StoreSpec
+    key: tuple[str, ...]
+    window: str | None
+    value: tuple[str, ...]
+    order_by: tuple[str, ...]
+    delete: str | None
+
+    @property
+    def key_columns(self) -> KeyColumns:
+        """What the executor is told of the key."""
+        return KeyColumns(self.key, self.spec.key == "json", self.window is not None)
+
+    def encode(self, batch: DataFrame) -> DataFrame:
+        """Columns ``key``, ``suffix`` (windowed stores), ``value``, ``timestamp_ms``, and the order's."""
+        value = F.to_json(F.struct(*(F.col(_quoted(name)) for name in self.value)), _JSON_OPTIONS).cast("binary")
+        if self.delete is not None:
+            value = F.when(F.col(_quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
+        columns = [self._key().alias("key")]
+        if self.window is not None:
+            columns.append(self._suffix(self.window).alias("suffix"))
+        columns += [value.alias("value"), F.unix_millis(F.current_timestamp()).alias("timestamp_ms")]
+        columns += [F.col(_quoted(name)).alias(f"order_{i}") for i, name in enumerate(self.order_by)]
+        return batch.select(*columns)
+
+    def _key(self) -> Column:
+        if self.spec.key == "json":
+            return F.struct(*(F.col(_quoted(name)) for name in self.key))
+        column = F.col(_quoted(self.key[0]))
+        if self.spec.key == "int32":
+            return F.unhex(F.substring(_hex64(column), 9, 8))
+        if self.spec.key == "int64":
+            return F.unhex(_hex64(column))
+        return column.cast("binary")
+
+    def _suffix(self, window: str) -> Column:
+        ends = ("start",) if self.spec.kind == "window" else ("end", "start")
+        return F.unhex(F.concat(*(_hex64(F.unix_millis(F.col(_quoted(window))[end])) for end in ends)))
+
+
+def _hex64(column: Column) -> Column:
+    """The 16 hexadecimal digits of a 64-bit two's complement integer."""
+    return F.lpad(F.hex(column.cast("long")), 16, "0")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def lay_out(
+    df: DataFrame,
+    spec: StoreSpec,
+    key: str | Sequence[str],
+    value: Sequence[str] | None,
+    order_by: str | Sequence[str] | None,
+    delete: str | None,
+) -> Layout:
+    """Check a write's columns against the DataFrame and the store; raises ``SinkError`` naming the column."""
+    names = [field.name for field in df.schema.fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SinkError(f"The column {twice[0]!r} occurs twice in what is written to {spec.name!r}; rename one.")
+    keys, order = _tuple(key), _tuple(order_by)
+    for name in (*keys, *order, *(value or ()), *([delete] if delete else ())):
+        if name not in names:
+            raise SinkError(f"There is no column {name!r} for {spec.name!r}; there are {', '.join(names)}.")
+    _check_key(df, spec, keys)
+    if delete is not None and not isinstance(df.schema[delete].dataType, T.BooleanType):
+        raise SinkError(f"The column {delete!r} must be boolean to say which rows delete.")
+    window = _window_column(df, spec)
+    used = {*keys, window, delete}
+    chosen = tuple(value) if value is not None else tuple(name for name in names if name not in used)
+    if not chosen:
+        raise SinkError(f"No column is left for the value of {spec.name!r}; name some with value=.")
+    return Layout(spec, keys, window, chosen, order, delete)
+
+
+def _check_key(df: DataFrame, spec: StoreSpec, keys: tuple[str, ...]) -> None:
+    if len(keys) > 1 and spec.key != "json":
+        raise SinkError(
+            f'{spec.name!r} has the key codec {spec.key!r}, which takes one column; several need key = "json" '
+            "in the topology."
+        )
+    for name in keys:
+        found = df.schema[name].dataType
+        if not isinstance(found, _TYPES_BY_CODEC[spec.key]):
+            fitting = ", ".join(kind.typeName() for kind in _TYPES_BY_CODEC[spec.key])
+            raise SinkError(
+                f"The key column {name!r} of {spec.name!r} is {found.simpleString()}, which the key codec "
+                f"{spec.key!r} does not take ({fitting}). Cast it, or change the codec of a new store."
+            )
+
+
+def _window_column(df: DataFrame, spec: StoreSpec) -> str | None:
+    if spec.kind not in ("window", "session"):
+        return None
+    windows = [
+        field.name
+        for field in df.schema.fields
+        if isinstance(field.dataType, T.StructType)
+        and field.dataType.fieldNames() == ["start", "end"]
+        and isinstance(field.dataType["start"].dataType, T.TimestampType)
+    ]
+    if len(windows) != 1:
+        raise SinkError(
+            f"{spec.name!r} is a {spec.kind} store and needs one column made by window() or session_window(); "
+            f"there are {len(windows)}."
+        )
+    return windows[0]
+
+
+def _tuple(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if names is None else (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,192 @@
+"""What runs in Spark's Python workers: partition a batch's rows, then write each partition.
+
+Imports only the standard library, numpy, pyarrow and modules that do the same: it is pickled by value, so that
+executors need not have forebay.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.changelog.sqlite_partition import (
+    WriteRefused,
+    append_batch,
+    check_directory,
+    heartbeat_key,
+    partition_path,
+)
+from forebay.partitioning import StreamPartitioner, murmur2_partitions
+
+Batches = Iterable["pa.RecordBatch"]
+
+_SAFE_INTEGER = (1 << 53) - 1
+
+
+@dataclass(frozen=True)
+class KeyColumns:
+    """How a row's key is made: one binary column ``key``, or JSON of the columns of a struct ``key``.
+
+    ``suffix`` says whether a binary column ``suffix`` (a window's times) follows the key in the changelog.
+    """
+
+    names: tuple[str, ...]
+    as_json: bool
+    suffix: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a batch goes: one topic of a SQLite changelog, and in whose name."""
+
+    directory: str
+    directory_id: str
+    driver_host: str
+    topic: str
+    writer: str
+    query_id: str
+    batch_id: int
+    write_name: str
+    ordered: bool
+
+
+def partition_rows(
+    columns: KeyColumns, partitions: int, slots: tuple[int, ...], partitioner: StreamPartitioner | None
+) -> Callable[[Batches], Batches]:
+    """A ``mapInArrow`` function: adds each row's partition, and the slot that Spark shuffles it by.
+
+    ``partitioner`` is None for murmur2, which is computed on whole columns. Raises ``WriteRefused`` for null
+    and reserved keys.
+    """
+
+    def run(batches: Batches) -> Batches:
+        nulls = 0
+        for batch in batches:
+            keys, null_count = _keys(batch, columns)
+            nulls += null_count
+            if nulls:
+                continue
+            _refuse_reserved(keys)
+            chosen = _partitions(keys, partitions, partitioner)
+            changelog_keys = _with_suffix(keys, batch.column("suffix")) if columns.suffix else keys
+            kept = [name for name in batch.schema.names if name not in ("key", "suffix")]
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array(np.asarray(slots, dtype=np.int32)[chosen]),
+                    pa.array(chosen),
+                    changelog_keys,
+                    *(batch.column(name) for name in kept),
+                ],
+                names=["slot", "partition", "key", *kept],
+            )
+        if nulls:
+            shown = ", ".join(repr(name) for name in columns.names)
+            raise WriteRefused(
+                f"{nulls} rows of this task have a null key (column {shown}). Filter them before the sink, "
+                "and say so where people look."
+            )
+
+    return run
+
+
+def write_rows(target: Target) -> Callable[[Batches], Batches]:
+    """A ``mapInArrow`` function: writes rows, sorted by partition and key, and yields what it wrote.
+
+    Each partition's rows and marker commit in one transaction; raises ``WriteRefused``.
+    """
+
+    def run(batches: Batches) -> Batches:
+        rows = _rows(batches)
+        for partition, group in itertools.groupby(rows, key=lambda row: row[0]):
+            check_directory(target.directory, target.directory_id, target.driver_host, socket.gethostname())
+            path = partition_path(target.directory, target.topic, partition)
+            count, next_offset = append_batch(
+                path,
+                _checked(group, target),
+                writer=target.writer,
+                query_id=target.query_id,
+                batch_id=target.batch_id,
+                write_name=target.write_name,
+            )
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "partition": pa.array([partition], pa.int32()),
+                    "row_count": pa.array([count], pa.int64()),
+                    "next_offset": pa.array([next_offset], pa.int64()),
+                }
+            )
+
+    return run
+
+
+def _rows(batches: Batches) -> Iterator[tuple[int, bytes, bytes | None, int]]:
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ("partition", "key", "value", "timestamp_ms")]
+        yield from zip(*columns, strict=True)
+
+
+def _checked(
+    group: Iterator[tuple[int, bytes, bytes | None, int]], target: Target
+) -> Iterator[tuple[bytes, bytes | None, int]]:
+    previous = None
+    for _, key, value, timestamp_ms in group:
+        if key == previous and not target.ordered:
+            raise WriteRefused(
+                f"Batch {target.batch_id} has more than one row for the key {key!r} of {target.write_name!r}, "
+                "and nothing says which is the later. Give the sink order_by=, or aggregate by the key."
+            )
+        previous = key
+        yield key, value, timestamp_ms
+
+
+def _keys(batch: pa.RecordBatch, columns: KeyColumns) -> tuple[Any, int]:
+    """The keys' plain bytes as a binary array, and how many rows have none."""
+    column = batch.column("key")
+    if not columns.as_json:
+        return column, column.null_count
+    parts = [column.field(i) for i in range(len(columns.names))]
+    nulls = int(np.count_nonzero(np.any([pc.is_null(part).to_numpy(False) for part in parts], axis=0)))
+    rows = zip(*(part.to_pylist() for part in parts), strict=True)
+    return pa.array([_json_key(row) for row in rows], pa.binary()), nulls
+
+
+def _json_key(row: tuple[Any, ...]) -> bytes:
+    """RFC 8785 canonical JSON of an array of strings, integers and booleans."""
+    for part in row:
+        if isinstance(part, int) and abs(part) > _SAFE_INTEGER:
+            raise WriteRefused(
+                f"The key {row!r} holds an integer beyond 2^53, which JSON keys cannot: cast it to string."
+            )
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _refuse_reserved(keys: Any) -> None:
+    reserved = pc.starts_with(keys, heartbeat_key(""))
+    if pc.any(reserved).as_py():
+        raise WriteRefused(
+            "A row's key is reserved for heartbeats (it begins with NUL, 'forebay-heartbeat', NUL)."
+        )
+
+
+def _with_suffix(keys: Any, suffixes: Any) -> Any:
+    return pc.binary_join_element_wise(keys, suffixes, pa.scalar(b"", keys.type))
+
+
+def _partitions(keys: Any, partitions: int, partitioner: StreamPartitioner | None) -> Any:
+    if partitioner is not None:
+        chosen = [partitioner.partition(key, partitions) for key in keys.to_pylist()]
+        return np.asarray(chosen, dtype=np.int32)
+    wide = pa.types.is_large_binary(keys.type)
+    _, offsets_buffer, data_buffer = keys.buffers()
+    dtype = np.int64 if wide else np.int32
+    offsets = np.frombuffer(offsets_buffer, dtype=dtype)[keys.offset : keys.offset + len(keys) + 1]
+    data = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+    return murmur2_partitions(data, offsets, partitions)

@@ -1,0 +1,71 @@
+"""Heartbeats from a streaming query's own progress: how old the source's state in the log is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+log = logging.getLogger(__name__)
+
+Beat = Callable[[str, int, int], None]
+
+
+class HeartbeatListener(StreamingQueryListener):
+    """Calls ``beat(query_id, as_of_ms, batch_id)`` when a batch left no backlog, and while a query is idle.
+
+    ``as_of_ms`` is when the trigger began, before it asked the source what there was: whatever the source had
+    by then is in the log.
+    """
+
+    def __init__(self, beat: Beat) -> None:
+        self._beat = beat
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing to say yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """After a batch that took all there was."""
+        progress = event.progress
+        if left_no_backlog(progress):
+            self._say(str(progress.id), progress.timestamp, progress.batchId)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """There was nothing new at the trigger."""
+        self._say(str(event.id), event.timestamp, -1)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """A stopped query falls silent, and its age grows."""
+
+    def _say(self, query_id: str, timestamp: str, batch_id: int) -> None:
+        try:
+            self._beat(query_id, epoch_ms_of(timestamp), batch_id)
+        except Exception:
+            log.exception("the heartbeat of query %s could not be written", query_id)
+
+
+def left_no_backlog(progress: StreamingQueryProgress) -> bool:
+    """Whether a batch took everything its sources had; a source that does not tell counts as not."""
+    return all(
+        source.latestOffset is not None and _offset(source.latestOffset) == _offset(source.endOffset)
+        for source in progress.sources
+    )
+
+
+def epoch_ms_of(timestamp: str) -> int:
+    """Epoch milliseconds of a progress' ISO 8601 timestamp."""
+    return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
+
+
+def _offset(text: Any) -> Any:
+    return text.strip() if isinstance(text, str) else text

@@ -1,0 +1,280 @@
+"""The sink: streaming queries' results, written to a changelog batch by batch."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from forebay import partitioning
+from forebay.changelog import Heartbeat, open_changelog, sqlite_partition
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.errors import BatchConflict, SinkError
+from forebay.partitioning import Murmur2Partitioner
+from forebay.position import Position, encode_position, log_digest
+from forebay.spark import executor
+from forebay.spark.columns import Layout, lay_out
+from forebay.spark.executor import Target, partition_rows, write_rows
+from forebay.spark.heartbeats import HeartbeatListener
+from forebay.topology import StoreSpec, Topology, load_topology
+
+_LEAST_SPARK = (4, 0)
+_COMPACTION_INTERVAL_S = 600.0
+_REFUSAL = re.compile(r"WriteRefused: (.*)")
+_BY_VALUE = (partitioning, sqlite_partition, executor)
+
+
+class Sink:
+    """Writes streaming queries to the stores of a topology.
+
+    ``topology`` is a path or a loaded topology, ``changelog`` a URL such as ``sqlite:///DIR``. Raises
+    ``TopologyError``, ``SettingError`` or ``ChangelogError``.
+
+        sink = Sink("topology.toml", changelog="sqlite:///var/lib/forebay/changelog")
+        query = sink.write(delays, "carrier_delays", key="carrier").option("checkpointLocation", "…").start()
+    """
+
+    def __init__(self, topology: str | Path | Topology, *, changelog: str) -> None:
+        if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) < _LEAST_SPARK:
+            raise SinkError(f"forebay needs Spark 4.0 or later; this is {pyspark.__version__}.")
+        self.topology = topology if isinstance(topology, Topology) else load_topology(topology)
+        opened = open_changelog(changelog)
+        assert isinstance(opened, SqliteChangelog)
+        self._changelog = opened
+        for spec in self.topology.stores.values():
+            self._changelog.ensure_topic(spec.topic, spec.partitions)
+        self._writes: dict[str, _Write] = {}
+        self._positions: dict[str, str] = {}
+        self._listening: list[SparkSession] = []
+        self._compacted = time.monotonic()
+
+    def write(
+        self,
+        df: DataFrame,
+        store: str,
+        *,
+        key: str | Sequence[str],
+        value: Sequence[str] | None = None,
+        order_by: str | Sequence[str] | None = None,
+        delete: str | None = None,
+        writer: str | None = None,
+    ) -> SinkWriter:
+        """A writer of ``df`` to a store; give it a checkpoint location and start it.
+
+        ``key`` names the key's column or columns, ``value`` the columns of the value (all others by default),
+        ``order_by`` the columns that say which of several rows of a key in one batch is the latest, ``delete``
+        a boolean column that marks tombstones. ``writer`` names who writes, by default the store: two queries
+        that write one store need a name each. Raises ``SinkError`` naming the column or the store.
+        """
+        spec = self.topology.stores.get(store)
+        if spec is None:
+            names = ", ".join(self.topology.stores)
+            raise SinkError(f"There is no store {store!r} in the topology; there are {names}.")
+        session = _classic_session(df)
+        if spec.value != "json":
+            raise SinkError(f"{store!r} has the value codec {spec.value!r}; the sink writes 'json'.")
+        if spec.kind == "versioned":
+            raise SinkError(f"{store!r} is a versioned store, which the sink does not write yet.")
+        if spec.stream_partitioner is None:
+            raise SinkError(f"{store!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
+        layout = lay_out(df, spec, key, value, order_by, delete)
+        write = _Write(self, layout, writer or store, _slots(session, spec.partitions))
+        self._listen(session)
+        return SinkWriter(df, write)
+
+    def position(self, store: str) -> str | None:
+        """The position token of the last batch written to a store, None before the first.
+
+        A read with it as ``min_position`` sees that batch.
+        """
+        return self._positions.get(store)
+
+    def _listen(self, session: SparkSession) -> None:
+        if session in self._listening:
+            return
+        # The default of 10 s would let an idle stream's age grow to that.
+        session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "1000")
+        session.streams.addListener(HeartbeatListener(self._beat))
+        self._listening.append(session)
+
+    def _beat(self, query_id: str, as_of_ms: int, batch_id: int) -> None:
+        write = self._writes.get(query_id)
+        if write is not None:
+            write.beat(query_id, as_of_ms, batch_id)
+            self._compact_now_and_then()
+
+    def _compact_now_and_then(self) -> None:
+        if time.monotonic() - self._compacted >= _COMPACTION_INTERVAL_S:
+            self._compacted = time.monotonic()
+            for spec in self.topology.stores.values():
+                self._changelog.compact(spec.topic)
+
+
+@dataclass
+class _Write:
+    """One query's way into one store."""
+
+    sink: Sink
+    layout: Layout
+    writer: str
+    slots: tuple[int, ...]
+    as_of_ms: int | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def spec(self) -> StoreSpec:
+        """The store written to."""
+        return self.layout.spec
+
+    def batch(self, df: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch, then a heartbeat to every partition; raises ``SinkError``."""
+        session = df.sparkSession
+        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query_id is None:
+            raise SinkError("The sink writes streaming queries only; use sink.write(...).start().")
+        self.sink._writes[query_id] = self
+        partitioner = self.spec.stream_partitioner
+        vectorised = isinstance(partitioner, Murmur2Partitioner)
+        encoded = self.layout.encode(df)
+        order = [name for name in encoded.columns if name.startswith("order_")]
+        types = {field.name: field.dataType.simpleString() for field in encoded.schema.fields}
+        placed = encoded.mapInArrow(
+            partition_rows(
+                self.layout.key_columns, self.spec.partitions, self.slots, None if vectorised else partitioner
+            ),
+            "slot int, partition int, key binary, value binary, timestamp_ms bigint"
+            + "".join(f", {name} {types[name]}" for name in order),
+        )
+        written = (
+            placed.repartition(self.spec.partitions, "slot")
+            .sortWithinPartitions("partition", "key", *order)
+            .mapInArrow(
+                write_rows(self._target(query_id, batch_id)), "partition int, row_count bigint, next_offset bigint"
+            )
+        )
+        try:
+            written.collect()
+        except PySparkException as error:
+            refusal = _REFUSAL.search(str(error))
+            if refusal is None:
+                raise
+            raise SinkError(f"{self.spec.name}: {refusal[1]}") from None
+        self.beat(query_id, self.as_of_ms, batch_id)
+
+    def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
+        """Append a heartbeat to every partition, and remember the position it brought the log to."""
+        with self._lock:
+            if as_of_ms is not None:
+                self.as_of_ms = max(as_of_ms, self.as_of_ms or as_of_ms)
+            changelog = self.sink._changelog
+            try:
+                offsets = changelog.append_heartbeat(
+                    self.spec.topic,
+                    writer=self.writer,
+                    query_id=query_id,
+                    value=Heartbeat(self.as_of_ms, query_id, batch_id).value(),
+                )
+            except sqlite_partition.WriteRefused as error:
+                raise BatchConflict(str(error)) from None
+            log = log_digest(changelog.identity(self.spec.topic))
+            self.sink._positions[self.spec.name] = encode_position(Position(log, offsets))
+
+    def _target(self, query_id: str, batch_id: int) -> Target:
+        changelog = self.sink._changelog
+        return Target(
+            directory=str(changelog.directory),
+            directory_id=changelog.directory_id,
+            driver_host=socket.gethostname(),
+            topic=self.spec.topic,
+            writer=self.writer,
+            query_id=query_id,
+            batch_id=batch_id,
+            write_name=self.writer,
+            ordered=bool(self.layout.order_by),
+        )
+
+
+class SinkWriter(DataStreamWriter):
+    """Spark's own writer, set up for the sink: update mode (append for session stores), named by its writer."""
+
+    def __init__(self, df: DataFrame, write: _Write) -> None:
+        super().__init__(df)
+        self._write_to = write
+        session_store = write.spec.kind == "session"
+        self.queryName(write.writer)
+        self.outputMode("append" if session_store else "update")
+        self.foreachBatch(write.batch)
+
+    @property
+    def store(self) -> str:
+        """The store written to."""
+        return self._write_to.spec.name
+
+    def outputMode(self, outputMode: str) -> SinkWriter:
+        """Update or append; complete mode is refused with ``SinkError``."""
+        if outputMode.lower() not in ("update", "append"):
+            raise SinkError(
+                f"{self._write_to.spec.name!r}: the output mode {outputMode!r} would write every key in every "
+                "batch and never say what is gone; use 'update' or 'append'."
+            )
+        super().outputMode(outputMode)
+        return self
+
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Start the query, as Spark's own writer does."""
+        if outputMode is not None:
+            self.outputMode(outputMode)
+        query = super().start(path, format, None, partitionBy, queryName, **options)
+        self._write_to.sink._writes[str(query.id)] = self._write_to
+        return query
+
+
+def _classic_session(df: DataFrame) -> SparkSession:
+    """The DataFrame's session, its Python workers set to this interpreter where they run on this machine."""
+    session = df.sparkSession
+    if not hasattr(session, "_jsparkSession"):
+        raise SinkError("The sink needs a classic Spark session: Spark Connect has no foreachBatch on the driver.")
+    if not df.isStreaming:
+        raise SinkError("The sink writes streaming DataFrames; this one is not streaming.")
+    for module in _BY_VALUE:
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    context = session.sparkContext
+    if (context.master or "").startswith("local"):
+        context.pythonExec = os.environ.get("PYSPARK_PYTHON") or sys.executable
+    return session
+
+
+def _slots(session: SparkSession, partitions: int) -> tuple[int, ...]:
+    """For each partition a number that Spark's hash shuffles to a task of its own."""
+    found: dict[int, int] = {}
+    first, count = 0, 8 * partitions + 64
+    while len(found) < partitions:
+        rows = session.range(first, first + count).selectExpr(
+            "cast(id as int) as slot", f"pmod(hash(cast(id as int)), {partitions}) as task"
+        )
+        for row in rows.collect():
+            found.setdefault(row.task, row.slot)
+        first += count
+    return tuple(found[task] for task in range(partitions))

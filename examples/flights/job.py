@@ -1,0 +1,77 @@
+"""The Spark job of the flights demo: streams the replayed files into the changelog until it is stopped.
+
+Prints a JSON line for every micro-batch: query, batch, rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from examples.flights.pipeline import read_flights, writers
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from forebay.spark import Sink
+
+
+class BatchPrinter(StreamingQueryListener):
+    """Prints what each micro-batch did."""
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Not printed."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """One line a batch that had rows."""
+        progress = event.progress
+        if progress.numInputRows:
+            line = {"query": progress.name, "batch": progress.batchId, "rows": progress.numInputRows}
+            print(json.dumps(line), flush=True)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Not printed."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Not printed."""
+
+
+def main() -> None:
+    """Run the three queries until the job is stopped or one of them fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source", required=True, help="directory of the replayed files")
+    parser.add_argument("--changelog", required=True, help="changelog URL")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="directory of the queries' checkpoints")
+    arguments = parser.parse_args()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("flights")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", 4)
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.streams.addListener(BatchPrinter())
+    sink = Sink(Path(__file__).with_name("topology.toml"), changelog=arguments.changelog)
+    flights = read_flights(spark, arguments.source)
+    for writer in writers(sink, flights):
+        checkpoint = arguments.checkpoints / writer.store
+        writer.option("checkpointLocation", str(checkpoint)).start()
+    spark.streams.awaitAnyTermination()
+
+
+if __name__ == "__main__":
+    main()
