@@ -106,6 +106,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("poll_interval_ms", "integer", 10, WORKER, "Pause between looks at an idle SQLite log.", least=1),
     Setting(
+        "apply_records_per_second",
+        "integer",
+        0,
+        WORKER,
+        "Most records applied a second in all, to leave disk and processor to reads; 0 is unlimited.",
+    ),
+    Setting(
         "end_offset_max_age_ms",
         "integer",
         5_000,
@@ -196,6 +203,7 @@ class WorkerSettings:
     standby_rebuild_delay_ms: int
     initial_rebalance_delay_ms: int
     poll_interval_ms: int
+    apply_records_per_second: int
     end_offset_max_age_ms: int
     rocksdb_block_cache_bytes: int
     rocksdb_write_buffer_bytes: int

@@ -36,7 +36,12 @@ class Worker:
         self._directory = StateDirectory(settings.state_dir, self.topology.application_id)
         memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(
-            self.topology, self._changelog, self._directory, memory, settings.poll_interval_ms
+            self.topology,
+            self._changelog,
+            self._directory,
+            memory,
+            settings.poll_interval_ms,
+            settings.apply_records_per_second,
         )
         self.membership = SqliteMembership(
             group_path(settings.group or "", self._changelog.url),

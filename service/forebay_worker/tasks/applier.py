@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RECORDS_PER_POLL = 2_000
+_PACED_POLL_S = 0.1
 _KEYS_ALL_CHECKED = 1_000
 _KEYS_CHECK_EVERY = 127
 _HEARTBEAT_PREFIX = len(b"\x00forebay-heartbeat\x00")
@@ -28,6 +29,7 @@ _HEARTBEAT_PREFIX = len(b"\x00forebay-heartbeat\x00")
 class Applier:
     """Polls the changelog and applies what it finds, in batches small enough that readers are not held up.
 
+    ``records_per_second`` bounds the pace over all replicas, 0 does not.
     ``on_untrusted(replica, reason)`` is called in the applier's thread when a replica must be rebuilt: its
     log was replaced, or it may have missed tombstones.
     """
@@ -36,10 +38,12 @@ class Applier:
         self,
         changelog: Changelog,
         poll_interval_ms: int,
+        records_per_second: int,
         on_untrusted: Callable[[Replica, str], None],
     ) -> None:
         self._consumer: Consumer = changelog.consumer()
         self._poll_interval_s = poll_interval_ms / 1000
+        self._records_per_second = records_per_second
         self._on_untrusted = on_untrusted
         self._replicas: dict[TopicPartition, Replica] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -92,15 +96,24 @@ class Applier:
         while not self._stopping:
             self._wake.clear()
             self._run_commands()
-            busy = False
-            for batch in self._consumer.poll(MAX_RECORDS_PER_POLL):
+            applied = 0
+            for batch in self._consumer.poll(self._records_per_poll()):
                 replica = self._replicas.get(batch.topic_partition)
                 if replica is not None:
-                    busy = bool(batch.records) or busy
+                    applied += len(batch.records)
                     self._apply_safely(replica, batch)
-            if not busy:
+            if not applied:
                 self._wake.wait(self._poll_interval_s)
+            elif self._records_per_second:
+                self._wake.wait(applied / self._records_per_second)
         self._run_commands()
+
+    def _records_per_poll(self) -> int:
+        """How many records of one partition to take at once."""
+        if not self._records_per_second:
+            return MAX_RECORDS_PER_POLL
+        share = int(self._records_per_second * _PACED_POLL_S / max(1, len(self._replicas)))
+        return min(max(1, share), MAX_RECORDS_PER_POLL)
 
     def _run_commands(self) -> None:
         while True:

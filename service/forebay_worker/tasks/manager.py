@@ -37,12 +37,13 @@ class TaskManager:
         directory: StateDirectory,
         memory: RocksDbMemory,
         poll_interval_ms: int,
+        apply_records_per_second: int,
     ) -> None:
         self._topology = topology
         self._changelog = changelog
         self._directory = directory
         self._memory = memory
-        self.applier = Applier(changelog, poll_interval_ms, self._rebuild)
+        self.applier = Applier(changelog, poll_interval_ms, apply_records_per_second, self._rebuild)
         self.replicas: ReplicaTable = {}
         self._wanted: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
         self.released: Callable[[], None] = lambda: None

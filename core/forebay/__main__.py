@@ -1,0 +1,5 @@
+"""``python -m forebay``."""
+
+from forebay.cli import main
+
+main()

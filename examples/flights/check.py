@@ -1,0 +1,247 @@
+"""What ``scripts/demo --check`` asserts while the demo runs and after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pandas as pd
+from examples.flights.expected import (
+    expected_aircraft_last_seen,
+    expected_airport_departures,
+    expected_carrier_delays,
+    same_value,
+)
+from examples.flights.supervisor import Supervisor, wait_until
+
+WATCHED_CARRIER = "UA"
+LEAST_BATCHES = 20
+_READS_PER_SECOND = 100
+_QUERIES = ("carrier_delays", "aircraft_last_seen", "airport_departures")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table: what was checked, what was found, and whether it is as it must be."""
+
+    what: str
+    found: str
+    passed: bool
+
+
+@dataclass
+class SteadyReader:
+    """Reads one key through the router a hundred times a second, and remembers what failed."""
+
+    url: str
+    reads: int = 0
+    failures: list[str] = field(default_factory=list)
+    longest_ms: float = 0.0
+    roles: set[str] = field(default_factory=set)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        with httpx.Client(timeout=5) as client:
+            while not self._stopping.is_set():
+                begun = time.monotonic()
+                try:
+                    answer = client.get(self.url)
+                    if answer.status_code != 200:
+                        self.failures.append(f"{answer.status_code}: {answer.text}")
+                    else:
+                        self.roles.add(answer.headers["forebay-role"])
+                except httpx.TransportError as error:
+                    self.failures.append(repr(error))
+                self.reads += 1
+                self.longest_ms = max(self.longest_ms, (time.monotonic() - begun) * 1000)
+                due = max(due + 1 / _READS_PER_SECOND, begun)
+                self._stopping.wait(max(0.0, due - time.monotonic()))
+
+
+@dataclass
+class LagWatcher:
+    """Looks for answers that are behind, and for a refusal of one that must not be."""
+
+    router: str
+    behind: int = 0
+    most_records_behind: int = 0
+    refusals: int = 0
+    refused: dict[str, Any] = field(default_factory=dict)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        url = f"{self.router}/v1/stores/aircraft_last_seen/keys/N14228"
+        with httpx.Client(timeout=5) as client:
+            while not self._stopping.is_set():
+                try:
+                    record_lag = int(client.get(url).headers.get("forebay-record-lag", 0))
+                    if record_lag:
+                        self.behind += 1
+                        self.most_records_behind = max(self.most_records_behind, record_lag)
+                        strict = client.get(url, params={"max_record_lag": 0})
+                        if strict.status_code == 412:
+                            self.refusals += 1
+                            self.refused = strict.json()
+                except httpx.TransportError:
+                    pass
+                self._stopping.wait(0.02)
+
+
+def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) -> list[Finding]:
+    """Watch a demo at full speed from its start to its end, kill a worker on the way, compare every key."""
+    router = supervisor.router
+    key_url = f"{router}/v1/stores/carrier_delays/keys/{WATCHED_CARRIER}"
+    reader, watcher = SteadyReader(key_url), LagWatcher(router)
+    wait_until(lambda: _answers(supervisor, key_url), f"the first answer for {WATCHED_CARRIER}", 90)
+    reader.start()
+    watcher.start()
+    try:
+        wait_until(lambda: _alive(supervisor) and _batches(supervisor) >= 3, "the first batches", 90)
+        killed = kill_active(supervisor)
+        batches_at_kill, reads_at_kill = _batches(supervisor), reader.reads
+        wait_until(
+            lambda: reader.reads >= reads_at_kill + 5 * _READS_PER_SECOND, "5 s of reads after the kill", 60
+        )
+        supervisor.start_worker(killed)
+        wait_until(
+            lambda: _alive(supervisor) and all(supervisor.rows[query] >= len(flights) for query in _QUERIES),
+            "the end of the replay",
+            240,
+        )
+        wait_until(lambda: _caught_up(router), "record lag 0 everywhere", 60)
+    finally:
+        reader.stop()
+        watcher.stop()
+    findings = [
+        Finding(
+            f"{query}: micro-batches", str(supervisor.batches[query]), supervisor.batches[query] >= LEAST_BATCHES
+        )
+        for query in _QUERIES
+    ]
+    findings += [
+        Finding(
+            "answers that said they were behind",
+            f"{watcher.behind}, by up to {watcher.most_records_behind} records",
+            watcher.behind > 0,
+        ),
+        Finding(
+            "refusals of max_record_lag=0 while behind",
+            f"{watcher.refusals} × 412 {watcher.refused.get('type', '')}",
+            watcher.refusals > 0,
+        ),
+        Finding("record lag in the end", "0 on every replica", True),
+        Finding(
+            f"kill -9 of the active for {WATCHED_CARRIER} at {_READS_PER_SECOND} reads/s",
+            f"{killed} after {batches_at_kill} of {total_slices} batches",
+            batches_at_kill < total_slices,
+        ),
+        Finding(
+            "reads through the kill",
+            f"{reader.reads}, {len(reader.failures)} failed, longest {reader.longest_ms:.0f} ms, "
+            f"by {' and '.join(sorted(reader.roles))}" + (f": {reader.failures[0]}" if reader.failures else ""),
+            not reader.failures and reader.reads > 0,
+        ),
+    ]
+    return findings + compare_every_key(router, flights)
+
+
+def kill_active(supervisor: Supervisor) -> str:
+    """Kill the worker that is active for the watched key, without warning; returns its address."""
+    metadata = httpx.get(f"{supervisor.router}/v1/metadata/stores/carrier_delays/keys/{WATCHED_CARRIER}").json()
+    address: str = metadata["active_host"]
+    process = supervisor.workers[address]
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    return address
+
+
+def compare_every_key(router: str, flights: pd.DataFrame) -> list[Finding]:
+    """Read every key of the three stores through the router, and hold it against pandas."""
+    with httpx.Client(base_url=router, timeout=30) as client:
+        findings = []
+        for store, expected in (
+            ("carrier_delays", expected_carrier_delays(flights)),
+            ("aircraft_last_seen", expected_aircraft_last_seen(flights)),
+        ):
+            wrong = [key for key, value in expected.items() if not _same_key(client, store, key, value)]
+            findings.append(_compared(f"{store}: keys equal to pandas", len(expected), wrong))
+        wrong, total = [], 0
+        for origin, windows in expected_airport_departures(flights).items():
+            found = _all_windows(client, origin)
+            total += len(windows)
+            wrong += [
+                f"{origin}@{start}"
+                for start in windows.keys() | found.keys()
+                if start not in found or start not in windows or not same_value(found[start], windows[start])
+            ]
+        findings.append(_compared("airport_departures: windows equal to pandas", total, wrong))
+    return findings
+
+
+def _compared(what: str, total: int, wrong: list[str]) -> Finding:
+    shown = f" ({', '.join(wrong[:3])}…)" if wrong else ""
+    return Finding(what, f"{total - len(wrong)} of {total}{shown}", not wrong)
+
+
+def _same_key(client: httpx.Client, store: str, key: str, expected: dict[str, Any]) -> bool:
+    answer = client.get(f"/v1/stores/{store}/keys/{key}")
+    return answer.status_code == 200 and same_value(answer.json()["value"], expected)
+
+
+def _all_windows(client: httpx.Client, origin: str) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    cursor: str | None = None
+    while True:
+        parameters = {"limit": "2000", **({"cursor": cursor} if cursor else {})}
+        page = client.get(f"/v1/stores/airport_departures/keys/{origin}/windows", params=parameters)
+        page.raise_for_status()
+        document = page.json()
+        found.update({window["start_ms"]: window["value"] for window in document["windows"]})
+        cursor = document["next"]
+        if cursor is None:
+            return found
+
+
+def _answers(supervisor: Supervisor, url: str) -> bool:
+    supervisor.check_alive()
+    return httpx.get(url).status_code == 200
+
+
+def _alive(supervisor: Supervisor) -> bool:
+    supervisor.check_alive()
+    return True
+
+
+def _batches(supervisor: Supervisor) -> int:
+    return min(supervisor.batches[query] for query in _QUERIES)
+
+
+def _caught_up(router: str) -> bool:
+    lags = httpx.get(f"{router}/v1/lags").json()["lags"]
+    return len(lags) >= 24 and all(row["record_lag"] == 0 for row in lags)

@@ -1,0 +1,188 @@
+"""The processes of the flights demo: three workers, a router, a Spark job; started and stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+TOPOLOGY = Path(__file__).with_name("topology.toml")
+ROOT = Path(__file__).parents[2]
+_STOP_TIMEOUT_S = 20.0
+
+
+class DemoFailed(Exception):
+    """A process of the demo ended, or did not become what it should in time."""
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float) -> None:
+    """Wait for a condition; raises ``DemoFailed`` saying what did not come."""
+    until = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > until:
+            raise DemoFailed(f"{what} did not happen within {deadline_s:.0f} s")
+        time.sleep(0.05)
+
+
+@dataclass
+class Supervisor:
+    """Starts the demo's processes under one directory, and stops them all.
+
+    ``worker_options`` are further flags of every worker.
+    """
+
+    directory: Path
+    router_port: int
+    worker_options: tuple[str, ...] = ()
+    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """Worker process by its address."""
+    batches: Counter[str] = field(default_factory=Counter)
+    """Micro-batches with rows, by query."""
+    rows: Counter[str] = field(default_factory=Counter)
+    """Rows taken from the source, by query."""
+    _state_dirs: dict[str, Path] = field(default_factory=dict)
+    _others: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def router(self) -> str:
+        """The router's URL."""
+        return f"http://127.0.0.1:{self.router_port}"
+
+    @property
+    def changelog(self) -> str:
+        """The changelog's URL."""
+        return f"sqlite://{self.directory / 'changelog'}"
+
+    @property
+    def source(self) -> Path:
+        """Where the flights are replayed to."""
+        return self.directory / "flights"
+
+    def start(self, worker_count: int = 3) -> None:
+        """Start the workers, the router and the Spark job, and wait until reads are answered."""
+        for number in range(worker_count):
+            address = f"127.0.0.1:{free_port()}"
+            self._state_dirs[address] = self.directory / f"worker-{number}"
+            self.start_worker(address)
+        self._others["router"] = self._launch(
+            "router",
+            [
+                *_FOREBAY,
+                "router",
+                "--seeds",
+                ",".join(self.workers),
+                "--listen",
+                f"127.0.0.1:{self.router_port}",
+                "--drain-ms",
+                "0",
+            ],
+        )
+        self.source.mkdir(exist_ok=True)
+        wait_until(self._ready, "the router's readiness", 60)
+        job = self._launch(
+            "spark",
+            [
+                sys.executable,
+                "-m",
+                "examples.flights.job",
+                "--source",
+                str(self.source),
+                "--changelog",
+                self.changelog,
+                "--checkpoints",
+                str(self.directory / "checkpoints"),
+            ],
+            stdout=subprocess.PIPE,
+        )
+        self._others["spark"] = job
+        threading.Thread(target=self._follow, args=(job,), daemon=True).start()
+
+    def start_worker(self, address: str) -> None:
+        """Start a worker, or start it again with the state that it had."""
+        state_dir = self._state_dirs[address]
+        arguments = ["worker", "--topology", str(TOPOLOGY), "--changelog", self.changelog]
+        arguments += ["--state-dir", str(state_dir), "--listen", address, "--num-standby-replicas", "1"]
+        arguments += ["--session-timeout-ms", "2000", "--initial-rebalance-delay-ms", "1000", "--drain-ms", "0"]
+        name = state_dir.name
+        self.workers[address] = self._launch(name, [*_FOREBAY, *arguments, *self.worker_options])
+
+    def check_alive(self) -> None:
+        """Raise ``DemoFailed`` with the ends of the logs if any process ended by itself."""
+        ended = [name for name, process in {**self._others, **self.workers}.items() if process.poll() is not None]
+        if ended:
+            raise DemoFailed(f"{', '.join(ended)} ended by itself:{self._last_log_lines()}")
+
+    def stop(self) -> None:
+        """Stop everything: a signal to each process group, then force for what is left."""
+        processes = [*self._others.values(), *self.workers.values()]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        until = time.monotonic() + _STOP_TIMEOUT_S
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, until - time.monotonic()))
+        for process in processes:
+            # The Spark job's JVM is in its group and may outlive it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _launch(self, name: str, arguments: list[str], stdout: int | None = None) -> subprocess.Popen[bytes]:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                arguments,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _follow(self, job: subprocess.Popen[bytes]) -> None:
+        assert job.stdout is not None
+        for line in job.stdout:
+            try:
+                document = json.loads(line)
+            except ValueError:
+                continue
+            self.batches[document["query"]] += 1
+            self.rows[document["query"]] += document["rows"]
+
+    def _ready(self) -> bool:
+        self.check_alive()
+        try:
+            if httpx.get(f"{self.router}/readyz").status_code != 200:
+                return False
+            lags = httpx.get(f"{self.router}/v1/lags").json()["lags"]
+        except httpx.TransportError:
+            return False
+        return sum(row["role"] == "active" for row in lags) == 12
+
+    def _last_log_lines(self) -> str:
+        lines = []
+        for path in sorted(self.directory.glob("*.log")):
+            lines += [f"{path.name}: {line}" for line in path.read_text(errors="replace").splitlines()[-3:]]
+        return "\n  " + "\n  ".join(lines)
+
+
+_FOREBAY = [sys.executable, "-m", "forebay"]
