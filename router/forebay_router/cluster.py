@@ -147,8 +147,8 @@ class Cluster:
         self._refresh.set()
 
     def rows(self) -> list[dict[str, Any]]:
-        """The replicas of all live workers, as they last reported them."""
-        live = [worker for worker in self.workers.values() if worker.live]
+        """The replicas of all workers that answer, as they last reported them."""
+        live = [worker for worker in self.workers.values() if worker.live and not worker.suspect]
         return [row for worker in sorted(live, key=lambda worker: worker.host) for row in worker.rows]
 
     def _watch(self, address: HostInfo) -> None:

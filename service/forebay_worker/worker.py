@@ -166,6 +166,10 @@ class Worker:
         return proven
 
     def _on_assignment(self, info: AssignmentInfo) -> None:
-        active, standby = info.tasks_of(self._directory.process_id)
-        self.tasks.hold(active, standby)
+        me = self._directory.process_id
+        if me in info.hosts:
+            self.tasks.hold(*info.tasks_of(me))
+        else:
+            # Made while this worker counted as gone: it is no one's active, and releases nothing yet.
+            self.tasks.hold_as_standby()
         self.metadata.on_change(info.map(self.topology))

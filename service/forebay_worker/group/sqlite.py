@@ -104,7 +104,12 @@ class SqliteMembership:
         """Join, and keep the lease in a thread; raises ``ConfigurationError``."""
         self._subscription = subscription
         self._on_assignment = on_assignment
-        self._refuse_taken_address()
+        try:
+            self._refuse_taken_address()
+        except sqlite3.Error as error:
+            # What is on disk can be served meanwhile; the thread goes on trying.
+            log.warning("the worker group %s cannot be reached: %s", self._path, error)
+            self._disconnect()
         self._thread = threading.Thread(target=self._run, name="forebay-group", daemon=True)
         self._thread.start()
 

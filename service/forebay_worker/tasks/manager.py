@@ -64,6 +64,10 @@ class TaskManager:
         self._designate(self.replicas, actives)
         self.applier.call(self._hold_wanted)
 
+    def hold_as_standby(self) -> None:
+        """Go on holding what is held, active for nothing."""
+        self.hold((), self._wanted[0])
+
     def stop(self) -> None:
         """Close every store."""
         self._wanted = (frozenset(), frozenset())

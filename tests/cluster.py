@@ -1,0 +1,226 @@
+"""A real cluster on this machine for tests: worker and router processes over a SQLite changelog."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from forebay.changelog import Heartbeat, sqlite_partition
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec, load_topology
+
+TOPOLOGY = """
+application_id = "test"
+
+[[subtopology]]
+name = "counts"
+partitions = 4
+
+[[subtopology.store]]
+name = "counts"
+
+[[subtopology]]
+name = "rest"
+partitions = 2
+
+[[subtopology.store]]
+name = "hours"
+kind = "window"
+window_size_ms = 1000
+retention_ms = 100000
+
+[[subtopology.store]]
+name = "numbers"
+key = "int64"
+
+[[subtopology.store]]
+name = "pairs"
+key = "json"
+"""
+
+Rows = Mapping[bytes, bytes | None]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 20.0) -> None:
+    until = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < until, f"{what} did not happen within {deadline_s} s"
+        time.sleep(0.01)
+
+
+@dataclass
+class Cluster:
+    directory: Path
+    topology_text: str = TOPOLOGY
+    worker_options: tuple[str, ...] = ()
+    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _state_dirs: dict[str, Path] = field(default_factory=dict)
+    _routers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _batches: int = 0
+
+    def __post_init__(self) -> None:
+        self.topology_path = self.directory / "topology.toml"
+        self.topology_path.write_text(self.topology_text)
+        self.topology = load_topology(self.topology_path)
+        self.changelog = SqliteChangelog(self.directory / "log")
+        for spec in self.topology.stores.values():
+            self.changelog.ensure_topic(spec.topic, spec.partitions)
+
+    def put(self, store: str, rows: Rows, writer: str | None = None) -> dict[int, int]:
+        """Append rows, each to its partition, and a heartbeat; returns the end of every partition."""
+        spec = self.topology.stores[store]
+        self._batches += 1
+        split: dict[int, list[tuple[bytes, bytes | None, int]]] = {}
+        for key, value in rows.items():
+            split.setdefault(self.partition(spec, key), []).append((key, value, int(time.time() * 1000)))
+        for partition, items in split.items():
+            sqlite_partition.append_batch(
+                self.changelog.path(TopicPartition(spec.topic, partition)),
+                items,
+                writer=writer or store,
+                query_id="q",
+                batch_id=self._batches,
+                write_name=store,
+            )
+        beat = Heartbeat(int(time.time() * 1000), "q", self._batches).value()
+        return self.changelog.append_heartbeat(spec.topic, writer=writer or store, query_id="q", value=beat)
+
+    def partition(self, spec: StoreSpec, key: bytes) -> int:
+        plain = spec.stored_keys.split_changelog(key, 0).plain
+        assert spec.stream_partitioner is not None
+        return spec.stream_partitioner.partition(plain, spec.partitions)
+
+    def start_worker(self, address: str | None = None, *options: str, ready: bool = True) -> str:
+        address = address or f"127.0.0.1:{free_port()}"
+        state_dir = self._state_dirs.setdefault(address, self.directory / f"state-{len(self._state_dirs)}")
+        arguments = ["--topology", self.topology_path, "--changelog", self.changelog.url, "--state-dir", state_dir]
+        arguments += ["--listen", address, "--session-timeout-ms", "1000", "--initial-rebalance-delay-ms", "300"]
+        arguments += ["--drain-ms", "200", *self.worker_options, *options]
+        self.workers[address] = self._launch(f"{state_dir.name}.log", "worker", arguments)
+        if ready:
+            self.wait_ready(address)
+        return address
+
+    def start_workers(self, count: int, *options: str) -> list[str]:
+        addresses = [self.start_worker(None, *options, ready=False) for _ in range(count)]
+        for address in addresses:
+            self.wait_ready(address)
+        return addresses
+
+    def start_router(self, *options: str, ready: bool = True) -> str:
+        address = f"127.0.0.1:{free_port()}"
+        seeds = ",".join(self.workers) or f"127.0.0.1:{free_port()}"
+        arguments = ["--seeds", seeds, "--listen", address, "--drain-ms", "200", *options]
+        self._routers[address] = self._launch(f"router-{len(self._routers)}.log", "router", arguments)
+        if ready:
+            self.wait_ready(address)
+        else:
+            wait_until(lambda: _status(address, "/livez") == 200, f"{address} alive")
+        return address
+
+    def wait_ready(self, address: str) -> None:
+        process = {**self.workers, **self._routers}[address]
+
+        def ready() -> bool:
+            assert process.poll() is None, self.logs()
+            return _status(address, "/readyz") == 200
+
+        wait_until(ready, f"readiness of {address}", 30)
+
+    def kill(self, address: str, sig: int = signal.SIGKILL) -> None:
+        process = self.workers[address]
+        process.send_signal(sig)
+        if sig in (signal.SIGKILL, signal.SIGTERM):
+            process.wait(30)
+
+    def roles(self, address: str, store: str) -> dict[int, dict[str, str]]:
+        """Role by host and partition, as the router or worker at an address has it."""
+        found: dict[int, dict[str, str]] = {}
+        for row in httpx.get(f"http://{address}/v1/lags").json()["lags"]:
+            if row["store"] == store:
+                found.setdefault(row["partition"], {})[row["host"]] = row["role"]
+        return found
+
+    def active_for(self, address: str, store: str, key: str) -> str | None:
+        """The host that says of itself that it is the key's running active."""
+        metadata = httpx.get(f"http://{address}/v1/metadata/stores/{store}/keys/{key}").json()
+        roles = self.roles(address, store).get(metadata["partition"], {})
+        return next((host for host, role in roles.items() if role == "active"), None)
+
+    def wait_settled(self, address: str, replicas: int = 2) -> None:
+        """Wait until every partition has one active, enough replicas, and no lag."""
+
+        def settled() -> bool:
+            rows = httpx.get(f"http://{address}/v1/lags").json()["lags"]
+            held: dict[tuple[str, int], list[str]] = {}
+            for row in rows:
+                held.setdefault((row["store"], row["partition"]), []).append(row["role"])
+            wanted = sum(spec.partitions for spec in self.topology.stores.values())
+            return (
+                len(held) == wanted
+                and all(roles.count("active") == 1 and len(roles) == replicas for roles in held.values())
+                and all(row["record_lag"] == 0 for row in rows)
+            )
+
+        wait_until(settled, "a settled assignment", 30)
+
+    def stop(self) -> None:
+        processes = [*self._routers.values(), *self.workers.values()]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(self.directory.glob("*.log")))
+
+    def _launch(self, log_name: str, command: str, arguments: list[Any]) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+        with (self.directory / log_name).open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "forebay", command, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path, **fields: Any) -> Iterator[Cluster]:
+    cluster = Cluster(directory, **fields)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _status(address: str, path: str) -> int:
+    try:
+        return httpx.get(f"http://{address}{path}").status_code
+    except httpx.TransportError:
+        return 0

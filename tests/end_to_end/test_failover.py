@@ -1,0 +1,211 @@
+"""Workers are killed, stopped and restarted under load: reads go on, and say honestly how far behind they are."""
+
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from tests.cluster import Cluster, running_cluster, wait_until
+
+pytestmark = pytest.mark.chaos
+
+READS_PER_SECOND = 200
+
+
+@dataclass
+class Load:
+    """Reads one key at a steady rate and keeps every answer."""
+
+    url: str
+    answers: list[tuple[float, int, str]] = field(default_factory=list)
+    """Duration in ms, status, role."""
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> "Load":
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        with httpx.Client(timeout=10) as client:
+            while not self._stopping.is_set():
+                begun = time.monotonic()
+                try:
+                    answer = client.get(self.url)
+                    status, role = answer.status_code, answer.headers.get("forebay-role", "")
+                except httpx.TransportError:
+                    status, role = 0, ""
+                self.answers.append(((time.monotonic() - begun) * 1000, status, role))
+                due = max(due + 1 / READS_PER_SECOND, begun)
+                self._stopping.wait(max(0.0, due - time.monotonic()))
+
+    def wait_for(self, more: int) -> None:
+        target = len(self.answers) + more
+        wait_until(lambda: len(self.answers) >= target, f"{more} more reads", 60)
+
+    @property
+    def failed(self) -> list[tuple[float, int, str]]:
+        return [answer for answer in self.answers if answer[1] != 200]
+
+
+def served(cluster: Cluster, workers: int, *options: str) -> str:
+    cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
+    cluster.start_workers(workers, *options)
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=min(2, workers))
+    return router
+
+
+def test_no_read_fails_when_the_active_is_killed_and_the_standby_becomes_active(cluster):
+    router = served(cluster, 3, "--standby-rebuild-delay-ms", "2000")
+    killed = cluster.active_for(router, "counts", "k1")
+    with Load(f"http://{router}/v1/stores/counts/keys/k1?max_record_lag=1000") as load:
+        load.wait_for(50)
+        cluster.kill(killed)
+        wait_until(lambda: cluster.active_for(router, "counts", "k1") not in (None, killed), "a new active")
+        load.wait_for(50)
+        # After the delay the lost replicas are built anew on the workers that are left.
+        cluster.wait_settled(router)
+    assert load.failed == []
+    assert {"active", "standby"} <= {role for _, _, role in load.answers}
+    assert max(duration for duration, _, _ in load.answers) < 1000
+
+
+def test_require_active_is_refused_until_there_is_an_active_again_and_never_answered_by_another(cluster):
+    router = served(cluster, 2)
+    killed = cluster.active_for(router, "counts", "k1")
+    with Load(f"http://{router}/v1/stores/counts/keys/k1?require_active=true") as load:
+        load.wait_for(20)
+        cluster.kill(killed)
+        wait_until(lambda: cluster.active_for(router, "counts", "k1") not in (None, killed), "a new active")
+        load.wait_for(100)
+    statuses = [status for _, status, _ in load.answers]
+    assert set(statuses) <= {200, 412, 503}
+    assert statuses[-50:] == [200] * 50
+    assert {role for _, status, role in load.answers if status == 200} == {"active"}
+
+
+def test_a_stopped_worker_costs_no_read_and_wakes_as_standby_with_honest_lag(cluster):
+    router = served(cluster, 2)
+    stopped = cluster.active_for(router, "counts", "k1")
+    url = f"http://{router}/v1/stores/counts/keys/k1"
+    with Load(url) as load:
+        load.wait_for(50)
+        cluster.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: cluster.active_for(router, "counts", "k1") not in (None, stopped), "a new active")
+        load.wait_for(200)
+    assert load.failed == []
+    cluster.put("counts", {b"k1": b'"newer"'})
+    cluster.kill(stopped, signal.SIGCONT)
+    first = httpx.get(f"http://{stopped}/v1/stores/counts/keys/k1", params={"max_time_lag_ms": 500}, timeout=10)
+    # Its lease ran out while it was stopped, and it knows that it cannot prove a bound.
+    assert first.headers["forebay-role"] == "standby"
+    assert first.status_code == 412 or first.json()["value"] == "newer"
+    wait_until(
+        lambda: httpx.get(f"http://{stopped}/v1/stores/counts/keys/k1").json()["value"] == "newer", "catch-up"
+    )
+
+
+def test_a_rolling_restart_fails_no_read_and_restores_nothing_from_the_beginning(cluster):
+    router = served(cluster, 3)
+    with Load(f"http://{router}/v1/stores/counts/keys/k1") as load:
+        for address in list(cluster.workers):
+            cluster.kill(address, signal.SIGTERM)
+            assert cluster.workers[address].returncode == 0, cluster.logs()
+            cluster.start_worker(address)
+            cluster.wait_settled(router)
+        load.wait_for(20)
+    assert load.failed == []
+    for address in cluster.workers:
+        applied = [
+            line.split()[-1]
+            for line in httpx.get(f"http://{address}/metrics").text.splitlines()
+            if line.startswith("forebay_records_applied_total")
+        ]
+        assert {float(count) for count in applied} == {0.0}
+
+
+def test_scaling_out_and_in_fails_no_read_and_keeps_every_key(cluster):
+    router = served(cluster, 1, "--standby-rebuild-delay-ms", "0")
+    first = next(iter(cluster.workers))
+    with Load(f"http://{router}/v1/stores/counts/keys/k1") as load:
+        added = [cluster.start_worker(None, "--standby-rebuild-delay-ms", "0", ready=False) for _ in range(2)]
+        cluster.wait_settled(router, replicas=2)
+        wait_until(lambda: released_some(router, first), "a release by the first worker")
+        for address in added:
+            cluster.kill(address, signal.SIGTERM)
+            cluster.wait_settled(router, replicas=2 if address == added[0] else 1)
+        load.wait_for(20)
+    assert load.failed == []
+    for i in range(50):
+        assert httpx.get(f"http://{router}/v1/stores/counts/keys/k{i}").json()["value"] == i
+
+
+def released_some(router: str, worker: str) -> bool:
+    lags = httpx.get(f"http://{router}/v1/lags").json()["lags"]
+    held = {(row["store"], row["partition"]) for row in lags if row["host"] == worker}
+    return held < {(row["store"], row["partition"]) for row in lags}
+
+
+def test_a_restarted_worker_serves_what_it_has_before_it_has_joined(cluster):
+    router = served(cluster, 1)
+    (address,) = cluster.workers
+    cluster.kill(address)
+    cluster.put("counts", {b"k1": b'"newer"'})
+    # With the group's database unreadable it can't join.
+    group = cluster.directory / "log" / "group.db"
+    for path in group.parent.glob("group.db*"):
+        path.unlink()
+    group.mkdir()
+    cluster.start_worker(address, ready=False)
+    wait_until(lambda: answers(address, "newer"), "an answer from disk")
+    answer = httpx.get(f"http://{address}/v1/stores/counts/keys/k1")
+    assert answer.json()["role"] == "standby"
+    assert httpx.get(f"http://{address}/readyz").status_code == 503
+    wait_until(lambda: answers(router, "newer"), "an answer through the router")
+
+
+def answers(address: str, value: str) -> bool:
+    try:
+        answer = httpx.get(f"http://{address}/v1/stores/counts/keys/k1")
+    except httpx.TransportError:
+        return False
+    return answer.status_code == 200 and answer.json()["value"] == value
+
+
+def test_a_replaced_log_is_never_lag_zero_of_the_old_one(tmp_path):
+    with running_cluster(tmp_path) as cluster:
+        router = served(cluster, 1)
+        cluster.changelog.reset("test-counts-changelog")
+        url = f"http://{router}/v1/stores/counts/keys/k1"
+        wait_until(lambda: httpx.get(url).status_code == 404, "the emptied log's content")
+        cluster.put("counts", {b"k1": b'"new log"'})
+        wait_until(lambda: httpx.get(url).status_code == 200, "the new log's content")
+        assert httpx.get(url).json()["value"] == "new log"
+
+
+def test_a_router_keeps_serving_from_its_last_map_and_another_one_learns_the_same(cluster):
+    router = served(cluster, 2)
+    second = cluster.start_router()
+    assert httpx.get(f"http://{second}/v1/metadata").json() == httpx.get(f"http://{router}/v1/metadata").json()
+    first_seed = next(iter(cluster.workers))
+    cluster.kill(first_seed)
+    for i in range(50):
+        assert httpx.get(f"http://{router}/v1/stores/counts/keys/k{i}").status_code == 200
+
+
+def test_a_router_without_workers_lives_but_is_not_ready(cluster):
+    router = cluster.start_router(ready=False)
+    assert httpx.get(f"http://{router}/livez").status_code == 200
+    assert httpx.get(f"http://{router}/readyz").status_code == 503
+    answer = httpx.get(f"http://{router}/v1/stores/counts/keys/a")
+    assert answer.status_code == 503
+    assert answer.json()["type"] == "urn:forebay:problem:not-ready"

@@ -1,0 +1,256 @@
+"""What a client sees of one quiet cluster: two workers and a router."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from forebay.lag import Lag
+from tests.cluster import Cluster, running_cluster
+
+NASTY_KEYS = [
+    "/",
+    "a/b",
+    "%2F",
+    "%25",
+    "%",
+    "a+b",
+    "a b",
+    "windows",
+    "é",
+    "日本",
+    "?",
+    "#",
+    "a%FFb",
+    "x" * 1024,
+    "'\"\\",
+]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str]]:
+    with running_cluster(tmp_path_factory.mktemp("reads")) as cluster:
+        cluster.put("counts", {b"a": b'{"n":1}', b"gone": b"1", **{key.encode(): b'"here"' for key in NASTY_KEYS}})
+        cluster.put("counts", {b"gone": None})
+        cluster.put("hours", {b"jfk" + (1000 * i).to_bytes(8, "big"): b"%d" % i for i in range(300)})
+        cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b'"minus seven"'})
+        cluster.put("pairs", {b'["a",1]': b'"pair"'})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        yield cluster, router
+
+
+def get(address: str, path: str, **parameters: Any) -> httpx.Response:
+    return httpx.get(f"http://{address}{path}", params=parameters or None)
+
+
+def test_a_hit_carries_value_role_host_position_and_lag_in_body_and_headers(served):
+    cluster, router = served
+    answer = get(router, "/v1/stores/counts/keys/a")
+    body = answer.json()
+    assert answer.status_code == 200
+    assert (body["store"], body["key"], body["value"]) == ("counts", "a", {"n": 1})
+    assert body["role"] == "active"
+    assert body["host"] in cluster.workers
+    assert body["lag"]["record_lag"] == 0
+    assert 0 <= body["lag"]["time_lag_ms"] < 5000
+    assert body["lag"]["age_ms"] >= 0
+    assert answer.headers["forebay-record-lag"] == "0"
+    assert answer.headers["forebay-time-lag-ms"] == str(body["lag"]["time_lag_ms"])
+    assert answer.headers["forebay-age-ms"] == str(body["lag"]["age_ms"])
+    assert answer.headers["forebay-position"] == body["position"]
+    assert answer.headers["forebay-role"] == "active"
+    assert answer.headers["forebay-host"] == body["host"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("key", ["never", "gone"])
+def test_a_miss_is_a_404_with_the_same_members_but_value(served, key):
+    _, router = served
+    answer = get(router, f"/v1/stores/counts/keys/{key}")
+    body = answer.json()
+    assert answer.status_code == 404
+    assert body["type"] == "urn:forebay:problem:unknown-key"
+    assert {"store", "key", "partition", "position", "role", "host", "lag"} <= body.keys()
+    assert "value" not in body
+    assert answer.headers["forebay-role"] == body["role"]
+
+
+@pytest.mark.parametrize("key", NASTY_KEYS)
+def test_any_key_can_be_read_percent_encoded(served, key):
+    _, router = served
+    answer = get(router, f"/v1/stores/counts/keys/{quote(key, safe='')}")
+    assert answer.status_code == 200
+    assert answer.json()["key"] == key
+
+
+def test_a_plus_is_a_plus_and_not_a_space(served):
+    _, router = served
+    assert get(router, "/v1/stores/counts/keys/a+b").json()["key"] == "a+b"
+
+
+def test_integer_and_json_keys(served):
+    _, router = served
+    assert get(router, "/v1/stores/numbers/keys/-7").json()["value"] == "minus seven"
+    spaced = quote('["a", 1]', safe="")
+    assert get(router, f"/v1/stores/pairs/keys/{spaced}").json()["key"] == ["a", 1]
+
+
+def test_windows_of_a_key_in_order_with_bounds_reverse_and_pages(served):
+    _, router = served
+    path = "/v1/stores/hours/keys/jfk/windows"
+    first = get(router, path, limit=2).json()
+    # Stream time is 300 s; a retention of 100 s hides the windows that ended before 200 s.
+    assert [window["start_ms"] for window in first["windows"]] == [200_000, 201_000]
+    assert first["windows"][0] == {"start_ms": 200_000, "end_ms": 201_000, "value": 200}
+    assert first["complete"] is True
+    second = get(router, path, limit=2, cursor=first["next"]).json()
+    assert [window["start_ms"] for window in second["windows"]] == [202_000, 203_000]
+    bounded = get(router, path, **{"from": 250_000, "to": "1970-01-01T00:04:12Z"}).json()
+    assert [window["start_ms"] for window in bounded["windows"]] == [250_000, 251_000]
+    assert bounded["next"] is None
+    newest = get(router, path, reverse="true", limit=2).json()
+    assert [window["start_ms"] for window in newest["windows"]] == [299_000, 298_000]
+    older = get(router, path, reverse="true", limit=2, cursor=newest["next"]).json()
+    assert [window["start_ms"] for window in older["windows"]] == [297_000, 296_000]
+
+
+def test_a_cursor_of_another_query_is_refused(served):
+    _, router = served
+    cursor = get(router, "/v1/stores/hours/keys/jfk/windows", limit=2).json()["next"]
+    other = get(router, "/v1/stores/hours/keys/jfk/windows", limit=2, cursor=cursor, reverse="true")
+    assert other.status_code == 400
+    assert "cursor" in other.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "name"),
+    [
+        ("/v1/stores/nope/keys/a", 404, "unknown-store"),
+        ("/v1/stores/counts/keys/%FF", 400, "bad-key"),
+        ("/v1/stores/numbers/keys/seven", 400, "bad-key"),
+        ("/v1/stores/counts/keys/a?max_record_lag=-1", 400, "bad-parameter"),
+        ("/v1/stores/counts/keys/a?max_time_lag_ms=soon", 400, "bad-parameter"),
+        ("/v1/stores/counts/keys/a?max_lag=0", 400, "bad-parameter"),
+        ("/v1/stores/counts/keys/a?min_position=xyz", 400, "bad-parameter"),
+        ("/v1/stores/hours/keys/jfk", 409, "wrong-store-kind"),
+        ("/v1/stores/counts/keys/a/windows", 409, "wrong-store-kind"),
+        ("/v1/stores/nope", 404, "unknown-store"),
+        ("/v1/metadata/stores/nope", 404, "unknown-store"),
+        ("/nothing/here", 404, "unknown-path"),
+    ],
+)
+def test_bad_requests_are_problems_on_both_tiers(served, path, status, name):
+    cluster, router = served
+    key_host = cluster.active_for(router, "counts", "a")
+    for address in (router, key_host):
+        answer = httpx.get(f"http://{address}{path}")
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "application/problem+json"
+        body = answer.json()
+        assert body["type"] == f"urn:forebay:problem:{name}"
+        assert body["status"] == status
+        assert body["detail"]
+
+
+def test_another_method_is_a_405_problem(served):
+    _, router = served
+    answer = httpx.post(f"http://{router}/v1/stores/counts/keys/a")
+    assert answer.status_code == 405
+    assert answer.json()["type"] == "urn:forebay:problem:method-not-allowed"
+
+
+def test_tolerances_that_hold_are_answered_and_others_refused_with_the_lag(served):
+    _, router = served
+    assert get(router, "/v1/stores/counts/keys/a", max_record_lag=0, max_time_lag_ms=4000).status_code == 200
+    refused = get(router, "/v1/stores/counts/keys/a", max_age_ms=0)
+    assert refused.status_code == 412
+    body = refused.json()
+    assert body["type"] == "urn:forebay:problem:lag-exceeds-tolerance"
+    assert body["lag"]["age_ms"] > 0
+    assert len(body["attempts"]) == 2
+    assert refused.headers["retry-after"]
+
+
+def test_a_position_of_another_log_is_a_conflict(served):
+    _, router = served
+    position = get(router, "/v1/stores/pairs/keys/%5B%22a%22%2C1%5D").json()["position"]
+    answer = get(router, "/v1/stores/counts/keys/a", min_position=position)
+    assert answer.status_code == 409
+    assert answer.json()["type"] == "urn:forebay:problem:position-of-another-log"
+
+
+def test_a_workers_partition_that_is_elsewhere_is_misdirected(served, tmp_path):
+    with running_cluster(tmp_path, worker_options=("--num-standby-replicas", "0")) as cluster:
+        cluster.put("counts", {b"a": b"1"})
+        one, other = cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router, replicas=1)
+        active = cluster.active_for(router, "counts", "a")
+        wrong = other if active == one else one
+        answer = get(wrong, "/v1/stores/counts/keys/a")
+        assert answer.status_code == 421
+        assert answer.json()["active_host"] == active
+        assert get(router, "/v1/stores/counts/keys/a").json()["value"] == 1
+
+
+def test_require_active_is_answered_by_the_active_only(served):
+    cluster, router = served
+    assert get(router, "/v1/stores/counts/keys/a", require_active="true").json()["role"] == "active"
+    active = cluster.active_for(router, "counts", "a")
+    standby = next(host for host in cluster.workers if host != active)
+    refused = get(standby, "/v1/stores/counts/keys/a", require_active="true")
+    assert refused.status_code == 412
+    assert refused.json()["type"] == "urn:forebay:problem:not-active"
+
+
+def test_documents(served):
+    cluster, router = served
+    worker = next(iter(cluster.workers))
+    for address in (router, worker):
+        stores = get(address, "/v1/stores").json()
+        assert stores["application_id"] == "test"
+        assert [store["name"] for store in stores["stores"]] == ["counts", "hours", "numbers", "pairs"]
+        assert get(address, "/v1/stores/hours").json()["window_size_ms"] == 1000
+        metadata = get(address, "/v1/metadata").json()
+        assert {host["host"] for host in metadata["hosts"]} == set(cluster.workers)
+        held = [tuple(tp) for host in metadata["hosts"] for tp in host["active_topic_partitions"]]
+        assert len(held) == len(set(held)) == 4 + 3 * 2
+        by_store = get(address, "/v1/metadata/stores/counts").json()
+        assert {host["host"] for host in by_store["active"]} <= set(cluster.workers)
+        by_key = get(address, "/v1/metadata/stores/counts/keys/a").json()
+        assert by_key["active_host"] not in by_key["standby_hosts"]
+        assert 0 <= by_key["partition"] < 4
+        row = get(address, "/v1/lags").json()["lags"][0]
+        assert set(Lag._fields) | {"store", "partition", "position", "end_offset", "role", "host"} <= row.keys()
+    assert get(worker, "/v1/status").json()["tier"] == "worker"
+    assert get(router, "/v1/status").json()["tier"] == "router"
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_ops_paths_answer_get_head_and_options(served, path, method):
+    cluster, router = served
+    for address in (router, next(iter(cluster.workers))):
+        assert httpx.request(method, f"http://{address}{path}").status_code == 200
+
+
+def test_metrics_say_what_was_read_and_how_far_behind(served):
+    cluster, router = served
+    get(router, "/v1/stores/counts/keys/a")
+    text = get(router, "/metrics").text
+    assert 'forebay_router_reads_total{route="/v1/stores/{store}/keys/{key}",status="200"}' in text
+    worker = next(iter(cluster.workers))
+    text = get(worker, "/metrics").text
+    assert 'forebay_record_lag{partition="0",store="counts"} 0.0' in text
+    assert "forebay_records_applied_total" in text
+
+
+def test_docs_and_openapi_are_served(served):
+    _, router = served
+    assert get(router, "/docs").status_code == 200
+    assert "/v1/stores/{store}/keys/{key}" in get(router, "/openapi.json").json()["paths"]
