@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pandas as pd
+
 from examples.flights.expected import (
     expected_aircraft_last_seen,
     expected_airport_departures,

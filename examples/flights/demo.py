@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import pandas as pd
-from examples.flights.check import Finding, run_check
-from examples.flights.flights import load_flights, replay, slices
-from examples.flights.supervisor import DemoFailed, Supervisor, free_port
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from examples.flights.check import Finding, run_check
+from examples.flights.flights import load_flights, replay, slices
+from examples.flights.supervisor import DemoFailed, Supervisor, free_port
 from forebay.errors import ForebayError
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind

@@ -1,7 +1,11 @@
-"""The flights: the data set, its order, and its replay as files that Spark streams."""
+"""The flights: the data set, its order, and its replay as files that Spark streams.
+
+``python -m examples.flights.flights --directory DIR [--speed DAYS]`` replays them for a job that runs elsewhere.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 import zipfile
@@ -72,3 +76,16 @@ def replay(
         on_slice(stretch)
         due += pause_s
         time.sleep(max(0.0, due - time.monotonic()))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The replay's command line."""
+    parser = argparse.ArgumentParser(description="Replay the flights of 2013 as files for Spark.")
+    parser.add_argument("--directory", type=Path, required=True, help="where the files go")
+    parser.add_argument("--speed", type=float, default=2.0, help="days of 2013 a second (default 2)")
+    return parser
+
+
+if __name__ == "__main__":
+    chosen = make_parser().parse_args()
+    replay(load_flights(), chosen.directory, days_per_slice=chosen.speed, pause_s=1.0, on_slice=lambda _: None)

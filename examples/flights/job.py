@@ -11,7 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-from examples.flights.pipeline import read_flights, writers
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -21,6 +20,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from examples.flights.pipeline import read_flights, writers
 from forebay.spark import Sink
 
 
@@ -44,13 +44,18 @@ class BatchPrinter(StreamingQueryListener):
         """Not printed."""
 
 
-def main() -> None:
-    """Run the three queries until the job is stopped or one of them fails."""
+def make_parser() -> argparse.ArgumentParser:
+    """The job's command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", required=True, help="directory of the replayed files")
     parser.add_argument("--changelog", required=True, help="changelog URL")
     parser.add_argument("--checkpoints", type=Path, required=True, help="directory of the queries' checkpoints")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Run the three queries until the job is stopped or one of them fails."""
+    arguments = make_parser().parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
         SparkSession.builder.master("local[2]")

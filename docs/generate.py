@@ -1,0 +1,65 @@
+"""Generates the pages that are tables of the code: settings and problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forebay.errors import Problem
+from forebay.settings import SETTINGS, Setting
+
+HERE = Path(__file__).parent
+
+
+def settings_page() -> str:
+    """``docs/settings.md``."""
+    lines = [
+        "# Settings",
+        "",
+        "Each comes from its flag, else its environment variable, else the `--config` file (TOML, same names",
+        "with `_`), else the default. Generated from `core/forebay/settings.py` by `python -m docs.generate`.",
+        "",
+        "| flag | environment | default | tiers | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{setting.flag}` | `{setting.environment}` | {_default(setting)} | "
+        f"{', '.join(sorted(setting.tiers, reverse=True))} | {setting.help} |"
+        for setting in SETTINGS
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def problems_page() -> str:
+    """``docs/problems.md``."""
+    lines = [
+        "# Problems",
+        "",
+        "Every 4xx and 5xx answer is RFC 9457 `application/problem+json`; its `type` is `urn:forebay:problem:` and",
+        "one of these names. Generated from `core/forebay/errors.py` by `python -m docs.generate`.",
+        "",
+        "| status | name | meaning |",
+        "|---|---|---|",
+    ]
+    problems: list[type[Problem]] = sorted(Problem.__subclasses__(), key=lambda item: (item.status, item.name))
+    lines += [f"| {item.status} | `{item.name}` | {_first_line(item)} |" for item in problems]
+    return "\n".join(lines) + "\n"
+
+
+def _default(setting: Setting) -> str:
+    if setting.required:
+        return "*required*"
+    return "" if setting.default in (None, ()) else f"`{setting.default}`"
+
+
+def _first_line(item: type[Problem]) -> str:
+    return (item.__doc__ or "").splitlines()[0]
+
+
+def main() -> None:
+    """Write the pages."""
+    (HERE / "settings.md").write_text(settings_page())
+    (HERE / "problems.md").write_text(problems_page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What an operator sees who gives a command something it cannot use: one clear line, never a stack trace."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, free_port
+
+
+def forebay(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "forebay", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def worker_arguments(cluster: Cluster, **changed: object) -> list[object]:
+    given: dict[str, object] = {
+        "topology": cluster.topology_path,
+        "changelog": cluster.changelog.url,
+        "state-dir": cluster.directory / "state",
+        "listen": f"127.0.0.1:{free_port()}",
+        **changed,
+    }
+    return ["worker", *(part for name, value in given.items() for part in (f"--{name}", value))]
+
+
+def test_a_missing_setting_is_named_with_its_flag_and_variable():
+    message = refused(forebay("worker"))
+    assert "--topology is missing" in message
+    assert "FOREBAY_TOPOLOGY" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("application_id = ", "not valid TOML"),
+        ('application_id = "a"', "no [[subtopology]]"),
+        (
+            'application_id = "a"\n[[subtopology]]\nname = "s"\npartitions = 0\n[[subtopology.store]]\nname = "x"',
+            "'partitions', a whole number of at least 1",
+        ),
+    ],
+)
+def test_an_unreadable_topology(cluster, tmp_path, text, expected):
+    bad = tmp_path / "bad.toml"
+    bad.write_text(text)
+    message = refused(forebay(*worker_arguments(cluster, topology=bad)))
+    assert "bad.toml" in message
+    assert expected in message
+
+
+def test_a_missing_topology_file(cluster):
+    assert "cannot be read" in refused(forebay(*worker_arguments(cluster, topology="/nowhere/t.toml")))
+
+
+def test_a_port_in_use(cluster):
+    address = cluster.start_worker()
+    message = refused(forebay(*worker_arguments(cluster, listen=address)))
+    assert f"Cannot listen on {address}" in message
+    assert "--listen" in message
+
+
+def test_a_state_directory_of_another_process(cluster):
+    address = cluster.start_worker()
+    message = refused(forebay(*worker_arguments(cluster, **{"state-dir": cluster.directory / "state-0"})))
+    assert "in use by process" in message
+    assert str(cluster.workers[address].pid) in message
+
+
+def test_an_advertised_address_of_another_worker(cluster):
+    address = cluster.start_worker()
+    message = refused(forebay(*worker_arguments(cluster, advertise=address)))
+    assert f"The address {address} is advertised by another live worker" in message
+
+
+def test_a_log_of_another_partition_count(cluster, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text(cluster.topology_text.replace("partitions = 4", "partitions = 8"))
+    message = refused(forebay(*worker_arguments(cluster, topology=other)))
+    assert "has 4 partitions, the topology says 8" in message
+
+
+def test_a_state_directory_that_cannot_be_made(cluster, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    assert "cannot be written" in refused(forebay(*worker_arguments(cluster, **{"state-dir": file / "state"})))
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "sqlite://relative/path", "nonsense"])
+def test_a_changelog_url_of_an_unknown_form(cluster, url):
+    assert "is not of the form" in refused(forebay(*worker_arguments(cluster, changelog=url)))
+
+
+def test_a_group_of_another_application(cluster, tmp_path):
+    cluster.start_worker()
+    other = tmp_path / "other.toml"
+    other.write_text(cluster.topology_text.replace('application_id = "test"', 'application_id = "other"'))
+    message = refused(forebay(*worker_arguments(cluster, topology=other)))
+    assert "is of application 'test'" in message
+
+
+def test_a_router_without_seeds():
+    assert "--seeds is missing" in refused(forebay("router"))
+
+
+def test_a_query_where_nothing_answers():
+    message = refused(forebay("query", "s", "k", "--url", f"http://127.0.0.1:{free_port()}"))
+    assert "Nothing answers at" in message
+
+
+def test_version_query_and_status(cluster):
+    cluster.put("counts", {b"a": b'{"n":1}'})
+    cluster.start_workers(2)
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+    assert forebay("--version").stdout.startswith("forebay, version ")
+    done = forebay("query", "counts", "a", "--url", f"http://{router}", "--max-record-lag", 0)
+    assert done.returncode == 0
+    assert '"record_lag": 0' in done.stdout
+    assert forebay("query", "counts", "nobody", "--url", f"http://{router}").returncode == 1
+    table = forebay("status", "--url", f"http://{router}").stdout
+    for task in ("0_0", "0_3", "1_1"):
+        assert task in table
+    assert table.count("active") >= 6
+
+
+def test_a_wildcard_address_is_warned_of(cluster, tmp_path):
+    log = Path(cluster.directory / "state-0.log")
+    port = free_port()
+    cluster.start_worker(f"0.0.0.0:{port}", "--advertise", f"127.0.0.1:{port}", ready=False)
+    cluster.wait_ready(f"0.0.0.0:{port}")
+    assert "requests are not authenticated" in log.read_text()

@@ -1,0 +1,310 @@
+"""The sink on a real Spark: what it writes, what it refuses, and that repeats change nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.changelog import Record
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.errors import SinkError
+from forebay.partitioning import Murmur2Partitioner
+from forebay.position import decode_position
+from forebay.tasks import TopicPartition
+from forebay.topology import parse_topology
+from tests.cluster import wait_until
+
+pytestmark = pytest.mark.spark
+
+TOPOLOGY = {
+    "application_id": "t",
+    "subtopology": [
+        {
+            "name": "all",
+            "partitions": 3,
+            "store": [
+                {"name": "latest"},
+                {"name": "by_number", "key": "int32"},
+                {"name": "by_long", "key": "int64"},
+                {"name": "by_pair", "key": "json"},
+                {"name": "hours", "kind": "window", "window_size_ms": 3_600_000, "retention_ms": 1_000_000_000},
+                {"name": "visits", "kind": "session", "gap_ms": 60_000, "retention_ms": 1_000_000_000},
+            ],
+        }
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", 2)
+        .config("spark.sql.session.timeZone", "America/New_York")
+        .config("spark.ui.enabled", False)
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Any:
+    from forebay.spark import Sink
+
+    return Sink(parse_topology(TOPOLOGY), changelog=f"sqlite://{tmp_path}/log")
+
+
+class Source:
+    """A streaming source of JSON lines, one file a micro-batch."""
+
+    def __init__(self, spark: Any, directory: Path, schema: str) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self.df = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(directory))
+        self._files = 0
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        draft = self.directory / f".{self._files}"
+        draft.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(draft, (1_000_000 + self._files, 1_000_000 + self._files))
+        draft.rename(self.directory / f"{self._files}.json")
+        self._files += 1
+
+
+def run(writer: Any, tmp_path: Path, name: str = "checkpoint") -> Any:
+    query = writer.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start()
+    query.awaitTermination(60)
+    return query
+
+
+def refusal(writer: Any, tmp_path: Path) -> str:
+    from pyspark.errors import StreamingQueryException
+
+    with pytest.raises(StreamingQueryException) as caught:
+        run(writer, tmp_path)
+    return str(caught.value)
+
+
+def log_of(sink: Any, store: str) -> dict[int, list[Record]]:
+    """Every partition's records, heartbeats left out."""
+    changelog: SqliteChangelog = sink._changelog
+    spec = sink.topology.stores[store]
+    consumer = changelog.consumer()
+    for partition in range(spec.partitions):
+        consumer.assign(TopicPartition(spec.topic, partition), 0)
+    batches = consumer.poll(100_000)
+    consumer.close()
+    return {b.topic_partition.partition: [r for r in b.records if not r.heartbeat] for b in batches}
+
+
+def content(sink: Any, store: str) -> dict[bytes, Any]:
+    folded: dict[bytes, Any] = {}
+    for records in log_of(sink, store).values():
+        for record in records:
+            folded[record.key] = None if record.value is None else json.loads(record.value)
+    return {key: value for key, value in folded.items() if value is not None}
+
+
+def test_updates_land_in_their_partitions_with_every_value_exact(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n bigint, x double, d decimal(20,2), t timestamp, b binary")
+    source.add(
+        {"k": "a", "n": 2**53 + 1, "x": 0.1, "d": "123456789012345678.90", "t": "2013-07-01T12:00:00.123456Z"},
+        {"k": "é/", "n": None, "b": "aGk="},
+    )
+    run(sink.write(source.df, "latest", key="k", order_by="n"), tmp_path)
+    assert content(sink, "latest") == {
+        b"a": {
+            "n": 2**53 + 1,
+            "x": 0.1,
+            "d": 123456789012345678.90,
+            "t": "2013-07-01T12:00:00.123456Z",
+            "b": None,
+        },
+        "é/".encode(): {"n": None, "x": None, "d": None, "t": None, "b": "aGk="},
+    }
+    for partition, records in log_of(sink, "latest").items():
+        assert {Murmur2Partitioner().partition(record.key, 3) for record in records} <= {partition}
+
+
+def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path):
+    from pyspark.sql import functions as F
+
+    source = Source(spark, tmp_path / "in", "k string, n bigint")
+    source.add(*({"k": f"k{i % 7}", "n": i} for i in range(100)))
+    source.add({"k": "k1", "n": -1000})
+    totals = source.df.groupBy("k").agg(F.sum("n").alias("total"), (F.min("n") < 0).alias("gone"))
+    run(sink.write(totals, "latest", key="k", delete="gone"), tmp_path)
+    expected = {f"k{k}".encode(): {"total": sum(i for i in range(100) if i % 7 == k)} for k in range(7) if k != 1}
+    assert content(sink, "latest") == expected
+    assert [r.key for records in log_of(sink, "latest").values() for r in records if r.value is None] == [b"k1"]
+
+
+def test_numbers_and_pairs_as_keys(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "i int, l bigint, s string, v int")
+    source.add({"i": -5, "l": -(2**40), "s": "x", "v": 1}, {"i": 7, "l": 2**40, "s": "ü\n", "v": 2})
+    run(sink.write(source.df, "by_number", key="i", value=["v"]), tmp_path, "c1")
+    run(sink.write(source.df, "by_long", key="l", value=["v"]), tmp_path, "c2")
+    run(sink.write(source.df, "by_pair", key=["s", "i"], value=["v"]), tmp_path, "c3")
+    assert set(content(sink, "by_number")) == {n.to_bytes(4, "big", signed=True) for n in (-5, 7)}
+    assert set(content(sink, "by_long")) == {n.to_bytes(8, "big", signed=True) for n in (-(2**40), 2**40)}
+    assert set(content(sink, "by_pair")) == {b'["x",-5]', '["ü\\n",7]'.encode()}
+
+
+def test_windows_and_sessions_carry_their_times_in_the_key(spark, sink, tmp_path):
+    from pyspark.sql import functions as F
+
+    source = Source(spark, tmp_path / "in", "k string, t timestamp")
+    source.add({"k": "a", "t": "1970-01-01T01:30:00Z"}, {"k": "a", "t": "1970-01-01T00:30:10Z"})
+    source.add({"k": "a", "t": "1970-01-02T00:00:00Z"})
+    source.add({"k": "b", "t": "1970-01-03T00:00:00Z"})
+    watermarked = source.df.withWatermark("t", "1 minute")
+    hours = watermarked.groupBy(F.window("t", "1 hour"), "k").agg(F.count("*").alias("n"))
+    run(sink.write(hours, "hours", key="k"), tmp_path, "c1")
+    starts = {int.from_bytes(key[1:], "big", signed=True) for key in content(sink, "hours") if key[:1] == b"a"}
+    assert starts == {0, 3_600_000, 86_400_000}
+    visits = watermarked.groupBy(F.session_window("t", "1 minute"), "k").agg(F.count("*").alias("n"))
+    run(sink.write(visits, "visits", key="k"), tmp_path, "c2")
+    ends_and_starts = {
+        tuple(int.from_bytes(key[at : at + 8], "big", signed=True) for at in (1, 9))
+        for key in content(sink, "visits")
+    }
+    assert (1_870_000, 1_810_000) in ends_and_starts
+
+
+def test_a_batch_that_is_repeated_leaves_the_same_log(spark, sink, tmp_path):
+    import shutil
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add(*({"k": f"k{i}", "n": i} for i in range(200)))
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    before = log_of(sink, "latest")
+    # Spark commits a batch after the sink returned; without that note it runs the batch again.
+    shutil.rmtree(tmp_path / "checkpoint" / "commits")
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    assert log_of(sink, "latest") == before
+
+
+def test_two_rows_of_a_key_need_an_order(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 2}, {"k": "a", "n": 10}, {"k": "a", "n": 1})
+    message = refusal(sink.write(source.df, "latest", key="k"), tmp_path)
+    assert "more than one row for the key b'a'" in message
+    assert "order_by" in message
+    assert content(sink, "latest") == {}
+    run(sink.write(source.df, "latest", key="k", order_by="n"), tmp_path, "other")
+    assert content(sink, "latest") == {b"a": {"n": 10}}
+
+
+def test_null_keys_fail_the_batch_with_column_and_count(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": None, "n": 1}, {"k": "a", "n": 2}, {"k": None, "n": 3})
+    message = refusal(sink.write(source.df, "latest", key="k"), tmp_path)
+    assert "2 rows" in message
+    assert "'k'" in message
+    assert content(sink, "latest") == {}
+
+
+def test_reserved_keys_are_refused(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": heartbeat_key("latest").decode(), "n": 1})
+    assert "reserved for heartbeats" in refusal(sink.write(source.df, "latest", key="k"), tmp_path)
+
+
+def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, tmp_path):
+    df = Source(spark, tmp_path / "in", "k string, n int, x double").df
+    twice = df.select("k", "n", df["x"].alias("n"))
+    for bad, expected in (
+        (lambda: sink.write(df, "nope", key="k"), "no store 'nope'"),
+        (lambda: sink.write(df, "latest", key="q"), "no column 'q'"),
+        (lambda: sink.write(df, "latest", key="n"), "'n' of 'latest' is int"),
+        (lambda: sink.write(df, "latest", key=["k", "n"]), 'key = "json"'),
+        (lambda: sink.write(df, "by_pair", key=["k", "x"]), "'x' of 'by_pair' is double"),
+        (lambda: sink.write(df, "latest", key="k", delete="n"), "'n' must be boolean"),
+        (lambda: sink.write(df, "hours", key="k"), "window store and needs one column"),
+        (lambda: sink.write(twice, "latest", key="k"), "'n' occurs twice"),
+        (lambda: sink.write(df, "latest", key="k").outputMode("complete"), "'complete'"),
+        (lambda: sink.write(spark.range(1), "latest", key="id"), "not streaming"),
+    ):
+        with pytest.raises(SinkError) as caught:
+            bad()
+        assert expected in str(caught.value)
+
+
+def test_a_superseded_query_that_speaks_again_fails(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    run(sink.write(source.df, "latest", key="k"), tmp_path, "old")
+    run(sink.write(source.df, "latest", key="k"), tmp_path, "new")
+    source.add({"k": "a", "n": 2})
+    from pyspark.errors import StreamingQueryException
+
+    with pytest.raises(StreamingQueryException, match="Two queries write as 'latest'"):
+        run(sink.write(source.df, "latest", key="k"), tmp_path, "old")
+
+
+def test_an_idle_query_goes_on_saying_how_new_its_answers_are_and_positions_grow(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    checkpoint = str(tmp_path / "checkpoint")
+    query = sink.write(source.df, "latest", key="k").option("checkpointLocation", checkpoint).start()
+    try:
+        wait_until(lambda: len(as_ofs(sink)) >= 3, "three heartbeats that say when", 60)
+    finally:
+        query.stop()
+    said = as_ofs(sink)
+    assert said == sorted(said)
+    position = decode_position(sink.position("latest"))
+    ends = sink._changelog.end_offsets([TopicPartition("t-latest-changelog", p) for p in range(3)])
+    assert {TopicPartition("t-latest-changelog", p): offset for p, offset in position.offsets.items()} == ends
+
+
+def as_ofs(sink: Any) -> list[int]:
+    consumer = sink._changelog.consumer()
+    consumer.assign(TopicPartition("t-latest-changelog", 0), 0)
+    (batch,) = consumer.poll(100_000)
+    consumer.close()
+    found = [json.loads(record.value)["as_of_ms"] for record in batch.records if record.heartbeat]
+    return sorted({as_of for as_of in found if as_of is not None})
+
+
+def test_executors_need_not_have_forebay(sink, tmp_path):
+    """The functions that run in executors, pickled by value, load where forebay cannot be imported."""
+    from pyspark import cloudpickle
+
+    from forebay.partitioning import Murmur2Partitioner
+    from forebay.spark.executor import KeyColumns, partition_rows
+    from forebay.spark.sink import _BY_VALUE
+
+    for module in _BY_VALUE:
+        cloudpickle.register_pickle_by_value(module)
+    pickled = tmp_path / "function.pickle"
+    function = partition_rows(KeyColumns(("k",), False, False), 4, (0, 1, 2, 3), None)
+    pickled.write_bytes(cloudpickle.dumps(function))
+    program = f"""
+import pickle, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0].startswith("forebay"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import pyarrow as pa
+function = pickle.loads(open({str(pickled)!r}, "rb").read())
+batch = pa.RecordBatch.from_pydict({{"key": pa.array([b"foobar"]), "value": pa.array([b"1"])}})
+print(next(iter(function([batch]))).column("partition").to_pylist())
+"""
+    # A copy of this environment's path without the project: editable installs put finders in site-packages.
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str([Murmur2Partitioner().partition(b"foobar", 4)])

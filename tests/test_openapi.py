@@ -1,0 +1,19 @@
+"""The committed OpenAPI documents are those of the code."""
+
+import pytest
+
+from openapi.generate import HERE, router_document, text_of, worker_document
+
+
+@pytest.mark.parametrize(("name", "make"), [("worker", worker_document), ("router", router_document)])
+def test_the_committed_document_is_current(name, make):
+    assert (HERE / f"{name}.json").read_text() == text_of(make()), "run scripts/openapi"
+
+
+@pytest.mark.parametrize("make", [worker_document, router_document])
+def test_every_error_is_documented_as_a_problem(make):
+    for path, operations in make()["paths"].items():
+        for operation in operations.values():
+            for status, response in operation["responses"].items():
+                if status != "200":
+                    assert list(response["content"]) == ["application/problem+json"], (path, status)
