@@ -113,6 +113,20 @@ SETTINGS: tuple[Setting, ...] = (
         "Most records applied a second in all, to leave disk and processor to reads; 0 is unlimited.",
     ),
     Setting(
+        "restore_processes",
+        "integer",
+        1,
+        WORKER,
+        "Processes that restore replicas far behind; 0 restores in the serving process.",
+    ),
+    Setting(
+        "state_cleanup_delay_ms",
+        "integer",
+        600_000,
+        WORKER,
+        "How long a released task's directory is kept on disk.",
+    ),
+    Setting(
         "end_offset_max_age_ms",
         "integer",
         5_000,
@@ -204,6 +218,8 @@ class WorkerSettings:
     initial_rebalance_delay_ms: int
     poll_interval_ms: int
     apply_records_per_second: int
+    restore_processes: int
+    state_cleanup_delay_ms: int
     end_offset_max_age_ms: int
     rocksdb_block_cache_bytes: int
     rocksdb_write_buffer_bytes: int

@@ -17,8 +17,9 @@ from forebay_worker.group.sqlite import GroupTimes, SqliteMembership, group_path
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.queries.reads import Reads
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.offsets import CAUGHT_UP
 from forebay_worker.state.rocksdb import RocksDbMemory
-from forebay_worker.tasks.manager import CAUGHT_UP, TaskManager
+from forebay_worker.tasks.manager import TaskManager, TaskPolicy
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,12 @@ class Worker:
             self._changelog,
             self._directory,
             memory,
-            settings.poll_interval_ms,
-            settings.apply_records_per_second,
+            TaskPolicy(
+                settings.poll_interval_ms,
+                settings.apply_records_per_second,
+                settings.restore_processes,
+                settings.state_cleanup_delay_ms,
+            ),
         )
         self.membership = SqliteMembership(
             group_path(settings.group or "", self._changelog.url),
@@ -91,7 +96,7 @@ class Worker:
         if self._draining:
             return NotReady("The worker is shutting down.")
         if not self._was_ready:
-            if self.membership.state == "joining":
+            if self.membership.state == "joining" or not self.tasks.settled:
                 return NotReady("The worker has not joined its group yet.", retry_after_s=1)
             behind = [
                 f"{replica.spec.name}-{replica.task.partition}"
@@ -129,6 +134,10 @@ class Worker:
                     **lag.document(),
                 }
             )
+            restoration = self.tasks.bulk_restore.restoring(replica)
+            if restoration is not None:
+                rows[-1]["restored_records"] = restoration.records
+                rows[-1]["restored_records_per_second"] = round(restoration.records_per_second)
         return rows
 
     def status_document(self) -> dict[str, Any]:

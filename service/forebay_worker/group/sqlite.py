@@ -25,7 +25,7 @@ from forebay.tasks import TaskId
 from forebay.topology import Topology
 from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, assign
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
-from forebay_worker.tasks.manager import CAUGHT_UP
+from forebay_worker.state.offsets import CAUGHT_UP
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -75,6 +76,15 @@ class StateDirectory:
         target.parent.mkdir(exist_ok=True)
         os.rename(source, target)
         return target
+
+    def delete_task(self, task: TaskId) -> None:
+        """Delete a task's directory; it is moved out of the way first, so that half of it is never found."""
+        source = self.path / str(task)
+        target = self.path / _SET_ASIDE / f"{task}-{time.time_ns()}"
+        target.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(source, target)
+        self.discard(target)
 
     def discard(self, path: Path) -> None:
         """Delete a store that was set aside."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,9 +18,11 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     DBCompressionType,
+    IngestExternalFileOptions,
     Options,
     Rdict,
     ReadOptions,
+    SstFileWriter,
     WriteBatch,
     WriteBufferManager,
 )
@@ -61,6 +64,26 @@ class RocksDbMemory:
         options.set_max_open_files(256)
         options.set_stats_dump_period_sec(0)
         return options
+
+
+def write_sst(
+    path: Path,
+    changes: Mapping[bytes, bytes | None],
+    topic_partition: TopicPartition,
+    committed: CommittedOffset,
+) -> None:
+    """Write changes (None deletes) and the offset that they bring a store to as one sorted file to ingest."""
+    options = Options(raw_mode=True)
+    options.set_compression_type(DBCompressionType.lz4())
+    writer = SstFileWriter(options=options)
+    writer.open(str(path))
+    writer[OFFSET_KEY] = _offsets_to_json({topic_partition: committed})
+    for key, value in sorted(changes.items(), key=itemgetter(0)):
+        if value is None:
+            del writer[key]
+        else:
+            writer[key] = value
+    writer.finish()
 
 
 @dataclass(frozen=True)
@@ -141,6 +164,13 @@ class RocksDbStore:
         self._db.write(self._batch)
         self._batch = WriteBatch(raw_mode=True)
         self._offsets = offsets
+
+    def ingest(self, path: Path, topic_partition: TopicPartition, committed: CommittedOffset) -> None:
+        """Take over a sorted file made by ``write_sst``, which holds this offset; the file is moved."""
+        options = IngestExternalFileOptions()
+        options.set_move_files(True)
+        self._db.ingest_external_file([str(path)], options)
+        self._offsets = {**self._offsets, topic_partition: committed}
 
     def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
         """The offset of the last commit."""

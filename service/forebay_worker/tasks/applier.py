@@ -9,11 +9,12 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from forebay.changelog import Batch, Changelog, Consumer, Heartbeat
-from forebay.lag import Progress, boot_ms, epoch_ms
+from forebay.changelog import Batch, Changelog, Consumer
+from forebay.lag import EndOffset, Progress, boot_ms, epoch_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
-from forebay_worker.tasks.replica import Replica, advance
+from forebay_worker.tasks.folding import Fold, advance, misplaced_key
+from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +22,8 @@ T = TypeVar("T")
 
 MAX_RECORDS_PER_POLL = 2_000
 _PACED_POLL_S = 0.1
-_KEYS_ALL_CHECKED = 1_000
-_KEYS_CHECK_EVERY = 127
-_HEARTBEAT_PREFIX = len(b"\x00forebay-heartbeat\x00")
+_RETRY_MS = 2_000.0
+_HOUSEKEEPING_MS = 200.0
 
 
 class Applier:
@@ -31,7 +31,8 @@ class Applier:
 
     ``records_per_second`` bounds the pace over all replicas, 0 does not.
     ``on_untrusted(replica, reason)`` is called in the applier's thread when a replica must be rebuilt: its
-    log was replaced, or it may have missed tombstones.
+    log was replaced, or it may have missed tombstones; ``on_complete(replica)`` when one has reached an end of its
+    log for the first time; ``housekeeping()`` a few times a second.
     """
 
     def __init__(
@@ -40,12 +41,18 @@ class Applier:
         poll_interval_ms: int,
         records_per_second: int,
         on_untrusted: Callable[[Replica, str], None],
+        on_complete: Callable[[Replica], None],
+        housekeeping: Callable[[], None],
     ) -> None:
         self._consumer: Consumer = changelog.consumer()
         self._poll_interval_s = poll_interval_ms / 1000
         self._records_per_second = records_per_second
         self._on_untrusted = on_untrusted
+        self._on_complete = on_complete
+        self._housekeeping = housekeeping
+        self._housekept_boot_ms = 0.0
         self._replicas: dict[TopicPartition, Replica] = {}
+        self._retry_at: dict[TopicPartition, float] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._wake = threading.Event()
         self._stopping = False
@@ -80,22 +87,36 @@ class Applier:
         """Apply a replica's log from its committed offset on; in the applier's thread."""
         tp = replica.topic_partition
         committed = replica.store.committed_offset(tp) or CommittedOffset(0)
-        replica.complete = committed.complete
+        self._note_completeness(replica, committed)
         replica.stream_time_ms = committed.stream_time_ms
         replica.ends.clear()
         replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
         self._replicas[tp] = replica
         self._consumer.assign(tp, committed.position)
 
+    def observe_end(self, replica: Replica, end: EndOffset) -> None:
+        """Publish how far the log goes while something else brings the replica forward."""
+        replica.ends.observe(end)
+        committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
+        replica.progress = replica.progress._replace(
+            position=committed.position,
+            applying_to=max(committed.position, replica.progress.applying_to),
+            consistent_position=committed.consistent_position,
+            end_offset=end.offset,
+            end_sent_boot_ms=end.sent_boot_ms,
+        )
+
     def unfollow(self, replica: Replica) -> None:
         """Stop applying a replica's log; in the applier's thread."""
         self._replicas.pop(replica.topic_partition, None)
+        self._retry_at.pop(replica.topic_partition, None)
         self._consumer.unassign(replica.topic_partition)
 
     def _run(self) -> None:
         while not self._stopping:
             self._wake.clear()
             self._run_commands()
+            self._keep_house()
             applied = 0
             for batch in self._consumer.poll(self._records_per_poll()):
                 replica = self._replicas.get(batch.topic_partition)
@@ -126,10 +147,26 @@ class Applier:
         try:
             self.apply(replica, batch)
         except Exception:
-            # What was applied stands; the rest is read again from there, and the lag grows meanwhile.
-            log.exception("applying %s failed; it is read again from its committed offset", replica.spec.name)
-            committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
-            self._consumer.assign(replica.topic_partition, committed.position)
+            # What was applied stands and is served; the rest is tried again, and the lag grows meanwhile.
+            log.exception(
+                "%s could not be applied; tried again in %.0f s", replica.topic_partition, _RETRY_MS / 1000
+            )
+            self._consumer.unassign(replica.topic_partition)
+            self._retry_at[replica.topic_partition] = boot_ms() + _RETRY_MS
+
+    def _keep_house(self) -> None:
+        """Follow again what failed a while ago, from its committed offset, and let the owner look after things."""
+        now = boot_ms()
+        if now - self._housekept_boot_ms < _HOUSEKEEPING_MS:
+            return
+        self._housekept_boot_ms = now
+        for tp in [tp for tp, due in self._retry_at.items() if due <= now]:
+            del self._retry_at[tp]
+            replica = self._replicas.get(tp)
+            if replica is not None:
+                committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+                self._consumer.assign(tp, committed.position)
+        self._housekeeping()
 
     def apply(self, replica: Replica, batch: Batch) -> None:
         """Apply one batch to its replica and publish the progress."""
@@ -144,62 +181,40 @@ class Applier:
         if not batch.records and batch.position == before.position and before.complete:
             replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
             return
-        as_of, stream_time = self._collect(replica, batch, before)
-        after = advance(before, batch, as_of, stream_time, None)
+        self._check_partition(replica, batch)
+        fold = Fold.after(before)
+        fold.add(replica.spec, batch.records)
+        after = advance(before, batch, fold.as_of_epoch_ms, fold.stream_time_ms, None)
         as_of_boot_ms = replica.progress.as_of_boot_ms
-        if after.pending_end is None and (as_of != before.as_of_epoch_ms or before.pending_end is not None):
+        if after.pending_end is None and (
+            after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
+        ):
             as_of_boot_ms = _as_of_boot(after, boot_ms(), epoch_ms())
         progress = self._progress(replica, after, batch, as_of_boot_ms)
         after = after._replace(current_until_epoch_ms=_epoch(progress.current_until_boot_ms))
         replica.progress = replica.progress._replace(applying_to=batch.position)
+        for key, value in fold.changes.items():
+            if value is None:
+                replica.store.delete(key)
+            else:
+                replica.store.put(key, value)
         replica.store.commit({tp: after})
-        replica.stream_time_ms = stream_time
+        replica.stream_time_ms = after.stream_time_ms
         replica.progress = progress
         replica.records_applied += len(batch.records)
-        if after.complete and not replica.complete:
+        self._note_completeness(replica, after)
+
+    def _note_completeness(self, replica: Replica, committed: CommittedOffset) -> None:
+        if committed.complete and not replica.complete:
             replica.complete = True
             replica.diverged = False
+            self._on_complete(replica)
 
-    def _collect(
-        self, replica: Replica, batch: Batch, before: CommittedOffset
-    ) -> tuple[dict[str, int | None], int | None]:
-        store, keys = replica.store, replica.spec.stored_keys
-        put, delete = store.put, store.delete
-        as_of = dict(before.as_of_epoch_ms)
-        stream_time = before.stream_time_ms
-        times, window_size_ms = keys.times, replica.spec.window_size_ms or 0
-        applied = replica.records_applied
-        for index, (_, key, value, timestamp_ms, heartbeat) in enumerate(batch.records):
-            if heartbeat:
-                _note_heartbeat(as_of, key, value)
-                continue
-            if applied + index < _KEYS_ALL_CHECKED or index % _KEYS_CHECK_EVERY == 0:
-                self._check_partition(replica, key, timestamp_ms)
-            stored = keys.from_changelog(key, timestamp_ms)
-            if value is None:
-                delete(stored)
-            else:
-                put(stored, value)
-            if times:
-                end = keys.parse(stored).times_ms[0] + window_size_ms
-                stream_time = end if stream_time is None or end > stream_time else stream_time
-        return as_of, stream_time
-
-    def _check_partition(self, replica: Replica, key: bytes, timestamp_ms: int) -> None:
-        partitioner = replica.spec.stream_partitioner
-        if partitioner is None or replica.misplaced_key is not None:
-            return
-        plain = replica.spec.stored_keys.split_changelog(key, timestamp_ms).plain
-        if partitioner.partition(plain, replica.spec.partitions) != replica.task.partition:
-            replica.misplaced_key = plain
-            log.error(
-                "%s: the key %r is in partition %d, where the partitioner %r does not put it; misses are "
-                "refused. Set the store's partitioner to the writer's, or to 'unknown'.",
-                replica.spec.name,
-                plain,
-                replica.task.partition,
-                replica.spec.partitioner,
-            )
+    def _check_partition(self, replica: Replica, batch: Batch) -> None:
+        if replica.misplaced_key is None:
+            found = misplaced_key(replica.spec, replica.task.partition, batch.records, replica.records_applied)
+            if found is not None:
+                report_misplaced_key(replica, found)
 
     def _progress(
         self, replica: Replica, committed: CommittedOffset, batch: Batch, as_of_boot_ms: float | None
@@ -250,11 +265,14 @@ def _epoch(moment_boot_ms: float | None) -> float | None:
     return None if moment_boot_ms is None else epoch_ms() - (boot_ms() - moment_boot_ms)
 
 
-def _note_heartbeat(as_of: dict[str, int | None], key: bytes, value: bytes | None) -> None:
-    writer = key[_HEARTBEAT_PREFIX:].decode()
-    if value is None:
-        as_of.pop(writer, None)
-        return
-    as_of_ms = Heartbeat.parse(value).as_of_ms
-    # A writer that cannot tell yet leaves standing what was said under its name before.
-    as_of[writer] = as_of.get(writer) if as_of_ms is None else as_of_ms
+def report_misplaced_key(replica: Replica, key: bytes) -> None:
+    """Let a replica refuse misses from now on: keys are not where its partitioner puts them."""
+    replica.misplaced_key = key
+    log.error(
+        "%s: the key %r is in partition %d, where the partitioner %r does not put it; misses are refused. Set "
+        "the store's partitioner to the writer's, or to 'unknown'.",
+        replica.spec.name,
+        key,
+        replica.task.partition,
+        replica.spec.partitioner,
+    )

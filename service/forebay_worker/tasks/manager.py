@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 
 from forebay.changelog import Changelog
 from forebay.errors import ChangelogError
-from forebay.lag import boot_ms
+from forebay.lag import EndOffset, boot_ms
+from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
 from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
 
-CAUGHT_UP = -2
-"""Stands for "at the end" among a member's offsets, Kafka Streams' ``LATEST_OFFSET``."""
+BULK_RESTORE_RECORDS = 50_000
+"""A replica further behind than this is restored in bulk."""
 
 ReplicaTable = Mapping[tuple[str, int], Replica]
+
+
+@dataclass(frozen=True)
+class TaskPolicy:
+    """How tasks are kept; each is the setting of that name."""
+
+    poll_interval_ms: int
+    apply_records_per_second: int
+    restore_processes: int
+    state_cleanup_delay_ms: int
 
 
 class TaskManager:
@@ -36,18 +49,34 @@ class TaskManager:
         changelog: Changelog,
         directory: StateDirectory,
         memory: RocksDbMemory,
-        poll_interval_ms: int,
-        apply_records_per_second: int,
+        policy: TaskPolicy,
     ) -> None:
         self._topology = topology
         self._changelog = changelog
         self._directory = directory
         self._memory = memory
-        self.applier = Applier(changelog, poll_interval_ms, apply_records_per_second, self._rebuild)
+        self._policy = policy
+        self.applier = Applier(
+            changelog,
+            policy.poll_interval_ms,
+            policy.apply_records_per_second,
+            self._rebuild,
+            self._discard_set_aside,
+            self._keep_house,
+        )
+        self.bulk_restore = BulkRestore(
+            changelog.url,
+            policy.restore_processes,
+            directory.path / ".restore",
+            self.applier.call,
+            self._restored,
+        )
         self.replicas: ReplicaTable = {}
         self._wanted: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
+        self._on_disk = OffsetCache()
+        self._released_boot_ms: dict[TaskId, float] = {}
         self.released: Callable[[], None] = lambda: None
-        """Called after replicas left ``replicas`` and before they are closed: returns when no read uses them."""
+        """Called after replicas left ``replicas`` and before they close: returns when no read uses them."""
 
     def start(self) -> None:
         """Hold what is on disk as standby, before any assignment, and begin to follow the log."""
@@ -71,15 +100,22 @@ class TaskManager:
     def stop(self) -> None:
         """Close every store."""
         self._wanted = (frozenset(), frozenset())
+        self.bulk_restore.stop()
         self.applier.call(self._hold_wanted).result()
         self.applier.stop()
 
+    @property
+    def settled(self) -> bool:
+        """Whether what is held is what was last asked for."""
+        return {replica.task for replica in self.replicas.values()} == self._wanted[0]
+
     def offsets(self) -> dict[TaskId, int]:
-        """Sum of the store positions of each task held, ``CAUGHT_UP`` for a running active one."""
-        sums: dict[TaskId, int] = {}
+        """Sum of the store positions of every task on disk, held or not; an incomplete store counts 0."""
+        sums = self._on_disk.sums()
+        for task in {replica.task for replica in self.replicas.values()}:
+            sums[task] = 0
         for replica in self.replicas.values():
-            position = replica.progress.position if replica.complete else 0
-            sums[replica.task] = sums.get(replica.task, 0) + position
+            sums[replica.task] += replica.progress.position if replica.complete else 0
         return sums
 
     def _belongs(self, task: TaskId, store: str) -> bool:
@@ -100,10 +136,10 @@ class TaskManager:
         if gone:
             self.released()
         for replica in gone:
-            self.applier.unfollow(replica)
-            replica.store.close()
+            self._close(replica)
         held = {replica.task for replica in replicas.values()}
         for task in sorted(tasks - held):
+            self._released_boot_ms.pop(task, None)
             for spec in self._topology.stores_of(task):
                 replicas[spec.name, task.partition] = self._open(task, spec)
             self.replicas = dict(replicas)
@@ -118,27 +154,59 @@ class TaskManager:
                 replica.designated_boot_ms = now
 
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
-        store, log_identity = self._open_store(task, spec)
-        replica = Replica(spec, task, store, log_identity)
-        self.applier.follow(replica)
+        replica = Replica(spec, task, self._open_trusted(task, spec))
+        self._identify(replica)
+        self._bring_forward(replica)
         return replica
 
-    def _open_store(self, task: TaskId, spec: StoreSpec) -> tuple[RocksDbStore, str | None]:
-        path = self._directory.store_path(task, spec.name)
-        store = self._open_trusted(path, task, spec)
-        found = store.identity
-        if found is not None:
-            return store, found.log
-        try:
-            log_identity = self._changelog.identity(spec.topic)
-        except ChangelogError as error:
-            log.warning("%s: %s", spec.name, error)
-            return store, None
-        store.set_identity(_identity(log_identity, task, spec))
-        return store, log_identity
+    def _close(self, replica: Replica) -> None:
+        self.bulk_restore.cancel(replica)
+        self.applier.unfollow(replica)
+        if replica.store.persistent and replica.complete:
+            self._on_disk.put(replica.task, replica.spec.name, replica.progress.position)
+        replica.store.close()
+        self._released_boot_ms.setdefault(replica.task, boot_ms())
 
-    def _open_trusted(self, path: Path, task: TaskId, spec: StoreSpec) -> RocksDbStore:
+    def _bring_forward(self, replica: Replica) -> None:
+        """Follow the log, or restore in bulk first where it is far ahead."""
+        committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
+        self.applier.follow(replica)
+        bulk = self._policy.restore_processes > 0 and self._policy.apply_records_per_second == 0
+        if not bulk or not isinstance(replica.store, RocksDbStore):
+            return
+        end = self._changelog.end_offsets([replica.topic_partition]).get(replica.topic_partition, 0)
+        if end - committed.position > BULK_RESTORE_RECORDS:
+            self.applier.unfollow(replica)
+            replica.store.commit({})  # the identity, before any file is ingested
+            self.bulk_restore.submit(replica)
+            log.info("%s: %d records behind, restored in bulk", replica.topic_partition, end - committed.position)
+
+    def _restored(self, restoration: Restoration) -> None:
+        log.info(
+            "%s: %d records restored at %.0f records/s",
+            restoration.replica.topic_partition,
+            restoration.records,
+            restoration.records_per_second,
+        )
+        self.applier.follow(restoration.replica)
+
+    def _identify(self, replica: Replica) -> None:
+        """Learn which log the store is of; a new store is given the identity that the log has now."""
+        assert isinstance(replica.store, RocksDbStore)
+        found = replica.store.identity
+        if found is not None:
+            replica.log = found.log
+            return
+        try:
+            replica.log = self._changelog.identity(replica.spec.topic)
+        except ChangelogError as error:
+            log.warning("%s: %s", replica.spec.name, error)
+            return
+        replica.store.set_identity(_identity(replica.log, replica.task, replica.spec))
+
+    def _open_trusted(self, task: TaskId, spec: StoreSpec) -> RocksDbStore:
         """Open a store; one that cannot be read, or is another's, is set aside and begun anew."""
+        path = self._directory.store_path(task, spec.name)
         try:
             store = RocksDbStore(spec.name, path, self._memory.options())
             found = store.identity
@@ -156,17 +224,38 @@ class TaskManager:
         return RocksDbStore(spec.name, path, self._memory.options())
 
     def _rebuild(self, replica: Replica, reason: str) -> None:
-        log.error("%s-%d: %s; it is rebuilt", replica.spec.name, replica.task.partition, reason)
+        log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
+        self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
         replica.diverged = True
-        closing = replica.store
-        closing.close()
-        self._directory.discard(self._directory.set_aside(replica.task, replica.spec.name))
-        replica.store, replica.log = self._open_store(replica.task, replica.spec)
+        replica.store.close()
+        replica.set_aside.append(self._directory.set_aside(replica.task, replica.spec.name))
+        replica.store = self._open_trusted(replica.task, replica.spec)
         replica.complete = False
         replica.misplaced_key = None
-        replica.stream_time_ms = None
-        self.applier.follow(replica)
+        replica.log = None
+        self._identify(replica)
+        self._bring_forward(replica)
+
+    def _discard_set_aside(self, replica: Replica) -> None:
+        for path in replica.set_aside:
+            self._directory.discard(path)
+        replica.set_aside.clear()
+
+    def _keep_house(self) -> None:
+        """Publish the ends of logs being restored, and delete what was released long enough ago."""
+        for restoration in list(self.bulk_restore.restorations.values()):
+            replica = restoration.replica
+            sent = boot_ms()
+            for end in self._changelog.end_offsets([replica.topic_partition]).values():
+                self.applier.observe_end(replica, EndOffset(end, sent))
+        due = boot_ms() - self._policy.state_cleanup_delay_ms
+        for task in [task for task, released in self._released_boot_ms.items() if released <= due]:
+            del self._released_boot_ms[task]
+            if task not in self._wanted[0]:
+                self._on_disk.drop(task)
+                self._directory.delete_task(task)
+                log.info("the state of task %s, released a while ago, was deleted", task)
 
 
 def _identity(log_identity: str, task: TaskId, spec: StoreSpec) -> StoreIdentity:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from forebay.changelog import Batch
 from forebay.lag import EMPTY_PROGRESS, EndOffsets, Progress
-from forebay.stores import CommittedOffset, StateStore
+from forebay.stores import StateStore
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 
@@ -36,6 +35,8 @@ class Replica:
     """Since when the newest known generation designates this replica active; None if it does not."""
     ends: EndOffsets = field(default_factory=EndOffsets)
     records_applied: int = 0
+    set_aside: list[Path] = field(default_factory=list)
+    """Where untrusted files of this replica were moved; deleted once the rebuild is done."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -53,33 +54,3 @@ class Replica:
             return "standby"
         current_until = self.progress.current_until_boot_ms
         return "active" if current_until is not None and current_until >= designated else "restoring"
-
-
-def advance(
-    before: CommittedOffset,
-    batch: Batch,
-    as_of_epoch_ms: Mapping[str, int | None],
-    stream_time_ms: int | None,
-    current_until_epoch_ms: float | None,
-) -> CommittedOffset:
-    """The offset to commit with a batch: where it leaves the replica in the log's history.
-
-    On a compacted log a value may be gone while its successor is not yet read. So a gap freezes the
-    consistent position until the position reaches the end that the gap's response showed.
-    """
-    pending_end = before.pending_end
-    if batch.gap:
-        pending_end = max(batch.end.offset, pending_end or 0)
-    consistent = before.consistent_position
-    if pending_end is None or batch.position >= pending_end:
-        consistent, pending_end = batch.position, None
-    reached = batch.position >= batch.end.offset and consistent == batch.position
-    return CommittedOffset(
-        batch.position,
-        consistent,
-        pending_end,
-        current_until_epoch_ms,
-        as_of_epoch_ms,
-        stream_time_ms,
-        before.complete or reached,
-    )

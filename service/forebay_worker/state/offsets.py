@@ -1,0 +1,36 @@
+"""The offset cache: what is on this disk, held or not, answered at each rebalance (KIP-1035)."""
+
+from __future__ import annotations
+
+import threading
+
+from forebay.tasks import TaskId
+
+CAUGHT_UP = -2
+"""Stands for "at the end" among a member's offsets, Kafka Streams' ``LATEST_OFFSET``.
+
+Only while an active's lag is proven to be acceptable; at close the real offset takes its place.
+"""
+
+
+class OffsetCache:
+    """Positions of closed stores on disk. Any thread may use it; in-memory stores never enter."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._positions: dict[TaskId, dict[str, int]] = {}
+
+    def put(self, task: TaskId, store: str, position: int) -> None:
+        """Remember where a store stood when it was closed."""
+        with self._lock:
+            self._positions.setdefault(task, {})[store] = position
+
+    def drop(self, task: TaskId) -> None:
+        """Forget a task whose directory is gone."""
+        with self._lock:
+            self._positions.pop(task, None)
+
+    def sums(self) -> dict[TaskId, int]:
+        """Sum of the positions of each task's stores."""
+        with self._lock:
+            return {task: sum(stores.values()) for task, stores in self._positions.items()}

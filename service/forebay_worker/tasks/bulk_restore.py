@@ -1,0 +1,244 @@
+"""Bulk restore: brings replicas that are far behind forward in processes of their own.
+
+The serving process only ingests the sorted files they make, each together with its offset, in the applier's
+thread. A process that is killed or fails costs a retry from the store's committed offset, never a gap: a file
+is ingested only if it begins where the store is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.lag import boot_ms
+from forebay.stores import CommittedOffset
+from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES_IN_MEMORY = 96 << 20
+"""What one restore process holds before it writes a file."""
+_RETRY_S = 1.0
+
+
+@dataclass
+class Restoration:
+    """One replica on its way: how much is done and how fast it goes."""
+
+    replica: Replica
+    number: int
+    begun_boot_ms: float
+    records: int = 0
+    cancelled: bool = False
+
+    @property
+    def records_per_second(self) -> float:
+        """Records folded a second since the beginning."""
+        return self.records / max(0.001, (boot_ms() - self.begun_boot_ms) / 1000)
+
+
+class BulkRestore:
+    """A few restore processes and the queue of replicas that wait for one.
+
+    ``call`` runs a function in the applier's thread; ``done(restoration)`` is called there at a replica's end.
+    """
+
+    def __init__(
+        self,
+        changelog_url: str,
+        processes: int,
+        scratch: Path,
+        call: Callable[[Callable[[], None]], object],
+        done: Callable[[Restoration], None],
+    ) -> None:
+        self._changelog_url = changelog_url
+        self._processes = processes
+        self._scratch = scratch
+        self._call = call
+        self._done = done
+        self._numbers = itertools.count(1)
+        self._waiting: deque[Restoration] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._children: list[subprocess.Popen[str]] = []
+        self._threads: list[threading.Thread] = []
+        self.restorations: dict[int, Restoration] = {}
+        """Those under way or waiting, by number."""
+
+    def submit(self, replica: Replica) -> None:
+        """Queue a replica; in the applier's thread, where it must not be followed meanwhile."""
+        restoration = Restoration(replica, next(self._numbers), boot_ms())
+        self.restorations[restoration.number] = restoration
+        with self._changed:
+            self._waiting.append(restoration)
+            if len(self._threads) < self._processes:
+                thread = threading.Thread(target=self._run, name="forebay-restore", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+
+    def restoring(self, replica: Replica) -> Restoration | None:
+        """The restoration of a replica, None if there is none."""
+        return next((item for item in self.restorations.values() if item.replica is replica), None)
+
+    def cancel(self, replica: Replica) -> None:
+        """Forget a replica; in the applier's thread. Files still to come for it are dropped."""
+        restoration = self.restoring(replica)
+        if restoration is not None:
+            restoration.cancelled = True
+            del self.restorations[restoration.number]
+
+    def stop(self) -> None:
+        """End every restore process and delete what they left."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        for child in list(self._children):
+            child.kill()
+        for thread in self._threads:
+            thread.join()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _run(self) -> None:
+        child: subprocess.Popen[str] | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if self._stopping:
+                    break
+                restoration = self._waiting.popleft()
+            if restoration.cancelled:
+                continue
+            if child is not None and child.poll() is not None:
+                self._end(child)
+                child = None
+            child = child or self._spawn()
+            if self._restore(child, restoration):
+                self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
+                continue
+            # Whatever it may still say belongs to a job that is over.
+            self._end(child)
+            child = None
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, timeout=_RETRY_S)
+                if not restoration.cancelled:
+                    self._waiting.append(restoration)
+        if child is not None:
+            self._end(child)
+
+    def _end(self, child: subprocess.Popen[str]) -> None:
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._children.remove(child)
+
+    def _finish(self, restoration: Restoration) -> None:
+        if self.restorations.pop(restoration.number, None) is not None:
+            self._done(restoration)
+
+    def _restore(self, child: subprocess.Popen[str], restoration: Restoration) -> bool:
+        """Run one job; whether it came to its end."""
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(self._job(restoration).line())
+            child.stdin.flush()
+            for line in child.stdout:
+                report = RestoreReport(**json.loads(line))
+                if report.error is not None:
+                    log.error("restoring %s failed: %s; it is tried again", _name(restoration), report.error)
+                    return False
+                if report.path is None:
+                    return True
+                if not self._ingest_in_applier(restoration, report):
+                    return False
+        except (OSError, ValueError) as error:
+            log.warning("restoring %s was interrupted: %s", _name(restoration), error)
+        if not self._stopping:
+            log.warning("a restore process ended in the middle of %s; it is tried again", _name(restoration))
+        return False
+
+    def _ingest_in_applier(self, restoration: Restoration, report: RestoreReport) -> bool:
+        """Hand a file to the applier's thread and wait, so that at most one file waits per process."""
+        outcome: list[bool] = []
+        finished = threading.Event()
+
+        def run() -> None:
+            try:
+                outcome.append(ingest(restoration, report))
+            finally:
+                finished.set()
+
+        self._call(run)
+        while not finished.wait(0.1):
+            if self._stopping:
+                return False
+        return bool(outcome and outcome[0])
+
+    def _job(self, restoration: Restoration) -> RestoreJob:
+        replica = restoration.replica
+        committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        return RestoreJob(
+            restoration.number,
+            self._changelog_url,
+            replica.spec.document(),
+            replica.task.partition,
+            list(committed),
+            str(self._scratch),
+            MOST_BYTES_IN_MEMORY,
+        )
+
+    def _spawn(self) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "forebay_worker.tasks.restore_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._children.append(child)
+        return child
+
+
+def ingest(restoration: Restoration, report: RestoreReport) -> bool:
+    """Take a file over if it begins where the store is and the log is the store's; whether the job may go on."""
+    replica = restoration.replica
+    assert report.path is not None
+    path = Path(report.path)
+    tp = replica.topic_partition
+    committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+    fits = not restoration.cancelled and report.position_from == committed.position
+    if not fits or (replica.log is not None and replica.log != report.log):
+        path.unlink(missing_ok=True)
+        return False
+    assert isinstance(replica.store, RocksDbStore)
+    offset = report.offset
+    replica.progress = replica.progress._replace(applying_to=offset.position)
+    replica.store.ingest(path, tp, offset)
+    replica.progress = replica.progress._replace(
+        position=offset.position, consistent_position=offset.consistent_position
+    )
+    replica.stream_time_ms = offset.stream_time_ms
+    replica.log = replica.log or report.log
+    replica.records_applied += report.records
+    restoration.records += report.records
+    return True
+
+
+def _name(restoration: Restoration) -> str:
+    return str(restoration.replica.topic_partition)

@@ -1,0 +1,111 @@
+"""Folding changelog records into what they change in a store: the last value of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from forebay.changelog import Batch, Heartbeat, Record
+from forebay.stored_keys import USER_TAG
+from forebay.stores import CommittedOffset
+from forebay.topology import StoreSpec
+
+KEYS_ALL_CHECKED = 1_000
+"""So many of a replica's first keys are held against the partitioner, then a sample."""
+_KEYS_CHECK_EVERY = 127
+_HEARTBEAT_PREFIX = len(b"\x00forebay-heartbeat\x00")
+_PLAIN_AS_STORED = frozenset({"string", "bytes", "json"})
+
+
+@dataclass
+class Fold:
+    """The outcome of some records on top of what a store has.
+
+    ``changes`` maps stored keys to their last value, None to delete. ``as_of_epoch_ms`` and ``stream_time_ms``
+    are those of the offset to commit with them.
+    """
+
+    as_of_epoch_ms: dict[str, int | None]
+    stream_time_ms: int | None
+    changes: dict[bytes, bytes | None] = field(default_factory=dict)
+
+    @classmethod
+    def after(cls, committed: CommittedOffset) -> Fold:
+        """An empty fold on top of a committed offset."""
+        return cls(dict(committed.as_of_epoch_ms), committed.stream_time_ms)
+
+    def add(self, spec: StoreSpec, records: Iterable[Record]) -> None:
+        """Fold records in, in offset order; heartbeats change no key."""
+        keys = spec.stored_keys
+        if keys.kind == "key-value" and spec.key in _PLAIN_AS_STORED:
+            self.changes.update([(USER_TAG + key, value) for _, key, value, _, beat in records if not beat])
+        else:
+            for _, key, value, timestamp_ms, beat in records:
+                if not beat:
+                    stored = keys.from_changelog(key, timestamp_ms)
+                    self.changes[stored] = value
+                    if keys.times:
+                        self._see_time(keys.parse(stored).times_ms[0] + (spec.window_size_ms or 0))
+        for record in records:
+            if record[4]:
+                self._see_heartbeat(record[1], record[2])
+
+    def _see_time(self, end_ms: int) -> None:
+        if self.stream_time_ms is None or end_ms > self.stream_time_ms:
+            self.stream_time_ms = end_ms
+
+    def _see_heartbeat(self, key: bytes, value: bytes | None) -> None:
+        writer = key[_HEARTBEAT_PREFIX:].decode()
+        if value is None:
+            self.as_of_epoch_ms.pop(writer, None)
+            return
+        as_of_ms = Heartbeat.parse(value).as_of_ms
+        # A writer that cannot tell yet leaves standing what was said under its name before.
+        self.as_of_epoch_ms[writer] = self.as_of_epoch_ms.get(writer) if as_of_ms is None else as_of_ms
+
+
+def advance(
+    before: CommittedOffset,
+    batch: Batch,
+    as_of_epoch_ms: Mapping[str, int | None],
+    stream_time_ms: int | None,
+    current_until_epoch_ms: float | None,
+) -> CommittedOffset:
+    """The offset to commit with a batch: where it leaves the replica in the log's history.
+
+    On a compacted log a value may be gone while its successor is not yet read. So a gap freezes the
+    consistent position until the position reaches the end that the gap's response showed.
+    """
+    pending_end = before.pending_end
+    if batch.gap:
+        pending_end = max(batch.end.offset, pending_end or 0)
+    consistent = before.consistent_position
+    if pending_end is None or batch.position >= pending_end:
+        consistent, pending_end = batch.position, None
+    reached = batch.position >= batch.end.offset and consistent == batch.position
+    return CommittedOffset(
+        batch.position,
+        consistent,
+        pending_end,
+        current_until_epoch_ms,
+        as_of_epoch_ms,
+        stream_time_ms,
+        before.complete or reached,
+    )
+
+
+def misplaced_key(spec: StoreSpec, partition: int, records: list[Record], seen_before: int) -> bytes | None:
+    """A key that the store's partitioner does not put into this partition, None if none was found.
+
+    Looks at all of a replica's first keys, and at a sample of the rest.
+    """
+    partitioner = spec.stream_partitioner
+    if partitioner is None:
+        return None
+    step = 1 if seen_before < KEYS_ALL_CHECKED else _KEYS_CHECK_EVERY
+    for _, key, _, timestamp_ms, beat in records[: None if step > 1 else KEYS_ALL_CHECKED : step]:
+        if not beat:
+            plain = spec.stored_keys.split_changelog(key, timestamp_ms).plain
+            if partitioner.partition(plain, spec.partitions) != partition:
+                return plain
+    return None

@@ -1,0 +1,138 @@
+"""A restore process: folds a partition's log into sorted files, outside the process that serves reads.
+
+Reads jobs from standard input, one JSON object a line, and writes what it made to standard output likewise. It
+holds no lock, writes into its scratch directory only, and ends with its standard input, so it cannot outlive
+the worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.changelog import Consumer, open_changelog
+from forebay.stores import CommittedOffset
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+from forebay_worker.state.rocksdb import write_sst
+from forebay_worker.tasks.folding import Fold, advance, misplaced_key
+
+RECORDS_PER_POLL = 50_000
+_NICENESS = 10
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class RestoreJob:
+    """Fold one partition from a committed offset to the end that the log has when the job begins.
+
+    ``most_bytes`` bounds what is held in memory before a file is written.
+    """
+
+    job: int
+    changelog: str
+    store: dict[str, Any]
+    partition: int
+    committed: list[Any]
+    scratch: str
+    most_bytes: int
+
+    def line(self) -> str:
+        """The job as one line."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """What a restore process says: a file covering ``[position_from, committed)``, or the end of a job.
+
+    ``end_offset`` is the log's end as last seen; ``error`` says why a job was given up.
+    """
+
+    job: int
+    path: str | None = None
+    position_from: int = 0
+    committed: list[Any] | None = None
+    records: int = 0
+    log: str = ""
+    misplaced: str | None = None
+    error: str | None = None
+
+    @property
+    def offset(self) -> CommittedOffset:
+        """The offset that the file carries."""
+        assert self.committed is not None
+        return CommittedOffset(*self.committed)
+
+
+def run_job(job: RestoreJob) -> Iterator[RestoreReport]:
+    """The files of one job, in offset order, then its end."""
+    spec = StoreSpec.from_document(job.store)
+    tp = TopicPartition(spec.topic, job.partition)
+    consumer = open_changelog(job.changelog).consumer()
+    try:
+        consumer.assign(tp, job.committed[0])
+        yield from _fold_files(job, spec, tp, consumer)
+    finally:
+        consumer.close()
+    yield RestoreReport(job.job)
+
+
+def _fold_files(
+    job: RestoreJob, spec: StoreSpec, tp: TopicPartition, consumer: Consumer
+) -> Iterator[RestoreReport]:
+    committed = CommittedOffset(*job.committed)
+    written_to, target, held_bytes, records, number = committed.position, -1, 0, 0, 0
+    misplaced: bytes | None = None
+    fold = Fold.after(committed)
+    while target < 0 or committed.position < target:
+        batches = consumer.poll(RECORDS_PER_POLL)
+        if not batches:
+            raise OSError(f"the log {tp} cannot be read")
+        (batch,) = batches
+        target = batch.end.offset if target < 0 else target
+        misplaced = misplaced or misplaced_key(spec, job.partition, batch.records, records)
+        fold.add(spec, batch.records)
+        records += len(batch.records)
+        held_bytes += sum([len(record[1]) + len(record[2] or b"") + 100 for record in batch.records])
+        committed = advance(
+            committed, batch, fold.as_of_epoch_ms, fold.stream_time_ms, committed.current_until_epoch_ms
+        )
+        if held_bytes < job.most_bytes and committed.position < target:
+            continue
+        path = Path(job.scratch) / f"{job.job}-{number}.sst"
+        write_sst(path, fold.changes, tp, committed)
+        shown = None if misplaced is None else misplaced.hex()
+        yield RestoreReport(job.job, str(path), written_to, list(committed), records, batch.identity, shown)
+        written_to, held_bytes, records, number = committed.position, 0, 0, number + 1
+        fold = Fold.after(committed)
+
+
+def main() -> None:
+    """Do jobs until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(_NICENESS)
+    for line in sys.stdin:
+        job = RestoreJob(**json.loads(line))
+        try:
+            for report in run_job(job):
+                _say(report)
+        except Exception as error:
+            _say(RestoreReport(job.job, error=f"{type(error).__name__}: {error}"))
+
+
+def _say(report: RestoreReport) -> None:
+    sys.stdout.write(json.dumps(asdict(report)) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
