@@ -106,14 +106,14 @@ def log_of(sink: Any, store: str) -> dict[int, list[Record]]:
         consumer.assign(TopicPartition(spec.topic, partition), 0)
     batches = consumer.poll(100_000)
     consumer.close()
-    return {b.topic_partition.partition: [r for r in b.records if not r.heartbeat] for b in batches}
+    return {b.topic_partition.partition: [r for r in b.records if not r[4]] for b in batches}
 
 
 def content(sink: Any, store: str) -> dict[bytes, Any]:
     folded: dict[bytes, Any] = {}
     for records in log_of(sink, store).values():
-        for record in records:
-            folded[record.key] = None if record.value is None else json.loads(record.value)
+        for _, key, value, _, _ in records:
+            folded[key] = None if value is None else json.loads(value)
     return {key: value for key, value in folded.items() if value is not None}
 
 
@@ -135,7 +135,7 @@ def test_updates_land_in_their_partitions_with_every_value_exact(spark, sink, tm
         "é/".encode(): {"n": None, "x": None, "d": None, "t": None, "b": "aGk="},
     }
     for partition, records in log_of(sink, "latest").items():
-        assert {Murmur2Partitioner().partition(record.key, 3) for record in records} <= {partition}
+        assert {Murmur2Partitioner().partition(record[1], 3) for record in records} <= {partition}
 
 
 def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path):
@@ -148,7 +148,7 @@ def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path):
     run(sink.write(totals, "latest", key="k", delete="gone"), tmp_path)
     expected = {f"k{k}".encode(): {"total": sum(i for i in range(100) if i % 7 == k)} for k in range(7) if k != 1}
     assert content(sink, "latest") == expected
-    assert [r.key for records in log_of(sink, "latest").values() for r in records if r.value is None] == [b"k1"]
+    assert [r[1] for records in log_of(sink, "latest").values() for r in records if r[2] is None] == [b"k1"]
 
 
 def test_numbers_and_pairs_as_keys(spark, sink, tmp_path):
@@ -275,7 +275,7 @@ def as_ofs(sink: Any) -> list[int]:
     consumer.assign(TopicPartition("t-latest-changelog", 0), 0)
     (batch,) = consumer.poll(100_000)
     consumer.close()
-    found = [json.loads(record.value)["as_of_ms"] for record in batch.records if record.heartbeat]
+    found = [json.loads(record[2])["as_of_ms"] for record in batch.records if record[4]]
     return sorted({as_of for as_of in found if as_of is not None})
 
 

@@ -14,14 +14,11 @@ from forebay.tasks import TopicPartition
 __all__ = ["Batch", "Changelog", "Consumer", "Heartbeat", "Record", "heartbeat_key"]
 
 
-class Record(NamedTuple):
-    """One changelog record; a value of None is a tombstone."""
+Record = tuple[int, bytes, bytes | None, int, bool]
+"""One record: offset, key, value (None is a tombstone), timestamp in epoch ms, whether it is a heartbeat.
 
-    offset: int
-    key: bytes
-    value: bytes | None
-    timestamp_ms: int
-    heartbeat: bool
+A plain tuple, as the database hands it out: a class of its own would halve the speed of a replay.
+"""
 
 
 @dataclass(frozen=True)

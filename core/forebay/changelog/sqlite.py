@@ -249,8 +249,8 @@ class SqliteConsumer:
             source.identity, source.end, source.tombstone_floor = state
             source.beginning = source.end if first is None else first
             source.data_version = data_version
-            records = [Record._make(row) for row in rows]
-        after = records[-1].offset + 1 if len(records) == max_records else max(position, source.end)
+            records = rows
+        after = records[-1][0] + 1 if len(records) == max_records else max(position, source.end)
         self._positions[tp] = after
         return Batch(
             tp,

@@ -121,6 +121,7 @@ class BulkRestore:
                 restoration = self._waiting.popleft()
             if restoration.cancelled:
                 continue
+            restoration.begun_boot_ms = boot_ms()
             if child is not None and child.poll() is not None:
                 self._end(child)
                 child = None
