@@ -120,6 +120,20 @@ SETTINGS: tuple[Setting, ...] = (
         "Processes that restore replicas far behind; 0 restores in the serving process.",
     ),
     Setting(
+        "statestore_checkpoint_interval_ms",
+        "integer",
+        300_000,
+        WORKER,
+        "How often the offsets of stores that do not manage their own are written (KIP-116).",
+    ),
+    Setting(
+        "automatic_state_relocation",
+        "boolean",
+        True,
+        WORKER,
+        "Whether stores that now belong to another ordinal are moved there at start (KIP-816).",
+    ),
+    Setting(
         "state_cleanup_delay_ms",
         "integer",
         600_000,
@@ -219,6 +233,8 @@ class WorkerSettings:
     poll_interval_ms: int
     apply_records_per_second: int
     restore_processes: int
+    statestore_checkpoint_interval_ms: int
+    automatic_state_relocation: bool
     state_cleanup_delay_ms: int
     end_offset_max_age_ms: int
     rocksdb_block_cache_bytes: int

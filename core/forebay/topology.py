@@ -22,6 +22,7 @@ from forebay.tasks import TaskId, TopicPartition
 
 KINDS = ("key-value", "window", "session", "versioned")
 PARTITIONER_ENTRY_POINTS = "forebay.partitioners"
+STORE_ENTRY_POINTS = "forebay.stores"
 DAY_MS = 86_400_000
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -51,6 +52,8 @@ class StoreSpec:
     partitioner: str
     topic: str
     partitions: int
+    supplier: str = "rocksdb"
+    """What keeps the store on workers: ``rocksdb``, ``memory``, or an entry point of ``forebay.stores``."""
     window_size_ms: int | None = None
     retention_ms: int | None = None
     gap_ms: int | None = None
@@ -209,7 +212,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     name = _name(table, "name", f"a store of {where}")
     where = f"store {name!r}"
     tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
-    common = {"name", "kind", "key", "value", "partitioner", "topic", *tolerance}
+    common = {"name", "kind", "key", "value", "partitioner", "topic", "supplier", *tolerance}
     _refuse_unknown(table, common | set(_ALL_KIND_FIELDS), where)
     kind = _choice(table, "kind", KINDS, "key-value", where)
     required = _REQUIRED_BY_KIND[kind]
@@ -230,9 +233,20 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         partitioner=partitioner,
         topic=topic,
         partitions=partitions,
+        supplier=_supplier(table, where),
         **durations,
         **{item: _integer(table, item, where, least=0) for item in tolerance if item in table},
     )
+
+
+def _supplier(table: Mapping[str, Any], where: str) -> str:
+    supplier = table.get("supplier", "rocksdb")
+    if supplier not in ("rocksdb", "memory") and not entry_points(group=STORE_ENTRY_POINTS, name=supplier):
+        raise TopologyError(
+            f"{where}: there is no store supplier {supplier!r}: use 'rocksdb', 'memory', or the name of an "
+            f"installed entry point in the group {STORE_ENTRY_POINTS!r}."
+        )
+    return str(supplier)
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:

@@ -17,7 +17,9 @@ from forebay_worker.group.sqlite import GroupTimes, SqliteMembership, group_path
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.queries.reads import Reads
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.mover import prepare_state
 from forebay_worker.state.offsets import CAUGHT_UP
+from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
 from forebay_worker.tasks.manager import TaskManager, TaskPolicy
 
@@ -35,12 +37,13 @@ class Worker:
         for spec in self.topology.stores.values():
             self._changelog.ensure_topic(spec.topic, spec.partitions)
         self._directory = StateDirectory(settings.state_dir, self.topology.application_id)
+        prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
         memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(
             self.topology,
             self._changelog,
             self._directory,
-            memory,
+            StoreOpener(self._directory, self._changelog, memory, settings.statestore_checkpoint_interval_ms),
             TaskPolicy(
                 settings.poll_interval_ms,
                 settings.apply_records_per_second,

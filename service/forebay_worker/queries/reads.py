@@ -48,6 +48,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, successor
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology
+from forebay_worker.tasks.expiry import oldest_start_ms
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
 
@@ -266,9 +267,8 @@ class Reads:
     ) -> tuple[bytes, bytes]:
         """Stored keys of the windows asked for and not expired: retention counts from stream time."""
         first = MIN_TIME_MS if parameters.from_ms is None else parameters.from_ms
-        stream_time = replica.stream_time_ms
-        if stream_time is not None and spec.retention_ms is not None and spec.window_size_ms is not None:
-            first = max(first, stream_time - spec.retention_ms - spec.window_size_ms + 1)
+        oldest = oldest_start_ms(spec, replica.stream_time_ms)
+        first = first if oldest is None else max(first, oldest)
         last = MAX_TIME_MS if parameters.to_ms is None else parameters.to_ms
         start = spec.stored_keys.stored(plain, first)
         end = (

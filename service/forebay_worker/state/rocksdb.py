@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,7 +77,8 @@ def write_sst(
     writer = SstFileWriter(options=options)
     writer.open(str(path))
     writer[OFFSET_KEY] = _offsets_to_json({topic_partition: committed})
-    for key, value in sorted(changes.items(), key=itemgetter(0)):
+    for key in sorted(changes):
+        value = changes[key]
         if value is None:
             del writer[key]
         else:

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from forebay.changelog import Changelog
-from forebay.errors import ChangelogError
 from forebay.lag import EndOffset, boot_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets import OffsetCache
-from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
+from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.applier import Applier
 from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
+from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -48,13 +49,13 @@ class TaskManager:
         topology: Topology,
         changelog: Changelog,
         directory: StateDirectory,
-        memory: RocksDbMemory,
+        opener: StoreOpener,
         policy: TaskPolicy,
     ) -> None:
         self._topology = topology
         self._changelog = changelog
         self._directory = directory
-        self._memory = memory
+        self._opener = opener
         self._policy = policy
         self.applier = Applier(
             changelog,
@@ -74,6 +75,7 @@ class TaskManager:
         self.replicas: ReplicaTable = {}
         self._wanted: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
         self._on_disk = OffsetCache()
+        self._expiry = Expiry()
         self._released_boot_ms: dict[TaskId, float] = {}
         self.released: Callable[[], None] = lambda: None
         """Called after replicas left ``replicas`` and before they close: returns when no read uses them."""
@@ -154,14 +156,15 @@ class TaskManager:
                 replica.designated_boot_ms = now
 
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
-        replica = Replica(spec, task, self._open_trusted(task, spec))
-        self._identify(replica)
+        opened = self._opener.open(task, spec)
+        replica = Replica(spec, task, opened.store, opened.log, set_aside=opened.set_aside)
         self._bring_forward(replica)
         return replica
 
     def _close(self, replica: Replica) -> None:
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
+        self._expiry.forget(replica)
         if replica.store.persistent and replica.complete:
             self._on_disk.put(replica.task, replica.spec.name, replica.progress.position)
         replica.store.close()
@@ -190,51 +193,19 @@ class TaskManager:
         )
         self.applier.follow(restoration.replica)
 
-    def _identify(self, replica: Replica) -> None:
-        """Learn which log the store is of; a new store is given the identity that the log has now."""
-        assert isinstance(replica.store, RocksDbStore)
-        found = replica.store.identity
-        if found is not None:
-            replica.log = found.log
-            return
-        try:
-            replica.log = self._changelog.identity(replica.spec.topic)
-        except ChangelogError as error:
-            log.warning("%s: %s", replica.spec.name, error)
-            return
-        replica.store.set_identity(_identity(replica.log, replica.task, replica.spec))
-
-    def _open_trusted(self, task: TaskId, spec: StoreSpec) -> RocksDbStore:
-        """Open a store; one that cannot be read, or is another's, is set aside and begun anew."""
-        path = self._directory.store_path(task, spec.name)
-        try:
-            store = RocksDbStore(spec.name, path, self._memory.options())
-            found = store.identity
-        except Exception as error:
-            if not path.exists():
-                raise
-            reason = f"it cannot be opened ({error})"
-        else:
-            if found is None or found == _identity(found.log, task, spec):
-                return store
-            store.close()
-            reason = f"it holds {found}"
-        aside = self._directory.set_aside(task, spec.name)
-        log.error("the store %s is not usable: %s; moved to %s and rebuilt from the log", path, reason, aside)
-        return RocksDbStore(spec.name, path, self._memory.options())
-
     def _rebuild(self, replica: Replica, reason: str) -> None:
         log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
         replica.diverged = True
         replica.store.close()
-        replica.set_aside.append(self._directory.set_aside(replica.task, replica.spec.name))
-        replica.store = self._open_trusted(replica.task, replica.spec)
+        if replica.store.persistent:
+            replica.set_aside.append(self._directory.set_aside(replica.task, replica.spec.name))
+        opened = self._opener.open(replica.task, replica.spec)
+        replica.store, replica.log = opened.store, opened.log
+        replica.set_aside += opened.set_aside
         replica.complete = False
         replica.misplaced_key = None
-        replica.log = None
-        self._identify(replica)
         self._bring_forward(replica)
 
     def _discard_set_aside(self, replica: Replica) -> None:
@@ -243,12 +214,14 @@ class TaskManager:
         replica.set_aside.clear()
 
     def _keep_house(self) -> None:
-        """Publish the ends of logs being restored, and delete what was released long enough ago."""
+        """Publish the ends of logs being restored; delete expired windows and what was released long ago."""
         for restoration in list(self.bulk_restore.restorations.values()):
             replica = restoration.replica
             sent = boot_ms()
             for end in self._changelog.end_offsets([replica.topic_partition]).values():
                 self.applier.observe_end(replica, EndOffset(end, sent))
+        for replica in self.replicas.values():
+            self._expiry.sweep(replica)
         due = boot_ms() - self._policy.state_cleanup_delay_ms
         for task in [task for task, released in self._released_boot_ms.items() if released <= due]:
             del self._released_boot_ms[task]
@@ -256,7 +229,3 @@ class TaskManager:
                 self._on_disk.drop(task)
                 self._directory.delete_task(task)
                 log.info("the state of task %s, released a while ago, was deleted", task)
-
-
-def _identity(log_identity: str, task: TaskId, spec: StoreSpec) -> StoreIdentity:
-    return StoreIdentity(log_identity, spec.topic, task.partition, spec.kind, spec.key, spec.value)

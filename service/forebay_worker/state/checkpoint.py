@@ -1,0 +1,102 @@
+"""The ``.checkpoint`` file of a task directory: where its legacy stores resume.
+
+Only stores that do not manage their offsets need it (KIP-1035). The format is that of Kafka Streams'
+``OffsetCheckpoint``: a line with the version, 0; a line with the number of entries; a line
+``<topic> <partition> <offset>`` for each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.errors import ForebayError
+from forebay.tasks import TopicPartition
+from forebay_worker.state.durable import remove_durably, write_durably
+
+CHECKPOINT_NAME = ".checkpoint"
+OFFSET_UNKNOWN = -4
+"""What Kafka Streams writes for a store whose offset it does not know."""
+
+_VERSION = "0"
+_COUNT = re.compile(r"[0-9]{1,9}")
+_ENTRY = re.compile(r"([A-Za-z0-9._-]{1,249}) ([0-9]{1,9}) ([0-9]{1,18}|-4)")
+
+
+class CheckpointError(ForebayError):
+    """A ``.checkpoint`` file is malformed: the offsets of its task are unknown, its legacy stores are rebuilt."""
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """The checkpoint of one task directory, which has one writer.
+
+    An offset is the next one to apply. Kafka Streams up to 2.5 wrote this too; since 2.6 it writes the last one
+    applied, which read as the next costs one record applied twice, to no effect.
+    """
+
+    path: Path
+
+    @classmethod
+    def of(cls, task_path: Path) -> CheckpointFile:
+        """The checkpoint of the task that has this directory."""
+        return cls(task_path / CHECKPOINT_NAME)
+
+    def read(self) -> dict[TopicPartition, int]:
+        """The offsets known, none where there is no file; raises ``CheckpointError`` naming file and line."""
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        return _parse(self.path, raw.decode("utf-8", "replace"))
+
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace the file by one with these offsets, or remove it where there are none; raises ``OSError``."""
+        if not offsets:
+            remove_durably(self.path)
+            return
+        lines = [f"{topic} {partition} {offset}\n" for (topic, partition), offset in offsets.items()]
+        write_durably(self.path, f"{_VERSION}\n{len(lines)}\n{''.join(lines)}")
+
+    def remove(self, topic_partition: TopicPartition) -> None:
+        """Forget one topic-partition, which need not be there; raises ``CheckpointError``, ``OSError``."""
+        offsets = self.read()
+        offsets.pop(topic_partition, None)
+        # Written even where the line was gone: whoever removed it may have been killed before it was durable.
+        self.write(offsets)
+
+    def add(self, topic_partition: TopicPartition, offset: int) -> None:
+        """Set one topic-partition's offset, leaving the others; raises ``CheckpointError``, ``OSError``."""
+        self.write({**self.read(), topic_partition: offset})
+
+
+def _parse(path: Path, text: str) -> dict[TopicPartition, int]:
+    *lines, rest = text.split("\n")
+    if rest:
+        raise _malformed(path, len(lines) + 1, f"{rest!r} does not end, the file is cut off")
+    if not lines or lines[0] != _VERSION:
+        raise _malformed(path, 1, f"the version is {lines[0] if lines else ''!r}, not {_VERSION!r}")
+    count = _COUNT.fullmatch(lines[1]) if len(lines) > 1 else None
+    if count is None:
+        raise _malformed(path, 2, f"the number of entries is {lines[1] if len(lines) > 1 else ''!r}")
+    offsets: dict[TopicPartition, int] = {}
+    for number, line in enumerate(lines[2:], start=3):
+        entry = _ENTRY.fullmatch(line)
+        if entry is None:
+            raise _malformed(path, number, f"{line!r} is not '<topic> <partition> <offset>'")
+        topic_partition = TopicPartition(entry[1], int(entry[2]))
+        if topic_partition in offsets:
+            raise _malformed(path, number, f"{topic_partition} is there twice")
+        offsets[topic_partition] = int(entry[3])
+    if len(offsets) != int(count[0]):
+        raise _malformed(path, 2, f"{int(count[0])} entries are announced, {len(offsets)} follow")
+    return {topic_partition: offset for topic_partition, offset in offsets.items() if offset != OFFSET_UNKNOWN}
+
+
+def _malformed(path: Path, line: int, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}, line {line}: {what}. The offsets of task {path.parent.name} are unknown, so its stores that "
+        "do not manage their offsets are rebuilt from the log; nothing needs to be done."
+    )

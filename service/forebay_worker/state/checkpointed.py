@@ -1,0 +1,92 @@
+"""Stores that do not manage their offsets: these stand in the task's ``.checkpoint``, now and then (KIP-116)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from forebay.lag import boot_ms
+from forebay.stores import CommittedOffset, StateStore
+from forebay.tasks import TopicPartition
+from forebay_worker.state.checkpoint import CheckpointFile
+
+RECORDS_PER_CHECKPOINT = 10_000
+"""A checkpoint is written after so many records even before its interval has passed."""
+
+
+class CheckpointedStore:
+    """A store of the user's with its offset kept beside it.
+
+    After a crash its content may be ahead of the checkpoint, so until replay passes the end that the log had
+    at open, the replica is at no point of history: ``pending_end`` says so.
+    """
+
+    manages_offsets = True
+
+    def __init__(
+        self,
+        inner: StateStore,
+        checkpoint: CheckpointFile,
+        topic_partition: TopicPartition,
+        end_offset: int,
+        interval_ms: int,
+        clock: Callable[[], float] = boot_ms,
+    ) -> None:
+        self.name = inner.name
+        self.persistent = inner.persistent
+        self.get = inner.get
+        self.get_many = inner.get_many
+        self._inner = inner
+        self._checkpoint = checkpoint
+        self._topic_partition = topic_partition
+        self._interval_ms = interval_ms
+        self._clock = clock
+        self._written_boot_ms = clock()
+        self._records_since = 0
+        position = checkpoint.read().get(topic_partition) if inner.persistent else None
+        self._committed = (
+            None if position is None else CommittedOffset(position, pending_end=max(end_offset, position))
+        )
+
+    def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values in a range, as the store has them."""
+        return self._inner.scan(start, end, reverse=reverse)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a value with the next commit."""
+        self._records_since += 1
+        self._inner.put(key, value)
+
+    def delete(self, key: bytes) -> None:
+        """Remove a key with the next commit."""
+        self._records_since += 1
+        self._inner.delete(key)
+
+    def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Commit, and write the checkpoint if its interval or its number of records has passed."""
+        self._inner.commit(changelog_offsets)
+        self._committed = changelog_offsets.get(self._topic_partition, self._committed)
+        due = self._clock() - self._written_boot_ms >= self._interval_ms
+        if due or self._records_since >= RECORDS_PER_CHECKPOINT:
+            self._write()
+
+    def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
+        """The offset of the last commit; after open, that of the checkpoint."""
+        return self._committed if topic_partition == self._topic_partition else None
+
+    def flush(self) -> None:
+        """Flush the store."""
+        self._inner.flush()
+
+    def close(self) -> None:
+        """Write the checkpoint and close."""
+        self._write()
+        self._inner.close()
+
+    def _write(self) -> None:
+        if self._committed is None or not self._inner.persistent:
+            return
+        # The offset never gets ahead of what is durable.
+        self._inner.flush()
+        self._checkpoint.add(self._topic_partition, self._committed.position)
+        self._written_boot_ms = self._clock()
+        self._records_since = 0

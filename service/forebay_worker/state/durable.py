@@ -1,0 +1,35 @@
+"""Small files and directories that outlast a power failure once a call has returned."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync_directory(path: Path) -> None:
+    """Make what was created, renamed and removed in a directory durable; raises ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace a file as a whole: whoever reads it, after whatever, finds the old or the new; raises ``OSError``.
+
+    The new text is drafted in ``<path>.tmp``, on which no two writers may work at once.
+    """
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    sync_directory(path.parent)
+
+
+def remove_durably(path: Path) -> None:
+    """Remove a file that need not exist; raises ``OSError``."""
+    path.unlink(missing_ok=True)
+    sync_directory(path.parent)

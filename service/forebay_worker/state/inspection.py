@@ -1,0 +1,50 @@
+"""What a store on disk says of itself, read without changing it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from rocksdict import AccessType, Options, Rdict
+
+from forebay.tasks import TopicPartition
+from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
+from forebay_worker.state.relocation import StoreContent
+from forebay_worker.state.rocksdb import IDENTITY_KEY, OFFSET_KEY, StoreIdentity
+
+log = logging.getLogger(__name__)
+
+
+def read_content(path: Path) -> StoreContent:
+    """Identity and committed offsets of ``<task>/rocksdb/<store>``.
+
+    A store that does not keep its own offsets has those of its task's ``.checkpoint``. One that cannot be read
+    says nothing; the reason is logged.
+    """
+    try:
+        checkpointed = CheckpointFile.of(path.parents[1]).read()
+    except CheckpointError as error:
+        log.warning("%s", error)
+        checkpointed = {}
+    # rocksdict leaves a file of its own behind in a directory that is no RocksDB.
+    if not (path / "CURRENT").exists():
+        return StoreContent(None, checkpointed)
+    try:
+        identity, offsets = _read_rocksdb(path)
+    except Exception as error:
+        log.warning("the store %s cannot be read: %s", path, error)
+        return StoreContent()
+    return StoreContent(identity, {**checkpointed, **offsets})
+
+
+def _read_rocksdb(path: Path) -> tuple[StoreIdentity | None, dict[TopicPartition, int]]:
+    db = Rdict(str(path), options=Options(raw_mode=True), access_type=AccessType.read_only())
+    try:
+        identity, offsets = db.get(IDENTITY_KEY), db.get(OFFSET_KEY)
+    finally:
+        db.close()
+    return (
+        None if identity is None else StoreIdentity(**json.loads(identity)),
+        {} if offsets is None else {TopicPartition(t, p): position for t, p, position, *_ in json.loads(offsets)},
+    )

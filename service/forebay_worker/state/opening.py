@@ -1,0 +1,180 @@
+"""Opening stores: which kind, whether what is on disk can be trusted, and old offset files taken over."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from forebay.changelog import Changelog
+from forebay.errors import ChangelogError, TopologyError
+from forebay.stores import CommittedOffset, StateStore
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import STORE_ENTRY_POINTS, StoreSpec
+from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
+from forebay_worker.state.checkpointed import CheckpointedStore
+from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.durable import remove_durably, write_durably
+from forebay_worker.state.memory import MemoryStore
+from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
+
+log = logging.getLogger(__name__)
+
+_IDENTITY_NAME = ".forebay-identity.json"
+
+StoreFactory = Callable[[str, Path], StateStore]
+
+
+@dataclass
+class OpenedStore:
+    """A store, the identity of the log it is of (None while that cannot be had), and what was set aside for it."""
+
+    store: StateStore
+    log: str | None
+    set_aside: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StoreOpener:
+    """Opens the stores of one state directory."""
+
+    directory: StateDirectory
+    changelog: Changelog
+    memory: RocksDbMemory
+    checkpoint_interval_ms: int
+
+    def open(self, task: TaskId, spec: StoreSpec) -> OpenedStore:
+        """Open a store; one that cannot be read, or is another's, is set aside and begun anew.
+
+        Raises ``TopologyError`` where the store's supplier is not installed, and what the supplier raises.
+        """
+        if spec.supplier == "memory":
+            return OpenedStore(MemoryStore(spec.name), self._log_now(spec))
+        path = self.directory.store_path(task, spec.name)
+        if spec.supplier == "rocksdb":
+            return self._open_rocksdb(path, task, spec)
+        return self._open_supplied(path, task, spec)
+
+    def _open_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
+        aside: list[Path] = []
+        existed = (path / "CURRENT").exists()
+        try:
+            store = RocksDbStore(spec.name, path, self.memory.options())
+            found = store.identity
+        except Exception as error:
+            if not path.exists():
+                raise
+            aside.append(self._set_aside(task, spec, f"it cannot be opened ({error})"))
+            store = RocksDbStore(spec.name, path, self.memory.options())
+            found = None
+        if found is not None and found != _identity(found.log, task, spec):
+            store.close()
+            aside.append(self._set_aside(task, spec, f"it holds {found}"))
+            store = RocksDbStore(spec.name, path, self.memory.options())
+            found = None
+        if found is not None:
+            return OpenedStore(store, found.log, aside)
+        log_identity = self._log_now(spec)
+        if log_identity is not None:
+            store.set_identity(_identity(log_identity, task, spec))
+        trusted = existed and not aside
+        self._migrate_offsets(store, path, TopicPartition(spec.topic, task.partition), trusted)
+        return OpenedStore(store, log_identity, aside)
+
+    def _open_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
+        """Open a store of the user's. Its identity is kept in a file of its own in the store's directory."""
+        aside: list[Path] = []
+        existed = path.exists()
+        identity_path = path / _IDENTITY_NAME
+        log_identity = self._log_now(spec)
+        if identity_path.exists():
+            found = StoreIdentity(**json.loads(identity_path.read_text()))
+            if found != _identity(log_identity or found.log, task, spec):
+                aside.append(self._set_aside(task, spec, f"it holds {found}"))
+                existed = False
+            log_identity = log_identity or found.log
+        path.mkdir(parents=True, exist_ok=True)
+        store = _factory(spec.supplier)(spec.name, path)
+        if store.persistent and log_identity is not None:
+            write_durably(identity_path, json.dumps(asdict(_identity(log_identity, task, spec))))
+        tp = TopicPartition(spec.topic, task.partition)
+        if not existed:
+            self._forget_checkpoint(path, tp)
+        if store.manages_offsets:
+            self._migrate_offsets(store, path, tp, existed)
+            return OpenedStore(store, log_identity, aside)
+        checkpoint = CheckpointFile.of(path.parents[1])
+        try:
+            checkpoint.read()
+        except CheckpointError as error:
+            log.error("%s", error)
+            store.close()
+            aside.append(self._set_aside(task, spec, "its offset is unknown"))
+            remove_durably(checkpoint.path)
+            path.mkdir(parents=True, exist_ok=True)
+            store = _factory(spec.supplier)(spec.name, path)
+        end = self._end(tp)
+        kept = CheckpointedStore(store, checkpoint, tp, end, self.checkpoint_interval_ms)
+        return OpenedStore(kept, log_identity, aside)
+
+    def _migrate_offsets(self, store: StateStore, path: Path, tp: TopicPartition, existed: bool) -> None:
+        """Take the offset of an old ``.checkpoint`` or ``.position`` file into a store that has none, once.
+
+        A line without its store is dropped: an empty store must not resume at an offset that it doesn't have.
+        The file's line goes only after the store has it, so an interruption repeats this and loses nothing.
+        Content may be ahead of such an offset, so it is no point of history before the end the log has now.
+        """
+        task_path = path.parents[1]
+        for file in (CheckpointFile.of(task_path), CheckpointFile(task_path / f"{path.name}.position")):
+            try:
+                offset = file.read().get(tp)
+            except CheckpointError as error:
+                log.error("%s", error)
+                continue
+            if offset is None:
+                continue
+            if existed and store.committed_offset(tp) is None:
+                store.commit({tp: CommittedOffset(offset, pending_end=max(offset, self._end(tp)))})
+                store.flush()
+                log.info("%s: offset %d taken over from %s", tp, offset, file.path)
+            file.remove(tp)
+
+    def _forget_checkpoint(self, path: Path, tp: TopicPartition) -> None:
+        checkpoint = CheckpointFile.of(path.parents[1])
+        try:
+            checkpoint.remove(tp)
+        except CheckpointError as error:
+            log.error("%s", error)
+            remove_durably(checkpoint.path)
+
+    def _set_aside(self, task: TaskId, spec: StoreSpec, reason: str) -> Path:
+        aside = self.directory.set_aside(task, spec.name)
+        log.error("%s of task %s is not usable: %s; moved to %s and rebuilt", spec.name, task, reason, aside)
+        return aside
+
+    def _log_now(self, spec: StoreSpec) -> str | None:
+        try:
+            return self.changelog.identity(spec.topic)
+        except ChangelogError as error:
+            log.warning("%s: %s", spec.name, error)
+            return None
+
+    def _end(self, tp: TopicPartition) -> int:
+        return self.changelog.end_offsets([tp]).get(tp, 0)
+
+
+def _factory(supplier: str) -> StoreFactory:
+    for entry_point in entry_points(group=STORE_ENTRY_POINTS, name=supplier):
+        factory: StoreFactory = entry_point.load()
+        return factory
+    raise TopologyError(
+        f"There is no store supplier {supplier!r}: use 'rocksdb', 'memory', or the name of an installed entry "
+        f"point in the group {STORE_ENTRY_POINTS!r}."
+    )
+
+
+def _identity(log_identity: str, task: TaskId, spec: StoreSpec) -> StoreIdentity:
+    return StoreIdentity(log_identity, spec.topic, task.partition, spec.kind, spec.key, spec.value)

@@ -1,0 +1,156 @@
+"""Which stores on disk lie under another ordinal than the topology's, and where they go (KIP-816).
+
+Nothing here touches the disk. A store keeps its name and its partition when it moves, and store names are unique
+within a topology, so the places of two stores never coincide: swaps and cycles of ordinals need no parking place.
+Only a store found under two ordinals at once can be in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import StoreSpec, Topology
+from forebay_worker.state.rocksdb import StoreIdentity
+
+SET_ASIDE = ".set-aside"
+
+StoreOnDisk = tuple[TaskId, str]
+"""A store directory, by its task and the store's name."""
+
+
+@dataclass(frozen=True)
+class StoreContent:
+    """What a store on disk says of itself; nothing, where it cannot be read or was never committed to."""
+
+    identity: StoreIdentity | None = None
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The next offset to apply, by topic-partition, of the last commit or of the ``.checkpoint``."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One store's rename, to the same partition's task of another ordinal, or aside where ``target`` is None."""
+
+    store: str
+    topic: str
+    source: TaskId
+    target: TaskId | None
+    reason: str
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The changelog partition that the store replays."""
+        return TopicPartition(self.topic, self.source.partition)
+
+    def __str__(self) -> str:
+        place = f"{self.target}/rocksdb/{self.store}" if self.target else f"{SET_ASIDE}/"
+        return f"{self.source}/rocksdb/{self.store} → {place}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Left:
+    """A store that stays where it is though the topology has no place for it."""
+
+    task: TaskId
+    store: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.task}/rocksdb/{self.store} is left: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What relocation does, in this order, and what it leaves."""
+
+    moves: tuple[Move, ...]
+    left: tuple[Left, ...]
+
+
+def collisions(found: Iterable[StoreOnDisk], topology: Topology) -> tuple[StoreOnDisk, ...]:
+    """The stores found under several ordinals at once: a plan needs to know their content."""
+    return tuple(
+        (task, store) for (store, _), tasks in _groups(found, topology).items() if len(tasks) > 1 for task in tasks
+    )
+
+
+def plan_relocation(
+    found: Iterable[StoreOnDisk],
+    topology: Topology,
+    contents: Mapping[StoreOnDisk, StoreContent] | None = None,
+) -> Plan:
+    """What brings every store found to the ordinal that it has in the topology.
+
+    No move has a target that exists at its turn. Of a store found under several ordinals one stays, the others are
+    set aside: the one in its place stays, unless it says nothing that the topology could use and another does, or
+    another of the same log has the larger committed offset. Stores and partitions unknown to the topology are
+    left. ``contents`` tells of what ``collisions`` names; a store it does not name counts as unreadable.
+    """
+    found = list(found)
+    contents = contents or {}
+    moves: list[Move] = []
+    for (store, partition), tasks in _groups(found, topology).items():
+        spec = topology.stores[store]
+        target = TaskId(topology.ordinal_by_store[store], partition)
+        # Whoever is in place comes first, and so has nothing to prove.
+        keeper, *others = sorted(tasks, key=lambda task: (task != target, task))
+        for other in others:
+            known, rival = (contents.get((task, store), StoreContent()) for task in (keeper, other))
+            if _surpasses(rival, known, spec, partition):
+                keeper = other
+        moves += [
+            Move(store, spec.topic, task, None, f"{keeper} holds the same store and is preferred")
+            for task in tasks
+            if task != keeper
+        ]
+        if keeper != target:
+            moves.append(Move(store, spec.topic, keeper, target, f"its ordinal is {target.ordinal} now"))
+    left = [Left(*on_disk, reason) for on_disk in found if (reason := _why_left(*on_disk, topology))]
+    return Plan(tuple(moves), tuple(left))
+
+
+def relative_path(task: TaskId, store: str) -> Path:
+    """Where a task keeps a store, below the state directory."""
+    return Path(str(task), "rocksdb", store)
+
+
+def _groups(found: Iterable[StoreOnDisk], topology: Topology) -> dict[tuple[str, int], list[TaskId]]:
+    """The tasks under which each partition of each store of the topology was found."""
+    groups: dict[tuple[str, int], list[TaskId]] = {}
+    for task, store in found:
+        if _why_left(task, store, topology) is None:
+            groups.setdefault((store, task.partition), []).append(task)
+    return groups
+
+
+def _why_left(task: TaskId, store: str, topology: Topology) -> str | None:
+    spec = topology.stores.get(store)
+    if spec is None:
+        return "the topology has no store of this name"
+    if task.partition >= spec.partitions:
+        return f"the store has {spec.partitions} partitions, from 0"
+    return None
+
+
+def _surpasses(rival: StoreContent, keeper: StoreContent, spec: StoreSpec, partition: int) -> bool:
+    offset, rival_offset = (_usable_offset(content, spec, partition) for content in (keeper, rival))
+    if rival_offset is None:
+        return False
+    if offset is None:
+        return True
+    if keeper.identity is None or rival.identity is None or keeper.identity.log != rival.identity.log:
+        return False
+    return rival_offset > offset
+
+
+def _usable_offset(content: StoreContent, spec: StoreSpec, partition: int) -> int | None:
+    """The committed offset; None without one, or where the store was built from something else."""
+    found = content.identity
+    if found is not None and found != StoreIdentity(
+        found.log, spec.topic, partition, spec.kind, spec.key, spec.value
+    ):
+        return None
+    return content.offsets.get(TopicPartition(spec.topic, partition))
