@@ -1,0 +1,266 @@
+"""What a replica claims of itself while it follows a log that is compacted, replaced or cut under it."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.changelog import Heartbeat, sqlite_partition
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.partitioning import Murmur2Partitioner
+from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import StoreSpec
+from forebay_worker.state.memory import MemoryStore
+from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.replica import Replica
+
+TP = TopicPartition("log", 0)
+HOUR_MS = 3_600_000
+
+
+def spec(partitions: int = 1) -> StoreSpec:
+    return StoreSpec("s", "key-value", "string", "json", "murmur2", "log", partitions)
+
+
+class Follower:
+    """A replica of one SQLite log, brought forward one poll at a time."""
+
+    def __init__(self, changelog: SqliteChangelog, spec_: StoreSpec | None = None) -> None:
+        self.reasons: list[str] = []
+        self.completions = 0
+        self.applier = Applier(changelog, 10, 0, self._distrust, self._complete, lambda: None)
+        self.replica = Replica(spec_ or spec(), TaskId(0, 0), MemoryStore("s"))
+        self.applier.follow(self.replica)
+
+    def poll(self, most: int = 1000) -> None:
+        for batch in self.applier._consumer.poll(most):
+            self.applier.apply(self.replica, batch)
+
+    def close(self) -> None:
+        self.applier._consumer.close()
+
+    @property
+    def content(self) -> dict[bytes, bytes]:
+        return {key[1:]: value for key, value in self.replica.store.scan(USER_TAG, END_OF_USER_KEYS)}
+
+    def _distrust(self, replica: Replica, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def _complete(self, replica: Replica) -> None:
+        self.completions += 1
+
+
+class Log:
+    def __init__(self, directory: Path, partitions: int = 1) -> None:
+        self.changelog = SqliteChangelog(directory)
+        self.changelog.ensure_topic("log", partitions)
+        self.history: list[tuple[bytes, bytes | None]] = []
+        self._batches = 0
+
+    def append(self, *rows: tuple[bytes, bytes | None], age_ms: int = 0) -> None:
+        stamp = int(time.time() * 1000) - age_ms
+        self._batches += 1
+        sqlite_partition.append_batch(
+            self.changelog.path(TP),
+            [(key, value, stamp) for key, value in rows],
+            writer="s",
+            query_id="q",
+            batch_id=self._batches,
+            write_name="s",
+        )
+        self.history += rows
+
+    def fold(self, position: int) -> dict[bytes, bytes]:
+        content: dict[bytes, bytes] = {}
+        for key, value in self.history[:position]:
+            content.pop(key, None)
+            if value is not None:
+                content[key] = value
+        return content
+
+    def compact(self, delete_retention_ms: int = 0) -> None:
+        self.changelog.compact("log", min_compaction_lag_ms=HOUR_MS, delete_retention_ms=delete_retention_ms)
+
+
+@pytest.fixture
+def log(tmp_path):
+    return Log(tmp_path / "log")
+
+
+OLD_MS = 2 * HOUR_MS
+ROWS = st.lists(
+    st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.one_of(st.none(), st.integers(0, 99))),
+    min_size=1,
+    max_size=8,
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), ROWS),
+        st.tuples(st.just("compact"), st.sampled_from([0, 10 * HOUR_MS])),
+        st.tuples(st.just("poll"), st.integers(1, 7)),
+        st.tuples(st.just("start"), st.none()),
+    ),
+    min_size=3,
+    max_size=16,
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(steps=STEPS)
+def test_a_replica_never_claims_more_than_it_has(tmp_path_factory, steps: list[tuple[str, Any]]):
+    """At whatever point a log is compacted and a replica started: what it says of itself is true.
+
+    Where it is consistent it holds exactly the fold of the whole history; elsewhere each key's value is one that
+    the key had at or after the consistent position.
+    """
+    log = Log(tmp_path_factory.mktemp("log"))
+    followers = [Follower(log.changelog)]
+    for step, argument in steps:
+        if step == "append":
+            log.append(*((key, None if n is None else b"%d" % n) for key, n in argument), age_ms=OLD_MS)
+        elif step == "compact":
+            log.compact(delete_retention_ms=argument)
+        elif step == "start":
+            followers.append(Follower(log.changelog))
+        else:
+            for follower in followers:
+                follower.poll(argument)
+                check_claims(log, follower)
+    for follower in followers:
+        follower.close()
+
+
+def check_claims(log: Log, follower: Follower) -> None:
+    progress, content = follower.replica.progress, follower.content
+    if follower.reasons:
+        return  # it said that it can't be trusted, and will be rebuilt
+    assert progress.end_offset == len(log.history)
+    if progress.consistent_position == progress.position:
+        assert content == log.fold(progress.position)
+    folds = [log.fold(q) for q in range(progress.consistent_position or 0, len(log.history) + 1)]
+    for key in (b"a", b"b", b"c", b"d"):
+        if key in content:
+            assert content[key] in [fold.get(key) for fold in folds]
+    if follower.replica.complete:
+        assert progress.consistent_position is not None
+    if progress.current_until_boot_ms is not None:
+        assert progress.consistent_position is not None
+
+
+def test_in_the_middle_of_a_compacted_replay_nothing_is_claimed(log):
+    log.append((b"a", b"1"), (b"b", b"1"), (b"c", b"1"), age_ms=OLD_MS)
+    log.append((b"a", b"2"), age_ms=OLD_MS)
+    log.compact()
+    late = Follower(log.changelog)
+    late.poll(2)
+    # "a" was 1 when "b" and "c" were written; its record is gone and its successor not read yet.
+    assert late.content == {b"b": b"1", b"c": b"1"}
+    assert late.replica.progress.consistent_position is None
+    assert late.replica.progress.current_until_boot_ms is None
+    assert not late.replica.complete
+    late.poll(2)
+    assert late.replica.progress.consistent_position == 4
+    assert late.replica.complete
+    assert late.completions == 1
+    assert late.content == log.fold(4)
+    late.close()
+
+
+def test_a_replica_that_was_away_for_longer_than_tombstones_live_is_rebuilt(log):
+    log.append((b"a", b"1"), (b"b", b"1"), age_ms=OLD_MS)
+    away = Follower(log.changelog)
+    away.poll()
+    log.append((b"a", None), (b"b", b"2"), age_ms=OLD_MS)
+    log.compact(delete_retention_ms=0)
+    away.poll()
+    assert away.content == {b"a": b"1", b"b": b"1"}
+    assert "tombstones up to offset 3 are gone" in away.reasons[0]
+    away.close()
+
+
+def test_a_replaced_log_is_noticed_even_when_it_has_grown_past_the_old_position(log):
+    log.append((b"a", b"1"), (b"b", b"1"))
+    follower = Follower(log.changelog)
+    follower.poll()
+    log.changelog.reset("log")
+    log.append(*((b"c", b"%d" % i) for i in range(50)))
+    follower.poll()
+    assert "was replaced" in follower.reasons[0]
+    assert follower.replica.progress.position == 2
+    follower.close()
+
+
+def test_a_log_that_ends_before_the_position_is_noticed(log):
+    log.append((b"a", b"1"), (b"b", b"1"))
+    follower = Follower(log.changelog)
+    follower.poll()
+    with sqlite_partition.connect(log.changelog.path(TP)) as connection:
+        connection.execute("DELETE FROM log WHERE offset >= 1")
+        connection.execute("UPDATE state SET next_offset = 1")
+    connection.close()
+    follower.poll()
+    assert "ends at 1, before offset 2" in follower.reasons[0]
+    follower.close()
+
+
+def test_keys_that_another_partitioner_put_here_make_misses_worthless(tmp_path):
+    log = Log(tmp_path / "log", partitions=4)
+    placed = Murmur2Partitioner()
+    foreign = next(k for k in (b"k%d" % i for i in range(100)) if placed.partition(k, 4) != 0)
+    own = next(k for k in (b"k%d" % i for i in range(100)) if placed.partition(k, 4) == 0)
+    follower = Follower(log.changelog, spec(partitions=4))
+    log.append((own, b"1"))
+    follower.poll()
+    assert follower.replica.misplaced_key is None
+    log.append((foreign, b"1"))
+    follower.poll()
+    assert follower.replica.misplaced_key == foreign
+    follower.close()
+
+
+def test_age_is_that_of_the_oldest_writer_until_it_is_retired(log):
+    follower = Follower(log.changelog)
+    now_ms = int(time.time() * 1000)
+
+    def beat(writer: str, as_of_ms: int | None) -> None:
+        value = Heartbeat(as_of_ms, writer, 0).value()
+        log.changelog.append_heartbeat("log", writer=writer, query_id=writer, value=value)
+        follower.poll()
+
+    def age_ms() -> float | None:
+        from forebay.lag import boot_ms, lag_of
+
+        return lag_of(follower.replica.progress, boot_ms()).age_ms
+
+    follower.poll()
+    assert age_ms() is None
+    beat("one", now_ms - 1_000)
+    assert 1_000 <= age_ms() < 60_000
+    beat("two", None)
+    assert age_ms() is None
+    beat("two", now_ms - 100_000)
+    assert 100_000 <= age_ms() < 160_000
+    log.changelog.retire_writer("log", "two")
+    follower.poll()
+    assert age_ms() < 60_000
+    assert follower.content == {}
+    follower.close()
+
+
+def test_time_lag_grows_while_the_log_cannot_be_reached(log, monkeypatch):
+    log.append((b"a", b"1"))
+    follower = Follower(log.changelog)
+    follower.poll()
+    before = follower.replica.progress.current_until_boot_ms
+    Path(log.changelog.path(TP)).rename(tmp := Path(log.changelog.path(TP) + ".away"))
+    follower.applier._consumer._disconnect(TP)
+    follower.poll()
+    assert follower.replica.progress.current_until_boot_ms == before
+    tmp.rename(log.changelog.path(TP))
+    follower.poll()
+    assert follower.replica.progress.current_until_boot_ms > before
+    follower.close()
