@@ -6,9 +6,10 @@ import contextlib
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from forebay.codecs import from_segment
 from forebay.errors import (
@@ -28,17 +29,18 @@ from forebay.errors import (
 from forebay.lag import epoch_ms
 from forebay.rest.answers import json_answer, problem_answer
 from forebay.rest.application import make_application, respond, responses
+from forebay.rest.batches import read_batch_keys
 from forebay.rest.documents import (
-    KEY_SCHEMA,
-    WINDOWS_SCHEMA,
     key_metadata_document,
     metadata_document,
     store_metadata_document,
     stores_document,
 )
-from forebay.rest.parameters import KEY_PARAMETERS, WINDOW_PARAMETERS, openapi_parameters, parse_parameters
+from forebay.rest.parameters import ReadParameters, parse_parameters
+from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES, ReadRoute, add_batch_route, add_read_route
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
+from forebay_router.scatter import Gather, ScanRefused, batch_get
 
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
     BadKey,
@@ -73,44 +75,55 @@ def make_app(router: Router) -> FastAPI:
         registry=metrics.registry(),
         lifespan=lifespan,
     )
-    _add_reads(app, router, metrics)
+    for route in READ_ROUTES:
+        add_read_route(app, route, _READ_PROBLEMS, _endpoint(router, route, metrics))
+    add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(router, metrics))
     _add_documents(app, router)
     return app
 
 
-def _add_reads(app: FastAPI, router: Router, metrics: RouterMetrics) -> None:
-    def route(path: str, known: frozenset[str], schema: dict[str, object], summary: str) -> None:
-        async def endpoint(request: Request) -> Response:
-            try:
-                query = request.scope["query_string"]
-                answer = await router.key(
-                    request.path_params["store"],
-                    request.path_params["key"].encode("ascii"),
-                    request.scope["path"].encode("ascii"),
-                    query,
-                    parse_parameters(query, known),
-                )
-            except Problem as problem:
-                answer = problem_answer(problem)
-            metrics.reads[path, answer.status] += 1
-            return respond(answer)
+def _endpoint(router: Router, route: ReadRoute, metrics: RouterMetrics) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            parameters = parse_parameters(request.scope["query_string"], route.parameters)
+            response = await _read(router, route, request, parameters)
+        except Problem as problem:
+            response = respond(problem_answer(problem))
+        metrics.reads[route.path, response.status_code] += 1
+        return response
 
-        names = ("store", "key")
-        in_path = [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names]
-        app.add_api_route(
-            path,
-            endpoint,
-            methods=["GET"],
-            tags=["reads"],
-            summary=summary,
-            operation_id=summary.lower().replace(" ", "_"),
-            response_class=Response,
-            responses=responses(*_READ_PROBLEMS, schema=schema),
-            openapi_extra={"parameters": [*in_path, *openapi_parameters(known)]},
-        )
+    return endpoint
 
-    route("/v1/stores/{store}/keys/{key}", KEY_PARAMETERS, KEY_SCHEMA, "Read one key")
-    route("/v1/stores/{store}/keys/{key}/windows", WINDOW_PARAMETERS, WINDOWS_SCHEMA, "Read windows of one key")
+
+async def _read(router: Router, route: ReadRoute, request: Request, parameters: ReadParameters) -> Response:
+    store, key = request.path_params["store"], request.path_params.get("key")
+    segment = None if key is None else key.encode("ascii")
+    path, query = request.scope["path"].encode("ascii"), request.scope["query_string"]
+    if route.scan is None:
+        assert segment is not None
+        return respond(await router.key(store, segment, path, query, parameters))
+    try:
+        with router.admitted():
+            gather = await Gather.begin(router, route.scan, store, segment, path, query, parameters)
+    except ScanRefused as refused:
+        return respond(refused.answer)
+    return StreamingResponse(gather.body(), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        query = request.scope["query_string"]
+        try:
+            parameters = parse_parameters(query, BATCH_ROUTE.parameters)
+            keys = read_batch_keys(await request.body())
+            with router.admitted():
+                answer = await batch_get(router, request.path_params["store"], keys, query, parameters)
+        except Problem as problem:
+            answer = problem_answer(problem)
+        metrics.reads[BATCH_ROUTE.path, answer.status] += 1
+        return respond(answer)
+
+    return endpoint
 
 
 def _add_documents(app: FastAPI, router: Router) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +69,40 @@ class Router:
             return NotReady("No worker and no map of the workers is known yet.", retry_after_s=1)
         return None
 
+    def spec(self, store: str) -> StoreSpec:
+        """A store's specification; raises ``NotReady`` before any worker was reached, or ``UnknownStore``."""
+        if not self.cluster.metadata.stores:
+            raise NotReady("The router has not reached any worker yet.", retry_after_s=1)
+        return self.cluster.spec(store)
+
+    def partition(self, spec: StoreSpec, plain: bytes) -> int:
+        """The partition of a key; raises ``NotReady`` where the partitioner is unknown."""
+        partitioner = spec.stream_partitioner
+        if partitioner is None:
+            raise NotReady(f"The partitioner of the store {spec.name!r} is 'unknown'.", store=spec.name)
+        return partitioner.partition(plain, spec.partitions)
+
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request in flight; raises ``Overloaded`` rather than let it queue."""
+        if self.in_flight >= self.settings.max_in_flight:
+            raise Overloaded("The router has as many requests in flight as it takes on.", retry_after_s=1)
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def deadline(self, parameters: ReadParameters) -> float:
+        """When a request that begins now must be answered, on the boot-time clock."""
+        timeout_ms = parameters.timeout_ms or self.settings.request_timeout_ms
+        return boot_ms() + min(timeout_ms, self.settings.max_request_timeout_ms)
+
+    async def ask(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> Answer:
+        """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
+        self.budget.earn(boot_ms())
+        return await _Read(self, request, parameters, deadline_boot_ms).run()
+
     async def key(
         self, store: str, segment: bytes, path: bytes, query: bytes, parameters: ReadParameters
     ) -> Answer:
@@ -74,31 +110,38 @@ class Router:
 
         ``path`` and ``query`` are the request's own, as received.
         """
-        if not self.cluster.metadata.stores:
-            raise NotReady("The router has not reached any worker yet.", retry_after_s=1)
-        spec = self.cluster.spec(store)
+        spec = self.spec(store)
         plain = from_segment(spec.key_codec, segment)
-        partitioner = spec.stream_partitioner
-        if partitioner is None:
-            raise NotReady(f"The partitioner of the store {store!r} is 'unknown'.", store=store)
-        if self.in_flight >= self.settings.max_in_flight:
-            raise Overloaded("The router has as many requests in flight as it takes on.", retry_after_s=1)
-        self.in_flight += 1
-        try:
-            return await self._ask(spec, partitioner.partition(plain, spec.partitions), path, query, parameters)
-        finally:
-            self.in_flight -= 1
+        target = path + b"?" + query if query else path
+        alone = parameters.wait_ms > 0
+        with self.admitted():
+            request = ReplicaRequest(spec, self.partition(spec, plain), target, alone=alone)
+            return await self.ask(request, parameters, self.deadline(parameters))
 
-    async def _ask(
-        self, spec: StoreSpec, partition: int, path: bytes, query: bytes, parameters: ReadParameters
-    ) -> Answer:
-        now = boot_ms()
-        timeout_ms = min(
-            parameters.timeout_ms or self.settings.request_timeout_ms, self.settings.max_request_timeout_ms
-        )
-        read = _Read(self, spec, partition, path, query, parameters, now + timeout_ms)
-        self.budget.earn(now)
-        return await read.run()
+
+@dataclass(frozen=True)
+class ReplicaRequest:
+    """What to ask of a partition's replicas. ``alone`` keeps it off the connections that others share."""
+
+    spec: StoreSpec
+    partition: int
+    target: bytes
+    body: bytes | None = None
+    accept: bytes = b""
+    alone: bool = False
+
+    def render(self, host: HostInfo, left_ms: int) -> bytes:
+        """The request's bytes for one worker."""
+        lines = [
+            b"%b %b HTTP/1.1" % (b"GET" if self.body is None else b"POST", self.target),
+            b"host: " + str(host).encode(),
+            b"forebay-deadline-ms: %d" % left_ms,
+        ]
+        if self.accept:
+            lines.append(b"accept: " + self.accept)
+        if self.body is not None:
+            lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
+        return b"\r\n".join(lines) + b"\r\n\r\n" + (self.body or b"")
 
 
 class _Read:
@@ -107,17 +150,15 @@ class _Read:
     def __init__(
         self,
         router: Router,
-        spec: StoreSpec,
-        partition: int,
-        path: bytes,
-        query: bytes,
+        request: ReplicaRequest,
         parameters: ReadParameters,
         deadline_boot_ms: float,
     ) -> None:
         self._router = router
+        self._request = request
+        spec, partition = request.spec, request.partition
         self._held = (spec.name, partition)
-        self._target = path + b"?" + query if query else path
-        self._alone = parameters.wait_ms > 0 or path.endswith(b"/windows")
+        self._alone = request.alone
         self._deadline = deadline_boot_ms
         load = {host: router.upstreams.load(host) for host in router.cluster.workers}
         holders = router.cluster.holders(spec, partition, load)
@@ -159,11 +200,7 @@ class _Read:
     def _ask_next(self) -> None:
         host = self._waiting.pop(0)
         left_ms = max(1, int(self._deadline - boot_ms()))
-        request = b"GET %b HTTP/1.1\r\nhost: %b\r\nforebay-forwarded: 1\r\nforebay-deadline-ms: %d\r\n\r\n" % (
-            self._target,
-            str(host).encode(),
-            left_ms,
-        )
+        request = self._request.render(host, left_ms)
         self._asked[asyncio.create_task(self._timed(host, request))] = host
 
     async def _timed(self, host: HostInfo, request: bytes) -> UpstreamAnswer:

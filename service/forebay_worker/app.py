@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -28,26 +29,23 @@ from forebay.errors import (
 from forebay.lag import boot_ms
 from forebay.rest.answers import Answer, json_answer, problem_answer
 from forebay.rest.application import make_application, respond, responses
+from forebay.rest.batches import batch_answer, batch_frames, read_batch_keys
 from forebay.rest.documents import (
-    KEY_SCHEMA,
-    WINDOWS_SCHEMA,
     key_metadata_document,
     metadata_document,
     store_metadata_document,
     stores_document,
 )
-from forebay.rest.parameters import (
-    KEY_PARAMETERS,
-    WINDOW_PARAMETERS,
-    ReadParameters,
-    openapi_parameters,
-    parse_parameters,
-)
+from forebay.rest.parameters import ReadParameters, parse_parameters
+from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES, ReadRoute, add_batch_route, add_read_route
+from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay_worker.metrics import WorkerMetrics
-from forebay_worker.queries.reads import Refused
+from forebay_worker.queries.admission import Refused
 from forebay_worker.worker import Worker
 
 _WAIT_STEP_S = 0.005
+_CURSOR_WAIT_MS = 500
+"""A later page waits so long for its replica to reach what the page before had seen."""
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
     BadKey,
     BadParameter,
@@ -64,8 +62,6 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     PartitionerMismatch,
 )
 
-Read = Callable[[str, bytes, ReadParameters], Answer]
-
 
 def make_app(worker: Worker) -> FastAPI:
     """The application of a worker that was made, whether started or not."""
@@ -76,57 +72,34 @@ def make_app(worker: Worker) -> FastAPI:
         ready=worker.readiness,
         registry=metrics.registry(),
     )
-    _add_reads(app, worker, metrics)
+    for route in READ_ROUTES:
+        add_read_route(app, route, _READ_PROBLEMS, _endpoint(worker, route, metrics), worker=True)
+    add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(worker, metrics))
     _add_documents(app, worker)
     return app
 
 
-def _add_reads(app: FastAPI, worker: Worker, metrics: WorkerMetrics) -> None:
-    def route(path: str, read: Read, known: frozenset[str], schema: dict[str, object], summary: str) -> None:
-        async def endpoint(request: Request) -> Response:
-            answer = await _answer(worker, read, request, known)
-            metrics.reads[path, answer.status] += 1
-            return respond(answer)
+def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Callable[[Request], Any]:
+    known = route.parameters | {"partition"}
 
-        app.add_api_route(
-            path,
-            endpoint,
-            methods=["GET"],
-            tags=["reads"],
-            summary=summary,
-            operation_id=summary.lower().replace(" ", "_"),
-            response_class=Response,
-            responses=responses(*_READ_PROBLEMS, schema=schema),
-            openapi_extra={"parameters": [*_path_parameters("store", "key"), *openapi_parameters(known)]},
-        )
+    async def endpoint(request: Request) -> Response:
+        answer = await _answer(worker, route, request, known)
+        metrics.reads[route.path, answer.status] += 1
+        return respond(answer)
 
-    route("/v1/stores/{store}/keys/{key}", worker.reads.key, KEY_PARAMETERS, KEY_SCHEMA, "Read one key")
-    route(
-        "/v1/stores/{store}/keys/{key}/windows",
-        worker.reads.windows,
-        WINDOW_PARAMETERS,
-        WINDOWS_SCHEMA,
-        "Read windows of one key",
-    )
+    return endpoint
 
 
-def _path_parameters(*names: str) -> list[dict[str, object]]:
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-
-
-async def _answer(worker: Worker, read: Read, request: Request, known: frozenset[str]) -> Answer:
+async def _answer(worker: Worker, route: ReadRoute, request: Request, known: frozenset[str]) -> Answer:
     """Answer a read, waiting for the bound to be met as long as the request allows."""
-    store, segment = request.path_params["store"], request.path_params["key"].encode("ascii")
     try:
         parameters = parse_parameters(request.scope["query_string"], known)
     except Problem as problem:
         return problem_answer(problem)
-    allowed_ms = parameters.timeout_ms or worker.settings.request_timeout_ms
-    wait_ms = min(parameters.wait_ms, allowed_ms, worker.settings.max_request_timeout_ms)
-    until = boot_ms() + wait_ms
+    until = boot_ms() + _wait_ms(worker, parameters, request.headers)
     while True:
         try:
-            return read(store, segment, parameters)
+            return _read(worker, route, request, parameters)
         except Refused as refused:
             waits = isinstance(refused.problem, LagExceedsTolerance | PositionNotReached | NotReady)
             if not waits or boot_ms() >= until:
@@ -134,6 +107,44 @@ async def _answer(worker: Worker, read: Read, request: Request, known: frozenset
         except Problem as problem:
             return problem_answer(problem)
         await asyncio.sleep(_WAIT_STEP_S)
+
+
+def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, str]) -> float:
+    """How long to wait: as asked for, within the time-out and what the router says is left of it."""
+    settings = worker.settings
+    wait_ms = max(parameters.wait_ms, _CURSOR_WAIT_MS if parameters.cursor else 0)
+    left = headers.get("forebay-deadline-ms", "")
+    # Only ever makes the wait shorter, so it need not be believed.
+    left_ms = int(left) if left.isdigit() and len(left) < 9 else settings.max_request_timeout_ms
+    allowed_ms = parameters.timeout_ms or settings.request_timeout_ms
+    return min(wait_ms, allowed_ms, left_ms, settings.max_request_timeout_ms)
+
+
+def _read(worker: Worker, route: ReadRoute, request: Request, parameters: ReadParameters) -> Answer:
+    store = request.path_params["store"]
+    key = request.path_params.get("key")
+    segment = None if key is None else key.encode("ascii")
+    if route.scan is None:
+        assert segment is not None
+        return worker.reads.key(store, segment, parameters)
+    frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
+    return worker.reads.scan(route.scan, store, segment, parameters, frames=frames)
+
+
+def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            parameters = parse_parameters(request.scope["query_string"], BATCH_ROUTE.parameters | {"partition"})
+            keys = read_batch_keys(await request.body())
+            results = worker.reads.batch(request.path_params["store"], keys, parameters)
+            frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
+            answer = batch_frames(results) if frames else batch_answer([body for _, body in results])
+        except Problem as problem:
+            answer = problem_answer(problem)
+        metrics.reads[BATCH_ROUTE.path, answer.status] += 1
+        return respond(answer)
+
+    return endpoint
 
 
 def _add_documents(app: FastAPI, worker: Worker) -> None:
@@ -158,7 +169,7 @@ def _add_documents(app: FastAPI, worker: Worker) -> None:
     @get("/v1/stores/{store}", "describe_store", UnknownStore)
     async def store(store: str) -> Response:
         """One store: kind, codecs, partitions."""
-        return respond(json_answer(worker.reads.spec(store).document()))
+        return respond(json_answer(worker.admission.spec(store).document()))
 
     @get("/v1/metadata", "all_metadata")
     async def all_metadata() -> Response:
@@ -173,7 +184,7 @@ def _add_documents(app: FastAPI, worker: Worker) -> None:
     @get("/v1/metadata/stores/{store}/keys/{key}", "metadata_for_key", UnknownStore, NotReady, BadKey)
     async def key_metadata(store: str, key: str) -> Response:
         """KeyQueryMetadata: active host, standby hosts and partition of a key."""
-        spec = worker.reads.spec(store)
+        spec = worker.admission.spec(store)
         plain = from_segment(spec.key_codec, key.encode("ascii"))
         found = metadata.key_query_metadata(store, plain)
         return respond(json_answer(key_metadata_document(store, spec.key_codec, plain, found)))

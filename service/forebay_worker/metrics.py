@@ -43,7 +43,7 @@ class WorkerMetrics(Collector):
         applied = CounterMetricFamily("forebay_records_applied", "Changelog records applied.", labels=_REPLICA)
         for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
             labels = [store, str(partition)]
-            held, lag = self._worker.reads.lag(replica)
+            held, lag = self._worker.admission.lag(replica)
             role.add_metric([*labels, held], 1)
             applied.add_metric(labels, replica.records_applied)
             if lag.record_lag is not None:

@@ -15,6 +15,7 @@ from forebay.topology import load_topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.sqlite import GroupTimes, SqliteMembership, group_path
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+from forebay_worker.queries.admission import Admission
 from forebay_worker.queries.reads import Reads
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.mover import prepare_state
@@ -65,7 +66,7 @@ class Worker:
             ),
         )
         self.metadata = StreamsMetadataState(self.topology.stores, local_lags=self.local_lags)
-        self.reads = Reads(
+        self.admission = Admission(
             self.topology,
             self.metadata,
             str(host),
@@ -73,6 +74,7 @@ class Worker:
             lambda: self.membership.lease_until_boot_ms,
             settings.end_offset_max_age_ms,
         )
+        self.reads = Reads(self.admission)
         self.incarnation = int(epoch_ms())
         self._sequence = itertools.count(1)
         self._draining = False
@@ -105,7 +107,7 @@ class Worker:
                 f"{replica.spec.name}-{replica.task.partition}"
                 for replica in self.tasks.replicas.values()
                 if not replica.complete
-                or (self.reads.lag(replica)[1].record_lag or 0) > self.settings.acceptable_recovery_lag
+                or (self.admission.lag(replica)[1].record_lag or 0) > self.settings.acceptable_recovery_lag
             ]
             if behind:
                 return NotReady(f"{len(behind)} replicas are not caught up yet.", retry_after_s=1, behind=behind)
@@ -116,14 +118,14 @@ class Worker:
         """Lag by store and partition of every replica held."""
         lags: dict[str, dict[int, Lag]] = {}
         for (store, partition), replica in sorted(self.tasks.replicas.items()):
-            lags.setdefault(store, {})[partition] = self.reads.lag(replica)[1]
+            lags.setdefault(store, {})[partition] = self.admission.lag(replica)[1]
         return lags
 
     def replicas_document(self) -> list[dict[str, Any]]:
         """Every replica held: role, lag, position and end offset."""
         rows = []
         for (store, partition), replica in sorted(self.tasks.replicas.items()):
-            role, lag = self.reads.lag(replica)
+            role, lag = self.admission.lag(replica)
             rows.append(
                 {
                     "store": store,
@@ -172,7 +174,7 @@ class Worker:
         """Which tasks this worker is running active for, with a lag proven to be acceptable."""
         proven: dict[Any, bool] = {}
         for replica in self.tasks.replicas.values():
-            role, lag = self.reads.lag(replica)
+            role, lag = self.admission.lag(replica)
             near = lag.record_lag is not None and lag.record_lag <= self.settings.acceptable_recovery_lag
             proven[replica.task] = proven.get(replica.task, True) and role == "active" and near
         return proven

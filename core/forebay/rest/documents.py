@@ -62,15 +62,28 @@ _PROVENANCE = {
     "lag": LAG_SCHEMA,
 }
 KEY_SCHEMA = _object({"store": {"type": "string"}, "key": {}, "value": {}, **_PROVENANCE})
-_WINDOW = _object({"start_ms": {"type": "integer"}, "end_ms": {"type": "integer"}, "value": {}})
-WINDOWS_SCHEMA = _object(
-    {
-        "store": {"type": "string"},
-        "windows": {"type": "array", "items": _WINDOW},
-        "next": {"type": ["string", "null"]},
-        "complete": {"type": "boolean"},
-        "lag": LAG_SCHEMA,
-        "partitions": {"type": "array", "items": _object(_PROVENANCE)},
-    },
-    {"key": {}},
-)
+BATCH_SCHEMA = _object({"results": {"type": "array", "items": {"type": "object"}}})
+_SPAN = {"start_ms": {"type": "integer"}, "end_ms": {"type": "integer"}, "value": {}}
+_ITEMS: dict[str, dict[str, Any]] = {
+    "entries": {"key": {}, "value": {}},
+    "windows": _SPAN,
+    "sessions": _SPAN,
+    "versions": {"valid_from_ms": {"type": "integer"}, "value": {}},
+}
+
+
+def list_schema(items: str, keyed: bool) -> dict[str, Any]:
+    """The schema of a list answer: of one key, or of all."""
+    item = _ITEMS[items] if keyed or items == "entries" else {"key": {}, **_ITEMS[items]}
+    return _object(
+        {
+            "store": {"type": "string"},
+            **({"key": {}} if keyed else {}),
+            items: {"type": "array", "items": _object(item)},
+            "next": {"type": ["string", "null"]},
+            "complete": {"type": "boolean"},
+            "lag": LAG_SCHEMA,
+            "partitions": {"type": "array", "items": _object(_PROVENANCE)},
+        },
+        {"missing": {"type": "array", "items": {"type": "integer"}}},
+    )

@@ -27,8 +27,12 @@ class ReadParameters:
     min_position: Position | None = None
     wait_ms: int = 0
     timeout_ms: int | None = None
-    from_ms: int | None = None
-    to_ms: int | None = None
+    start: bytes | None = None
+    end: bytes | None = None
+    prefix: bytes | None = None
+    as_of_ms: int | None = None
+    partition: int | None = None
+    allow_partial: bool = False
     reverse: bool = False
     limit: int = DEFAULT_LIMIT
     cursor: str | None = None
@@ -53,23 +57,26 @@ def parse_parameters(query: bytes, known: frozenset[str]) -> ReadParameters:
             f"There is no parameter {unknown[0]!r} here; this path takes {', '.join(sorted(known))}.",
             parameter=unknown[0],
         )
-    values = {name: _PARSERS[name](name, text) for name, text in given.items()}
+    values = {name: _PARSERS[name](name, raw) for name, raw in given.items()}
     tolerance = Tolerance(*(values.pop(name, None) for name in Tolerance._fields))
     return ReadParameters(tolerance, **{_FIELDS.get(name, name): value for name, value in values.items()})
 
 
-def _split(query: bytes) -> dict[str, str]:
-    given: dict[str, str] = {}
+def _split(query: bytes) -> dict[str, bytes]:
+    given: dict[str, bytes] = {}
     for item in query.split(b"&"):
         if not item:
             continue
-        name, _, text = (
-            unquote_to_bytes(part.replace(b"+", b" ")).decode("utf-8", "replace") for part in item.partition(b"=")
-        )
+        raw_name, _, raw = (unquote_to_bytes(part.replace(b"+", b" ")) for part in item.partition(b"="))
+        name = raw_name.decode("utf-8", "replace")
         if name in given:
             raise BadParameter(f"The parameter {name!r} is given twice.", parameter=name)
-        given[name] = text
+        given[name] = raw
     return given
+
+
+def _as_text(parse: Callable[[str, str], Any]) -> Callable[[str, bytes], Any]:
+    return lambda name, raw: parse(name, raw.decode("utf-8", "replace"))
 
 
 def _natural(name: str, text: str) -> int:
@@ -98,7 +105,9 @@ def _boolean(name: str, text: str) -> bool:
     return text == "true"
 
 
-def _time(name: str, text: str) -> int:
+def parse_time(name: str, raw: bytes) -> int:
+    """Epoch milliseconds of a time given as such or as RFC 3339; raises ``BadParameter`` naming ``name``."""
+    text = raw.decode("utf-8", "replace")
     if text.lstrip("-").isdigit() and text.count("-") <= 1 and len(text) < 16:
         return int(text)
     try:
@@ -122,34 +131,37 @@ def _position(name: str, text: str) -> Position:
     return decode_position(text)
 
 
-_PARSERS: Mapping[str, Callable[[str, str], Any]] = {
-    "max_record_lag": _natural,
-    "max_time_lag_ms": _natural,
-    "max_age_ms": _natural,
-    "require_active": _boolean,
-    "min_position": _position,
-    "wait_ms": _natural,
-    "timeout_ms": _positive,
-    "from": _time,
-    "to": _time,
-    "reverse": _boolean,
-    "limit": _limit,
-    "cursor": _text,
-}
-_FIELDS = {"from": "from_ms", "to": "to_ms"}
+def _bytes(name: str, raw: bytes) -> bytes:
+    return raw
 
-KEY_PARAMETERS = frozenset(
-    {
-        "max_record_lag",
-        "max_time_lag_ms",
-        "max_age_ms",
-        "require_active",
-        "min_position",
-        "wait_ms",
-        "timeout_ms",
-    }
+
+_PARSERS: Mapping[str, Callable[[str, bytes], Any]] = {
+    "max_record_lag": _as_text(_natural),
+    "max_time_lag_ms": _as_text(_natural),
+    "max_age_ms": _as_text(_natural),
+    "require_active": _as_text(_boolean),
+    "min_position": _as_text(_position),
+    "wait_ms": _as_text(_natural),
+    "timeout_ms": _as_text(_positive),
+    "as_of": parse_time,
+    "from": _bytes,
+    "to": _bytes,
+    "prefix": _bytes,
+    "reverse": _as_text(_boolean),
+    "limit": _as_text(_limit),
+    "cursor": _as_text(_text),
+    "allow_partial": _as_text(_boolean),
+    "partition": _as_text(_natural),
+}
+_FIELDS = {"from": "start", "to": "end", "as_of": "as_of_ms"}
+
+TOLERANCE_PARAMETERS = frozenset(
+    {"max_record_lag", "max_time_lag_ms", "max_age_ms", "require_active", "min_position", "wait_ms", "timeout_ms"}
 )
-WINDOW_PARAMETERS = KEY_PARAMETERS | {"from", "to", "reverse", "limit", "cursor"}
+KEY_PARAMETERS = TOLERANCE_PARAMETERS | {"as_of"}
+SCAN_PARAMETERS = TOLERANCE_PARAMETERS | {"from", "to", "reverse", "limit", "cursor"}
+ALL_KEYS_SCAN_PARAMETERS = SCAN_PARAMETERS | {"allow_partial"}
+ENTRIES_PARAMETERS = ALL_KEYS_SCAN_PARAMETERS | {"prefix"}
 
 PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     "max_record_lag": ({"type": "integer", "minimum": 0}, "Most records that the answer may be behind."),
@@ -159,11 +171,15 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     "min_position": ({"type": "string"}, "Position token of an earlier answer: read at least that."),
     "wait_ms": ({"type": "integer", "minimum": 0}, "How long a replica may wait to meet the bound."),
     "timeout_ms": ({"type": "integer", "minimum": 1}, "Time for everything, waits and retries included."),
-    "from": ({"type": "string"}, "First window start, epoch ms or RFC 3339, inclusive."),
-    "to": ({"type": "string"}, "Last window start, epoch ms or RFC 3339, exclusive."),
+    "as_of": ({"type": "string"}, "Versioned stores: the value at this time, epoch ms or RFC 3339."),
+    "from": ({"type": "string"}, "First key, or first time (epoch ms or RFC 3339), inclusive."),
+    "to": ({"type": "string"}, "Last key, or last time, exclusive."),
+    "prefix": ({"type": "string"}, "What keys begin with."),
     "reverse": ({"type": "boolean"}, "Newest first."),
     "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Most entries in the answer."),
     "cursor": ({"type": "string"}, "The `next` of the page before."),
+    "allow_partial": ({"type": "boolean"}, "Answer with the partitions that could be had."),
+    "partition": ({"type": "integer", "minimum": 0}, "Of a worker: this partition only."),
 }  # fmt: skip
 """JSON schema and meaning of every parameter."""
 

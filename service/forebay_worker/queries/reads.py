@@ -1,325 +1,200 @@
-"""Reads of one key: admitted by role and lag, answered with both.
+"""Reads: one key, several keys, and scans.
 
-Progress is taken before the value, so that the lag is never understated; the position token is made from what
+Progress is taken before the content, so that the lag is never understated; the position token is made from what
 was being applied after it, so that the token bounds from above what was read.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterator
+from typing import Any
 
 from forebay.codecs import from_segment
-from forebay.errors import (
-    BadParameter,
-    LagExceedsTolerance,
-    LogDiverged,
-    NotActive,
-    NotHostedHere,
-    NotReady,
-    PartitionerMismatch,
-    PositionNotReached,
-    PositionOfAnotherLog,
-    Problem,
-    UnknownKey,
-    UnknownStore,
-    WrongStoreKind,
-)
-from forebay.lag import Lag, boot_ms, lag_of, provable
-from forebay.metadata import StreamsMetadataState
-from forebay.position import Position, decode_position, encode_position, log_digest
+from forebay.errors import NotHostedHere, Problem
+from forebay.lag import Lag
 from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
     Answer,
     Provenance,
-    lag_json,
-    problem_answer,
     provenance_head,
     provenance_json,
     provenance_members,
 )
+from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters
-from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, successor
-from forebay.tasks import TopicPartition
-from forebay.topology import StoreSpec, Topology
+from forebay.rest.scans import (
+    DELETED_VERSION,
+    FRAMES_MEDIA_TYPE,
+    Cursor,
+    Page,
+    Scan,
+    ScanRoute,
+    make_scan,
+    require_kind,
+)
+from forebay.topology import StoreSpec
+from forebay_worker.queries.admission import Admission, Admitted, Refused
 from forebay_worker.tasks.expiry import oldest_start_ms
-from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
 
-
-class Refused(Exception):
-    """A read that its replica refuses, with what the replica is."""
-
-    def __init__(self, problem: Problem, source: Provenance) -> None:
-        super().__init__(problem.detail)
-        self.problem = problem
-        self.source = source
-
-    def answer(self) -> Answer:
-        """The problem with the replica's lag, role and position in members and headers."""
-        self.problem.members = {**self.problem.members, **provenance_members(self.source)}
-        return problem_answer(self.problem, self.source)
-
-
-@dataclass(frozen=True)
-class _Admitted:
-    """A replica that may answer a read, as it was found."""
-
-    replica: Replica
-    role: str
-    lag: Lag
+_FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
+_MOST_PAGE_BYTES = 4 << 20
 
 
 class Reads:
     """Answers reads of the replicas that this worker holds."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        metadata: StreamsMetadataState,
-        host: str,
-        replicas: Callable[[], ReplicaTable],
-        lease_until_boot_ms: Callable[[], float],
-        end_offset_max_age_ms: int,
-    ) -> None:
-        self._topology = topology
-        self._metadata = metadata
-        self._host = host
-        self._replicas = replicas
-        self._lease_until_boot_ms = lease_until_boot_ms
-        self._end_offset_max_age_ms = end_offset_max_age_ms
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
 
     def key(self, store: str, segment: bytes, parameters: ReadParameters) -> Answer:
         """Answer ``GET /v1/stores/{store}/keys/{key}``; raises ``Problem`` or ``Refused``."""
-        spec = self.spec(store, "key-value")
+        spec = self._admission.spec(store)
+        require_kind(spec, "key-value", "versioned")
         plain = from_segment(spec.key_codec, segment)
-        replica = self._replica(spec, plain)
-        admitted = self._admit(replica, parameters)
-        value = replica.store.get(spec.stored_keys.stored(plain))
-        source = self._provenance(admitted)
+        source, body = self._read(spec, plain, parameters)
+        return Answer(200, JSON_HEAD + NO_STORE + provenance_head(source), body)
+
+    def _read(self, spec: StoreSpec, plain: bytes, parameters: ReadParameters) -> tuple[Provenance, bytes]:
+        admission = self._admission
+        partition = admission.partition(spec, plain) if parameters.partition is None else parameters.partition
+        replica = admission.replica(spec, partition)
+        admitted = admission.admit(replica, parameters)
+        value = _value(replica, plain, parameters)
+        source = admission.provenance(admitted)
         key_json = spec.key_codec.to_json(plain)
         if value is None:
-            raise Refused(self._miss(admitted, store, key_json), source)
-        body = b'{"store":"%b","key":%b,"value":%b,%b}' % (
-            store.encode(),
+            raise Refused(admission.miss(admitted, key_json), source)
+        return source, b'{"store":"%b","key":%b,"value":%b,%b}' % (
+            spec.name.encode(),
             key_json,
             spec.value_codec.to_json(value),
             provenance_json(source),
         )
-        return Answer(200, JSON_HEAD + NO_STORE + provenance_head(source), body)
 
-    def windows(self, store: str, segment: bytes, parameters: ReadParameters) -> Answer:
-        """Answer ``GET /v1/stores/{store}/keys/{key}/windows``; raises ``Problem`` or ``Refused``."""
-        spec = self.spec(store, "window")
-        plain = from_segment(spec.key_codec, segment)
-        replica = self._replica(spec, plain)
-        query = _query_digest(store, plain, parameters)
-        cursor = None if parameters.cursor is None else _Cursor.decode(parameters.cursor, query)
-        admitted = self._admit(replica, parameters)
-        if cursor is not None:
-            self._require_position(admitted, cursor.position)
-        start, end = self._window_range(spec, plain, parameters, replica)
-        if cursor is not None:
-            start, end = (start, cursor.last) if parameters.reverse else (cursor.last + b"\x00", end)
-        scan = replica.store.scan(start, end, reverse=parameters.reverse)
-        found = list(islice(scan, parameters.limit + 1))
-        source = self._provenance(admitted)
-        key_json = spec.key_codec.to_json(plain)
-        if not found and cursor is None:
-            # An empty range says "no such window", which only a replica that could say 404 may claim.
-            miss = self._miss(admitted, store, key_json)
-            if not isinstance(miss, UnknownKey):
-                raise Refused(miss, source)
-        following = None
-        if len(found) > parameters.limit:
-            found.pop()
-            following = _Cursor(query, source.position, found[-1][0]).encode()
-        return Answer(
-            200,
-            JSON_HEAD + NO_STORE + provenance_head(source),
-            b'{"store":"%b","key":%b,"windows":[%b],"next":%b,"complete":true,"lag":%b,"partitions":[{%b}]}'
-            % (
-                store.encode(),
-                key_json,
-                b",".join(_window_json(spec, stored, value) for stored, value in found),
-                json.dumps(following).encode(),
-                lag_json(source.lag),
-                provenance_json(source),
-            ),
-        )
+    def batch(self, store: str, keys: list[Any], parameters: ReadParameters) -> list[tuple[int, bytes]]:
+        """One (status, JSON) per key, in order: a single answer's body, or the key and its problem.
 
-    def lag(self, replica: Replica) -> tuple[str, Lag]:
-        """Role and lag of a replica now."""
-        now = boot_ms()
-        return replica.role(self._lease_until_boot_ms(), now), lag_of(replica.progress, now)
+        Raises ``UnknownStore`` and ``WrongStoreKind``, which no key can escape.
+        """
+        spec = self._admission.spec(store)
+        require_kind(spec, "key-value", "versioned")
+        return [self._batched(spec, key, parameters) for key in keys]
 
-    def spec(self, store: str, kind: str | None = None) -> StoreSpec:
-        """The store's specification; raises ``UnknownStore`` or ``WrongStoreKind``."""
-        spec = self._topology.stores.get(store)
-        if spec is None:
-            raise UnknownStore(f"There is no store {store!r}; GET /v1/stores lists them.", store=store)
-        if kind is not None and spec.kind != kind:
-            raise WrongStoreKind(
-                f"The store {store!r} is of kind {spec.kind!r}; this path reads stores of kind {kind!r}.",
-                store=store,
-                kind=spec.kind,
-            )
-        return spec
-
-    def _replica(self, spec: StoreSpec, plain: bytes) -> Replica:
-        partitioner = spec.stream_partitioner
-        if partitioner is None:
-            raise NotReady(f"The partitioner of the store {spec.name!r} is 'unknown'.", store=spec.name)
-        partition = partitioner.partition(plain, spec.partitions)
-        replica = self._replicas().get((spec.name, partition))
-        if replica is None:
-            raise self._not_hosted(spec, partition)
-        return replica
-
-    def _not_hosted(self, spec: StoreSpec, partition: int) -> Problem:
-        held = self._metadata.map.by_topic_partition
-        active, standbys = held.get(TopicPartition(spec.topic, partition), (None, ()))
-        return NotHostedHere(
-            f"Partition {partition} of {spec.name!r} is not held by {self._host}.",
-            store=spec.name,
-            partition=partition,
-            active_host=None if active is None else str(active),
-            standby_hosts=[str(host) for host in standbys],
-        )
-
-    def _admit(self, replica: Replica, parameters: ReadParameters) -> _Admitted:
-        """Hold a replica against what the read tolerates; raises ``Refused``."""
-        now = boot_ms()
-        progress = replica.progress
-        role = replica.role(self._lease_until_boot_ms(), now)
-        lag = lag_of(progress, now)
-        admitted = _Admitted(replica, role, lag)
-        if replica.diverged:
-            raise self._refuse(
-                admitted, LogDiverged("The log was replaced; the replica is being rebuilt.", retry_after_s=1)
-            )
-        if parameters.require_active and role != "active":
-            raise self._refuse(admitted, NotActive(f"This replica is {role}, and require_active was asked for."))
-        tolerance = parameters.tolerance_for(replica.spec)
-        if tolerance.bounded and not tolerance.met_by(provable(lag, progress, now, self._end_offset_max_age_ms)):
-            raise self._refuse(
-                admitted,
-                LagExceedsTolerance(
-                    "The replica cannot prove that its lag is within the tolerance.",
-                    tolerance={k: v for k, v in tolerance._asdict().items() if v is not None},
-                ),
-            )
-        if parameters.min_position is not None:
-            self._require_position(admitted, parameters.min_position)
-        return admitted
-
-    def _require_position(self, admitted: _Admitted, wanted: Position) -> None:
-        replica = admitted.replica
-        if wanted.log != log_digest(replica.log or ""):
-            raise PositionOfAnotherLog(
-                f"The position is not of the log that {replica.spec.name!r} has now; read without it.",
-                store=replica.spec.name,
-            )
-        offset = wanted.offsets.get(replica.task.partition, 0)
-        if (replica.progress.consistent_position or 0) < offset:
-            raise self._refuse(
-                admitted,
-                PositionNotReached(f"The replica has not reached offset {offset} of its partition."),
-            )
-
-    def _miss(self, admitted: _Admitted, store: str, key_json: bytes) -> Problem:
-        """What a missing key means: only a replica that is consistent may say that there is none."""
-        replica = admitted.replica
-        key = json.loads(key_json)
-        if replica.misplaced_key is not None:
-            return PartitionerMismatch(
-                f"The key is not here, but other keys of {store!r} are not where the partitioner "
-                f"{replica.spec.partitioner!r} puts them: set it to the writer's, or to 'unknown'.",
-                store=store,
-                key=key,
-            )
-        if not replica.complete or replica.progress.consistent_position != replica.progress.position:
-            return NotReady(
-                "The replica is in the middle of a replay, where a missing key proves nothing.",
-                retry_after_s=1,
-                store=store,
-                key=key,
-            )
-        return UnknownKey(f"The store {store!r} has no key {key!r}.", store=store, key=key)
-
-    def _refuse(self, admitted: _Admitted, problem: Problem) -> Refused:
-        return Refused(problem, self._provenance(admitted))
-
-    def _provenance(self, admitted: _Admitted) -> Provenance:
-        replica = admitted.replica
-        partition = replica.task.partition
-        position = Position(log_digest(replica.log or ""), {partition: replica.progress.applying_to})
-        return Provenance(partition, encode_position(position), admitted.role, self._host, admitted.lag)
-
-    def _window_range(
-        self, spec: StoreSpec, plain: bytes, parameters: ReadParameters, replica: Replica
-    ) -> tuple[bytes, bytes]:
-        """Stored keys of the windows asked for and not expired: retention counts from stream time."""
-        first = MIN_TIME_MS if parameters.from_ms is None else parameters.from_ms
-        oldest = oldest_start_ms(spec, replica.stream_time_ms)
-        first = first if oldest is None else max(first, oldest)
-        last = MAX_TIME_MS if parameters.to_ms is None else parameters.to_ms
-        start = spec.stored_keys.stored(plain, first)
-        end = (
-            successor(spec.stored_keys.prefix(plain))
-            if last == MAX_TIME_MS
-            else spec.stored_keys.stored(plain, last)
-        )
-        return start, max(start, end)
-
-
-@dataclass(frozen=True)
-class _Cursor:
-    """Where a page ended: the query it belongs to, the position it was read at, the last stored key."""
-
-    query: bytes
-    at: str
-    last: bytes
-
-    @property
-    def position(self) -> Position:
-        """What a later page must have applied at least."""
-        return decode_position(self.at)
-
-    def encode(self) -> str:
-        """The opaque cursor."""
-        raw = json.dumps([self.query.hex(), self.at, self.last.hex()]).encode()
-        return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-
-    @classmethod
-    def decode(cls, text: str, query: bytes) -> _Cursor:
-        """The cursor, which must be of this query; raises ``BadParameter``."""
+    def _batched(self, spec: StoreSpec, key: Any, parameters: ReadParameters) -> tuple[int, bytes]:
         try:
-            raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            digest, at, last = json.loads(raw)
-            cursor = cls(bytes.fromhex(digest), at, bytes.fromhex(last))
-        except (binascii.Error, ValueError, TypeError):
-            raise BadParameter("The cursor is not one that an answer carried.", parameter="cursor") from None
-        if cursor.query != query:
-            raise BadParameter(
-                "The cursor belongs to another query; repeat store, key, from, to and reverse as they were.",
-                parameter="cursor",
-            )
-        return cursor
+            _, body = self._read(spec, spec.key_codec.from_json(key), parameters)
+        except Refused as refused:
+            answer = refused.answer()
+            return answer.status, b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), answer.body)
+        except Problem as problem:
+            return problem.status, b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), problem.body())
+        return 200, body
+
+    def scan(
+        self, route: ScanRoute, store: str, segment: bytes | None, parameters: ReadParameters, *, frames: bool
+    ) -> Answer:
+        """Answer a list route over the partitions held here; raises ``Problem`` or ``Refused``.
+
+        ``frames`` asks for one partition's page in the form that routers merge.
+        """
+        scan = make_scan(route, self._admission.spec(store), segment, parameters)
+        cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
+        pages = [
+            self._page(scan, partition, cursor, parameters) for partition in self._partitions(scan, parameters)
+        ]
+        if frames:
+            return Answer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())
+        return Answer(200, JSON_HEAD + NO_STORE + _source_head(*pages), _merged(scan, pages, parameters.limit))
+
+    def _partitions(self, scan: Scan, parameters: ReadParameters) -> list[int]:
+        spec = scan.spec
+        if parameters.partition is not None:
+            return [parameters.partition]
+        if scan.plain is not None:
+            return [self._admission.partition(spec, scan.plain)]
+        held = []
+        for partition in range(spec.partitions):
+            try:
+                self._admission.replica(spec, partition)
+                held.append(partition)
+            except NotHostedHere:
+                if not parameters.allow_partial:
+                    raise
+        return held
+
+    def _page(self, scan: Scan, partition: int, cursor: Cursor | None, parameters: ReadParameters) -> Page:
+        admission = self._admission
+        replica = admission.replica(scan.spec, partition)
+        admitted = admission.admit(replica, parameters)
+        if cursor is not None and cursor.position is not None:
+            admission.require_position(admitted, cursor.position)
+        key_json = None if scan.plain is None else scan.spec.key_codec.to_json(scan.plain)
+        admission.require_completeness(admitted, key_json)
+        page = Page()
+        size = 0
+        for stored, item in _items(scan, replica, cursor):
+            if len(page.items) == parameters.limit or size > _MOST_PAGE_BYTES:
+                page.more = True
+                break
+            page.items.append((stored, item))
+            size += len(item)
+        page.source = _source(admission, admitted)
+        return page
 
 
-def _query_digest(store: str, plain: bytes, parameters: ReadParameters) -> bytes:
-    asked = repr((store, plain, parameters.from_ms, parameters.to_ms, parameters.reverse))
-    return hashlib.sha256(asked.encode()).digest()[:8]
+def _value(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
+    keys = replica.spec.stored_keys
+    if keys.kind == "key-value":
+        return replica.store.get(keys.stored(plain))
+    end = (
+        keys.stored(plain, parameters.as_of_ms + 1)
+        if parameters.as_of_ms is not None
+        else keys.prefix(plain) + b"\xff"
+    )
+    for _, value in replica.store.scan(keys.prefix(plain), end, reverse=True):
+        return None if value[:1] == DELETED_VERSION else value[1:]
+    return None
 
 
-def _window_json(spec: StoreSpec, stored: bytes, value: bytes) -> bytes:
-    (start_ms,) = spec.stored_keys.parse(stored).times_ms
-    end_ms = start_ms + (spec.window_size_ms or 0)
-    return b'{"start_ms":%d,"end_ms":%d,"value":%b}' % (start_ms, end_ms, spec.value_codec.to_json(value))
+def _items(scan: Scan, replica: Replica, cursor: Cursor | None) -> Iterator[tuple[bytes, bytes]]:
+    start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
+    oldest = oldest_start_ms(scan.spec, replica.stream_time_ms)
+    for stored, value in replica.store.scan(start, end, reverse=scan.reverse):
+        if oldest is not None and scan.spec.stored_keys.parse(stored).times_ms[-1] < oldest:
+            continue
+        item = scan.item(stored, value)
+        if item is not None:
+            yield stored, item
+
+
+def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:
+    return provenance_members(admission.provenance(admitted))
+
+
+def _source_head(*pages: Page) -> bytes:
+    """The replica's header lines where one replica answered; none where several did."""
+    if len(pages) != 1:
+        return b""
+    source = pages[0].source
+    return provenance_head(Provenance(**{**source, "lag": Lag(**source["lag"])}))
+
+
+def _merged(scan: Scan, pages: list[Page], limit: int) -> bytes:
+    """One list answer of several partitions' pages, cut where a page that has more ends."""
+    items = sorted((item for page in pages for item in page.items), reverse=scan.reverse)
+    ends = [page.items[-1][0] for page in pages if page.more and page.items]
+    if ends:
+        bound = max(ends) if scan.reverse else min(ends)
+        items = [item for item in items if (item[0] >= bound if scan.reverse else item[0] <= bound)]
+    more = bool(ends) or len(items) > limit
+    items = items[:limit]
+    sources = [page.source for page in pages]
+    absent = set(range(scan.spec.partitions)) - {source["partition"] for source in sources}
+    missing = absent if scan.plain is None else set()
+    following = None
+    if more and items:
+        following = Cursor(scan.digest, items[-1][0], joined_position(sources), tuple(sorted(missing)))
+    return list_head(scan) + b",".join([item for _, item in items]) + list_tail(sources, following, missing)

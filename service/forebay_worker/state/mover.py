@@ -117,9 +117,8 @@ def relocate(directory: StateDirectory, topology: Topology, step: Step = lambda 
         for move in plan.moves:
             flight = _prepare(directory.path, move)
             if flight.offset is None:
-                _rename(flight)
+                unsynced |= _rename(flight)
                 step("renamed")
-                unsynced |= _touched(flight)
                 continue
             # A power failure must not leave the journal and undo a rename that came before it.
             _sync(unsynced)
@@ -189,7 +188,8 @@ def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
         _rename(flight)
         step("renamed")
         moved = True
-    _sync(_touched(flight))
+    # Also what an earlier process may have made without living to sync it.
+    _sync({flight.source.parent, *flight.target.parents[:3]})
     step("directories synced")
     if flight.target.parent.name != SET_ASIDE:
         # Where someone has put a store in either place meanwhile, nobody knows whose the line is: it is dropped.
@@ -202,17 +202,17 @@ def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
     step("journal removed")
 
 
-def _rename(flight: InFlight) -> None:
-    flight.target.parent.mkdir(parents=True, exist_ok=True)
+def _rename(flight: InFlight) -> set[Path]:
+    """Move the directory; returns the directories that are to be synced."""
+    changed = {flight.source.parent, flight.target.parent}
+    if not flight.target.parent.exists():
+        flight.target.parent.mkdir(parents=True)
+        changed.update(flight.target.parents[1:3])
     # A rename would replace an empty directory without a word.
     if os.path.lexists(flight.target):
         raise RelocationError(f"{flight.source} belongs at {flight.target}, which exists. Move either away.")
     os.rename(flight.source, flight.target)
-
-
-def _touched(flight: InFlight) -> set[Path]:
-    """The directories that a rename changes, with those it may have had to make."""
-    return {flight.source.parent, *flight.target.parents[:3]}
+    return changed
 
 
 def _sync(directories: set[Path]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from forebay.changelog import Batch, Heartbeat, Record
+from forebay.rest.scans import DELETED_VERSION, LIVE_VERSION
 from forebay.stored_keys import USER_TAG
 from forebay.stores import CommittedOffset
 from forebay.topology import StoreSpec
@@ -40,10 +41,11 @@ class Fold:
         if keys.kind == "key-value" and spec.key in _PLAIN_AS_STORED:
             self.changes.update([(USER_TAG + key, value) for _, key, value, _, beat in records if not beat])
         else:
+            versioned = keys.kind == "versioned"
             for _, key, value, timestamp_ms, beat in records:
                 if not beat:
                     stored = keys.from_changelog(key, timestamp_ms)
-                    self.changes[stored] = value
+                    self.changes[stored] = _as_version(value) if versioned else value
                     if keys.times:
                         self._see_time(keys.parse(stored).times_ms[0] + (spec.window_size_ms or 0))
         for record in records:
@@ -62,6 +64,11 @@ class Fold:
         as_of_ms = Heartbeat.parse(value).as_of_ms
         # A writer that cannot tell yet leaves standing what was said under its name before.
         self.as_of_epoch_ms[writer] = self.as_of_epoch_ms.get(writer) if as_of_ms is None else as_of_ms
+
+
+def _as_version(value: bytes | None) -> bytes:
+    """A deletion is a version too: it says that from then on there was nothing."""
+    return DELETED_VERSION if value is None else LIVE_VERSION + value
 
 
 def advance(

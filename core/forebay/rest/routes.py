@@ -1,0 +1,105 @@
+"""The read routes, the same on both tiers: paths, parameters, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from forebay.errors import Problem
+from forebay.rest.application import responses
+from forebay.rest.batches import MOST_KEYS
+from forebay.rest.documents import BATCH_SCHEMA, KEY_SCHEMA, list_schema
+from forebay.rest.parameters import (
+    ALL_KEYS_SCAN_PARAMETERS,
+    ENTRIES_PARAMETERS,
+    KEY_PARAMETERS,
+    SCAN_PARAMETERS,
+    openapi_parameters,
+)
+from forebay.rest.scans import SCAN_ROUTES, ScanRoute
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class ReadRoute:
+    """One GET route that reads a store; ``scan`` is None where it reads a single key."""
+
+    path: str
+    summary: str
+    parameters: frozenset[str]
+    schema: dict[str, Any]
+    scan: ScanRoute | None = None
+
+
+def _scan_route(scan: ScanRoute) -> ReadRoute:
+    known = SCAN_PARAMETERS if scan.keyed else ALL_KEYS_SCAN_PARAMETERS
+    if scan.items == "entries":
+        known = ENTRIES_PARAMETERS
+    of = "of one key" if scan.keyed else "of all keys"
+    return ReadRoute(scan.path, f"Read {scan.items} {of}", known, list_schema(scan.items, scan.keyed), scan)
+
+
+READ_ROUTES = (
+    ReadRoute("/v1/stores/{store}/keys/{key}", "Read one key", KEY_PARAMETERS, KEY_SCHEMA),
+    *(_scan_route(scan) for scan in SCAN_ROUTES),
+)
+BATCH_ROUTE = ReadRoute("/v1/stores/{store}/batch-get", "Read several keys", KEY_PARAMETERS, BATCH_SCHEMA)
+
+
+def add_read_route(
+    app: FastAPI,
+    route: ReadRoute,
+    problems: tuple[type[Problem], ...],
+    endpoint: Endpoint,
+    *,
+    worker: bool = False,
+) -> None:
+    """Add a GET route; a worker's takes ``partition`` too."""
+    _add(app, route, "GET", problems, endpoint, route.parameters | ({"partition"} if worker else set()))
+
+
+def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint) -> None:
+    """Add ``POST …/batch-get``."""
+    body = {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["keys"],
+                    "additionalProperties": False,
+                    "properties": {"keys": {"type": "array", "items": {}, "maxItems": MOST_KEYS}},
+                }
+            }
+        },
+    }
+    _add(app, BATCH_ROUTE, "POST", problems, endpoint, BATCH_ROUTE.parameters, {"requestBody": body})
+
+
+def _add(
+    app: FastAPI,
+    route: ReadRoute,
+    method: str,
+    problems: tuple[type[Problem], ...],
+    endpoint: Endpoint,
+    known: frozenset[str] | set[str],
+    extra: dict[str, Any] | None = None,
+) -> None:
+    names = [name for name in ("store", "key") if f"{{{name}}}" in route.path]
+    in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    app.add_api_route(
+        route.path,
+        endpoint,
+        methods=[method],
+        tags=["reads"],
+        summary=route.summary,
+        operation_id=route.summary.lower().replace(" ", "_"),
+        response_class=Response,
+        responses=responses(*problems, schema=route.schema),
+        openapi_extra={"parameters": [*in_path, *openapi_parameters(frozenset(known))], **(extra or {})},
+    )

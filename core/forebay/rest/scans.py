@@ -1,0 +1,250 @@
+"""Scans: which stored keys a list route reads, how its items look, and where a page ends."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from forebay.codecs import from_segment
+from forebay.errors import BadParameter, WrongStoreKind
+from forebay.position import Position, decode_position
+from forebay.rest.parameters import ReadParameters, parse_time
+from forebay.stored_keys import END_OF_USER_KEYS, MAX_TIME_MS, MIN_TIME_MS, USER_TAG, successor
+from forebay.topology import StoreSpec
+
+FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames"
+"""How a worker hands a page to a router: framed items with their stored keys, so that no JSON is parsed."""
+
+DELETED_VERSION = b"\x00"
+LIVE_VERSION = b"\x01"
+"""First byte of a versioned store's values: whether the version is a deletion."""
+
+_FRAME = struct.Struct(">II")
+_TRAILER = 0xFFFFFFFF
+
+
+class ScanRoute(NamedTuple):
+    """A list route: the member that holds its items, the store kind it reads, whether it is of one key."""
+
+    items: str
+    kind: str
+    keyed: bool
+
+    @property
+    def path(self) -> str:
+        """The route's path."""
+        return "/v1/stores/{store}/" + ("keys/{key}/" if self.keyed else "") + self.items
+
+
+SCAN_ROUTES = (
+    ScanRoute("entries", "key-value", False),
+    ScanRoute("windows", "window", True),
+    ScanRoute("windows", "window", False),
+    ScanRoute("sessions", "session", True),
+    ScanRoute("sessions", "session", False),
+    ScanRoute("versions", "versioned", True),
+)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one list request reads: stored keys in ``[start, end)`` whose times pass the filter.
+
+    ``first_ms`` and ``last_ms`` bound, half-open, a window's start or a version's valid-from; a session passes
+    if it overlaps them.
+    """
+
+    route: ScanRoute
+    spec: StoreSpec
+    plain: bytes | None
+    start: bytes
+    end: bytes
+    first_ms: int
+    last_ms: int
+    reverse: bool
+
+    @property
+    def digest(self) -> bytes:
+        """Eight bytes that tell this scan from another, for cursors."""
+        asked = (
+            self.spec.name,
+            *self.route,
+            self.plain,
+            self.start,
+            self.end,
+            self.first_ms,
+            self.last_ms,
+            self.reverse,
+        )
+        return hashlib.sha256(repr(asked).encode()).digest()[:8]
+
+    def after(self, last: bytes) -> tuple[bytes, bytes]:
+        """The range that is left once ``last`` was returned."""
+        return (self.start, last) if self.reverse else (last + b"\x00", self.end)
+
+    def passes(self, times_ms: tuple[int, ...]) -> bool:
+        """Whether an entry's times are asked for."""
+        if self.route.items == "sessions":
+            end_ms, start_ms = times_ms
+            return end_ms >= self.first_ms and start_ms < self.last_ms
+        return not times_ms or self.first_ms <= times_ms[0] < self.last_ms
+
+    def item(self, stored: bytes, value: bytes) -> bytes | None:
+        """The JSON of one entry, None where it is not asked for or a deletion."""
+        spec = self.spec
+        plain, times_ms = spec.stored_keys.parse(stored)
+        if not self.passes(times_ms):
+            return None
+        to_json = spec.value_codec.to_json
+        match self.route.items:
+            case "entries":
+                return b'{"key":%b,"value":%b}' % (spec.key_codec.to_json(plain), to_json(value))
+            case "versions":
+                shown = b"null" if value[:1] == DELETED_VERSION else to_json(value[1:])
+                return b'{"valid_from_ms":%d,"value":%b}' % (times_ms[0], shown)
+            case "windows":
+                start_ms, end_ms = times_ms[0], times_ms[0] + (spec.window_size_ms or 0)
+            case _:
+                end_ms, start_ms = times_ms
+        key = b"" if self.route.keyed else b'"key":%b,' % spec.key_codec.to_json(plain)
+        return b'{%b"start_ms":%d,"end_ms":%d,"value":%b}' % (key, start_ms, end_ms, to_json(value))
+
+
+def make_scan(route: ScanRoute, spec: StoreSpec, segment: bytes | None, parameters: ReadParameters) -> Scan:
+    """The scan of a request; raises ``WrongStoreKind``, ``BadKey`` or ``BadParameter``."""
+    require_kind(spec, route.kind)
+    plain = None if segment is None else from_segment(spec.key_codec, segment)
+    first_ms, last_ms = MIN_TIME_MS, MAX_TIME_MS
+    if route.items == "entries":
+        start, end = _entry_range(spec, parameters)
+    else:
+        first_ms = first_ms if parameters.start is None else parse_time("from", parameters.start)
+        last_ms = last_ms if parameters.end is None else parse_time("to", parameters.end)
+        start, end = USER_TAG, END_OF_USER_KEYS
+        if plain is not None:
+            start, end = _key_range(spec, plain, first_ms, last_ms)
+    return Scan(route, spec, plain, start, max(start, end), first_ms, last_ms, parameters.reverse)
+
+
+def require_kind(spec: StoreSpec, *kinds: str) -> None:
+    """Raise ``WrongStoreKind`` unless a store is of one of these kinds."""
+    if spec.kind not in kinds:
+        raise WrongStoreKind(
+            f"The store {spec.name!r} is of kind {spec.kind!r}; this path reads stores of kind {' or '.join(kinds)}.",
+            store=spec.name,
+            kind=spec.kind,
+        )
+
+
+def _entry_range(spec: StoreSpec, parameters: ReadParameters) -> tuple[bytes, bytes]:
+    codec, keys = spec.key_codec, spec.stored_keys
+    start, end = USER_TAG, END_OF_USER_KEYS
+    if parameters.prefix is not None:
+        if codec.fixed_size is not None:
+            raise BadParameter(
+                f"The keys of {spec.name!r} are {codec.name}, which have no prefixes; use from and to.",
+                parameter="prefix",
+            )
+        # A prefix need not be a whole key: half a character or half a JSON value is one.
+        start = USER_TAG + parameters.prefix
+        end = successor(start)
+    if parameters.start is not None:
+        start = max(start, keys.prefix(codec.from_text(parameters.start)))
+    if parameters.end is not None:
+        end = min(end, keys.prefix(codec.from_text(parameters.end)))
+    return start, end
+
+
+def _key_range(spec: StoreSpec, plain: bytes, first_ms: int, last_ms: int) -> tuple[bytes, bytes]:
+    keys = spec.stored_keys
+    everything = successor(keys.prefix(plain))
+    start = keys.prefix(plain) if first_ms == MIN_TIME_MS else keys.stored(plain, first_ms)
+    if spec.kind == "session":
+        # Stored by end: those that end at or after the first time, wherever they begin.
+        return start, everything
+    return start, everything if last_ms == MAX_TIME_MS else keys.stored(plain, last_ms)
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where a page ended: its scan, the last stored key, the positions read at, and partitions left out."""
+
+    digest: bytes
+    last: bytes
+    at: str | None = None
+    missing: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> Position | None:
+        """What a later page must have applied at least."""
+        return None if self.at is None else decode_position(self.at)
+
+    def encode(self) -> str:
+        """The opaque cursor."""
+        raw = json.dumps([self.digest.hex(), self.last.hex(), self.at, self.missing]).encode()
+        return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+    @classmethod
+    def decode(cls, text: str, scan: Scan) -> Cursor:
+        """The cursor, which must be of this scan; raises ``BadParameter``."""
+        try:
+            raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            digest, last, at, missing = json.loads(raw)
+            cursor = cls(bytes.fromhex(digest), bytes.fromhex(last), at, tuple(map(int, missing)))
+        except (binascii.Error, ValueError, TypeError):
+            raise BadParameter("The cursor is not one that an answer carried.", parameter="cursor") from None
+        if cursor.digest != scan.digest:
+            raise BadParameter(
+                "The cursor belongs to another query; repeat store, key, bounds and reverse as they were.",
+                parameter="cursor",
+            )
+        return cursor
+
+
+@dataclass
+class Page:
+    """Some items of one partition with their stored keys, whether more follow, and where they came from."""
+
+    items: list[tuple[bytes, bytes]] = field(default_factory=list)
+    more: bool = False
+    source: dict[str, Any] = field(default_factory=dict)
+    """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values."""
+
+    def encode(self) -> bytes:
+        """The page as frames, ended by a trailer."""
+        parts: list[bytes] = []
+        for stored, item in self.items:
+            parts += (_FRAME.pack(len(stored), len(item)), stored, item)
+        trailer = json.dumps({"more": self.more, "source": self.source}).encode()
+        return b"".join([*parts, _FRAME.pack(_TRAILER, len(trailer)), trailer])
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Page:
+        """The inverse of ``encode``; raises ``ValueError`` where frames are cut."""
+        page = cls()
+        for stored, item in _frames(raw):
+            if stored is None:
+                trailer = json.loads(item)
+                page.more, page.source = trailer["more"], trailer["source"]
+                return page
+            page.items.append((stored, item))
+        raise ValueError("a page without its trailer")
+
+
+def _frames(raw: bytes) -> Iterator[tuple[bytes | None, bytes]]:
+    at = 0
+    while at + _FRAME.size <= len(raw):
+        key_size, item_size = _FRAME.unpack_from(raw, at)
+        at += _FRAME.size
+        stored = None
+        if key_size != _TRAILER:
+            stored = raw[at : at + key_size]
+            at += key_size
+        yield stored, raw[at : at + item_size]
+        at += item_size

@@ -1,0 +1,252 @@
+"""Reads of many partitions: scattered to the replicas of each, merged in stored order, streamed.
+
+Memory is bounded whatever the limit: a page of each partition, and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from forebay.codecs import from_segment
+from forebay.errors import NoReplica, Problem
+from forebay.rest.answers import Answer
+from forebay.rest.batches import batch_answer, read_batch_frames
+from forebay.rest.lists import joined_position, list_head, list_tail
+from forebay.rest.parameters import ReadParameters
+from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
+from forebay.topology import StoreSpec
+from forebay_router.router import ReplicaRequest, Router
+
+_PAGE_LIMIT = 2_000
+_FRAMES = FRAMES_MEDIA_TYPE.encode()
+_NOT_FORWARDED = frozenset({b"limit", b"cursor", b"allow_partial", b"timeout_ms"})
+
+
+class ScanRefused(Exception):
+    """A partition could not be read; ``answer`` is what its replicas said."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+class ScanBroken(Exception):
+    """A partition was lost in the middle of a scan whose answer had begun: the body is cut, never completed."""
+
+
+@dataclass
+class _PartitionScan:
+    """One partition's part of a scan: a page in hand, and where the next begins."""
+
+    partition: int
+    page: Page | None = None
+    last: bytes | None = None
+    at: str | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left to fetch."""
+        return self.page is not None and not self.page.more
+
+
+@dataclass
+class Gather:
+    """A scan under way through the router."""
+
+    router: Router
+    scan: Scan
+    parameters: ReadParameters
+    path: bytes
+    query: bytes
+    parts: dict[int, _PartitionScan] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)
+
+    @classmethod
+    async def begin(
+        cls,
+        router: Router,
+        route: ScanRoute,
+        store: str,
+        segment: bytes | None,
+        path: bytes,
+        query: bytes,
+        parameters: ReadParameters,
+    ) -> Gather:
+        """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` unless a part may be missing."""
+        scan = make_scan(route, router.spec(store), segment, parameters)
+        gather = cls(router, scan, parameters, path, query)
+        cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
+        gather.missing.update(cursor.missing if cursor else ())
+        for partition in gather._partitions(segment):
+            if partition not in gather.missing:
+                last, at = (None, None) if cursor is None else (cursor.last, cursor.at)
+                gather.parts[partition] = _PartitionScan(partition, None, last, at)
+        await gather._fetch(list(gather.parts.values()))
+        if not gather.parts:
+            raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
+        return gather
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """The answer's body, piece by piece; raises ``ScanBroken`` where a partition is lost on the way."""
+        yield list_head(self.scan)
+        sent, last = 0, b""
+        first, limit = True, self.parameters.limit
+        while sent < limit:
+            items = self._merge()
+            taken = items[: limit - sent]
+            if taken:
+                yield (b"" if first else b",") + b",".join([item for _, item in taken])
+                first, sent, last = False, sent + len(taken), taken[-1][0]
+            if len(taken) < len(items):
+                break
+            drained = [
+                part for part in self.parts.values() if part.page and part.page.more and not part.page.items
+            ]
+            if not drained:
+                break
+            try:
+                await self._fetch(drained)
+            except ScanRefused as refused:
+                raise ScanBroken(f"a partition answered {refused.answer.status} in the middle of a scan") from None
+        yield list_tail(self._sources(), self._cursor(last, sent), self.missing)
+
+    def _partitions(self, segment: bytes | None) -> Sequence[int]:
+        if segment is None:
+            return range(self.scan.spec.partitions)
+        return [self.router.partition(self.scan.spec, from_segment(self.scan.spec.key_codec, segment))]
+
+    def _merge(self) -> list[tuple[bytes, bytes]]:
+        """Every item in hand that no page still to come can precede, in order; taken off the pages."""
+        reverse = self.scan.reverse
+        bounds = [
+            part.page.items[-1][0]
+            for part in self.parts.values()
+            if part.page and part.page.more and part.page.items
+        ]
+        ready: list[tuple[bytes, bytes]] = []
+        bound = (max(bounds) if reverse else min(bounds)) if bounds else None
+        for part in self.parts.values():
+            assert part.page is not None
+            items = part.page.items
+            count = len(items)
+            if bound is not None:
+                count = sum([key >= bound for key, _ in items] if reverse else [key <= bound for key, _ in items])
+            ready += items[:count]
+            part.page.items = items[count:]
+        ready.sort(reverse=reverse)
+        return ready
+
+    async def _fetch(self, parts: list[_PartitionScan]) -> None:
+        """Get the next page of some partitions at once; a refused one is left out where that is allowed."""
+        answers = await asyncio.gather(*(self._ask(part) for part in parts))
+        for part, answer in zip(parts, answers, strict=True):
+            if answer.status == 200:
+                part.page = Page.decode(answer.body)
+                part.at = part.page.source["position"]
+                if part.page.items:
+                    part.last = part.page.items[-1][0]
+            elif self.parameters.allow_partial and answer.status in (412, 503, 504):
+                self.missing.add(part.partition)
+                del self.parts[part.partition]
+            else:
+                raise ScanRefused(answer)
+
+    async def _ask(self, part: _PartitionScan) -> Answer:
+        limit = min(_PAGE_LIMIT, self.parameters.limit + 1)
+        query = [item for item in self.query.split(b"&") if item and item.partition(b"=")[0] not in _NOT_FORWARDED]
+        query += [b"partition=%d" % part.partition, b"limit=%d" % limit]
+        if part.last is not None:
+            query.append(b"cursor=" + Cursor(self.scan.digest, part.last, part.at).encode().encode())
+        request = ReplicaRequest(
+            self.scan.spec, part.partition, self.path + b"?" + b"&".join(query), accept=_FRAMES, alone=True
+        )
+        return await self.router.ask(request, self.parameters, self.router.deadline(self.parameters))
+
+    def _sources(self) -> list[dict[str, Any]]:
+        return [part.page.source for part in self.parts.values() if part.page is not None]
+
+    def _cursor(self, last: bytes, sent: int) -> Cursor | None:
+        left = any(part.page and (part.page.items or part.page.more) for part in self.parts.values())
+        if not left or not sent:
+            return None
+        return Cursor(self.scan.digest, last, joined_position(self._sources()), tuple(sorted(self.missing)))
+
+
+async def batch_get(
+    router: Router, store: str, keys: list[Any], query: bytes, parameters: ReadParameters
+) -> Answer:
+    """Answer ``batch-get``: the keys of each partition asked of its replicas at once; raises ``Problem``."""
+    spec = router.spec(store)
+    results: list[bytes | None] = [None] * len(keys)
+    by_partition: dict[int, list[int]] = {}
+    for index, key in enumerate(keys):
+        try:
+            by_partition.setdefault(router.partition(spec, spec.key_codec.from_json(key)), []).append(index)
+        except Problem as problem:
+            results[index] = _key_problem(key, problem.body())
+    deadline = router.deadline(parameters)
+    groups = list(by_partition.items())
+    answers = await asyncio.gather(
+        *(
+            _batch(router, spec, partition, [keys[i] for i in at], query, parameters, deadline)
+            for partition, at in groups
+        )
+    )
+    for (_, at), bodies in zip(groups, answers, strict=True):
+        for index, body in zip(at, bodies, strict=True):
+            results[index] = body
+    return batch_answer([result for result in results if result is not None])
+
+
+async def _batch(
+    router: Router,
+    spec: StoreSpec,
+    partition: int,
+    keys: list[Any],
+    query: bytes,
+    parameters: ReadParameters,
+    deadline: float,
+) -> list[bytes]:
+    """Results of one partition's keys. Those that one replica refused are asked singly of the others."""
+    path = f"/v1/stores/{quote(spec.name, safe='')}/batch-get".encode()
+    target = path + b"?" + query if query else path
+    body = json.dumps({"keys": keys}).encode()
+    request = ReplicaRequest(spec, partition, target, body, accept=_FRAMES, alone=True)
+    answer = await router.ask(request, parameters, deadline)
+    if answer.status != 200:
+        return [_key_problem(key, answer.body) for key in keys]
+    found = read_batch_frames(answer.body)
+    again = [i for i, (status, _) in enumerate(found) if status in (412, 421, 503)]
+    bodies = [result for _, result in found]
+    singles = await asyncio.gather(
+        *(_single(router, spec, partition, keys[i], query, parameters, deadline) for i in again)
+    )
+    for i, single in zip(again, singles, strict=True):
+        bodies[i] = single
+    return bodies
+
+
+async def _single(
+    router: Router,
+    spec: StoreSpec,
+    partition: int,
+    key: Any,
+    query: bytes,
+    parameters: ReadParameters,
+    deadline: float,
+) -> bytes:
+    codec = spec.key_codec
+    segment = quote(codec.to_text(codec.from_json(key)), safe="")
+    path = f"/v1/stores/{quote(spec.name, safe='')}/keys/{segment}".encode()
+    request = ReplicaRequest(spec, partition, path + b"?" + query if query else path, alone=True)
+    answer = await router.ask(request, parameters, deadline)
+    return answer.body if answer.status == 200 else _key_problem(key, answer.body)
+
+
+def _key_problem(key: Any, problem: bytes) -> bytes:
+    return b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), problem)

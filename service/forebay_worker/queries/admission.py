@@ -1,0 +1,183 @@
+"""Admission: a replica is held against what a read tolerates before it answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forebay.errors import (
+    LagExceedsTolerance,
+    LogDiverged,
+    NotActive,
+    NotHostedHere,
+    NotReady,
+    PartitionerMismatch,
+    PositionNotReached,
+    PositionOfAnotherLog,
+    Problem,
+    UnknownKey,
+    UnknownStore,
+)
+from forebay.lag import Lag, boot_ms, lag_of, provable
+from forebay.metadata import StreamsMetadataState
+from forebay.position import Position, encode_position, log_digest
+from forebay.rest.answers import Answer, Provenance, problem_answer, provenance_members
+from forebay.rest.parameters import ReadParameters
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec, Topology
+from forebay_worker.tasks.manager import ReplicaTable
+from forebay_worker.tasks.replica import Replica
+
+
+class Refused(Exception):
+    """A read that its replica refuses, with what the replica is."""
+
+    def __init__(self, problem: Problem, source: Provenance) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+        self.source = source
+
+    def answer(self) -> Answer:
+        """The problem with the replica's lag, role and position in members and headers."""
+        self.problem.members = {**self.problem.members, **provenance_members(self.source)}
+        return problem_answer(self.problem, self.source)
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A replica that may answer a read, as it was found before its content was looked at."""
+
+    replica: Replica
+    role: str
+    lag: Lag
+
+
+class Admission:
+    """Finds the replica of a partition and decides whether it may answer."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        metadata: StreamsMetadataState,
+        host: str,
+        replicas: Callable[[], ReplicaTable],
+        lease_until_boot_ms: Callable[[], float],
+        end_offset_max_age_ms: int,
+    ) -> None:
+        self._topology = topology
+        self._metadata = metadata
+        self._host = host
+        self._replicas = replicas
+        self._lease_until_boot_ms = lease_until_boot_ms
+        self._end_offset_max_age_ms = end_offset_max_age_ms
+
+    def spec(self, store: str) -> StoreSpec:
+        """The store's specification; raises ``UnknownStore``."""
+        spec = self._topology.stores.get(store)
+        if spec is None:
+            raise UnknownStore(f"There is no store {store!r}; GET /v1/stores lists them.", store=store)
+        return spec
+
+    def partition(self, spec: StoreSpec, plain: bytes) -> int:
+        """The partition of a key; raises ``NotReady`` where the partitioner is unknown."""
+        partitioner = spec.stream_partitioner
+        if partitioner is None:
+            raise NotReady(
+                f"The partitioner of the store {spec.name!r} is 'unknown': name a partition.", store=spec.name
+            )
+        return partitioner.partition(plain, spec.partitions)
+
+    def replica(self, spec: StoreSpec, partition: int) -> Replica:
+        """The replica held here; raises ``NotHostedHere``, saying who holds one."""
+        replica = self._replicas().get((spec.name, partition))
+        if replica is not None:
+            return replica
+        held = self._metadata.map.by_topic_partition
+        active, standbys = held.get(TopicPartition(spec.topic, partition), (None, ()))
+        raise NotHostedHere(
+            f"Partition {partition} of {spec.name!r} is not held by {self._host}.",
+            store=spec.name,
+            partition=partition,
+            active_host=None if active is None else str(active),
+            standby_hosts=[str(host) for host in standbys],
+        )
+
+    def lag(self, replica: Replica) -> tuple[str, Lag]:
+        """Role and lag of a replica now."""
+        now = boot_ms()
+        return replica.role(self._lease_until_boot_ms(), now), lag_of(replica.progress, now)
+
+    def admit(self, replica: Replica, parameters: ReadParameters) -> Admitted:
+        """Hold a replica against what the read tolerates; raises ``Refused``."""
+        now = boot_ms()
+        progress = replica.progress
+        role = replica.role(self._lease_until_boot_ms(), now)
+        lag = lag_of(progress, now)
+        admitted = Admitted(replica, role, lag)
+        if replica.diverged:
+            raise self._refuse(
+                admitted, LogDiverged("The log was replaced; the replica is being rebuilt.", retry_after_s=1)
+            )
+        if parameters.require_active and role != "active":
+            raise self._refuse(admitted, NotActive(f"This replica is {role}, and require_active was asked for."))
+        tolerance = parameters.tolerance_for(replica.spec)
+        if tolerance.bounded and not tolerance.met_by(provable(lag, progress, now, self._end_offset_max_age_ms)):
+            raise self._refuse(
+                admitted,
+                LagExceedsTolerance(
+                    "The replica cannot prove that its lag is within the tolerance.",
+                    tolerance={k: v for k, v in tolerance._asdict().items() if v is not None},
+                ),
+            )
+        if parameters.min_position is not None:
+            self.require_position(admitted, parameters.min_position)
+        return admitted
+
+    def require_position(self, admitted: Admitted, wanted: Position) -> None:
+        """Raise ``PositionOfAnotherLog``, or ``Refused`` if the replica has not reached a position."""
+        replica = admitted.replica
+        if wanted.log != log_digest(replica.log or ""):
+            raise PositionOfAnotherLog(
+                f"The position is not of the log that {replica.spec.name!r} has now; read without it.",
+                store=replica.spec.name,
+            )
+        offset = wanted.offsets.get(replica.task.partition, 0)
+        if (replica.progress.consistent_position or 0) < offset:
+            raise self._refuse(
+                admitted, PositionNotReached(f"The replica has not reached offset {offset} of its partition.")
+            )
+
+    def miss(self, admitted: Admitted, key_json: bytes | None) -> Problem:
+        """What something missing means: only a replica that is consistent may say that it does not exist."""
+        replica = admitted.replica
+        members = {"store": replica.spec.name, **({} if key_json is None else {"key": json.loads(key_json)})}
+        if replica.misplaced_key is not None:
+            return PartitionerMismatch(
+                f"Keys of {replica.spec.name!r} are not where the partitioner {replica.spec.partitioner!r} puts "
+                "them, so a missing one proves nothing: set it to the writer's, or to 'unknown'.",
+                **members,
+            )
+        if not replica.complete or replica.progress.consistent_position != replica.progress.position:
+            return NotReady(
+                "The replica is in the middle of a replay, where a missing key proves nothing.",
+                retry_after_s=1,
+                **members,
+            )
+        return UnknownKey(f"The store {replica.spec.name!r} has no key {members.get('key')!r}.", **members)
+
+    def require_completeness(self, admitted: Admitted, key_json: bytes | None) -> None:
+        """Raise ``Refused`` unless a list may leave out what the replica does not have."""
+        problem = self.miss(admitted, key_json)
+        if not isinstance(problem, UnknownKey):
+            raise self._refuse(admitted, problem)
+
+    def provenance(self, admitted: Admitted) -> Provenance:
+        """Where an answer came from; taken after its content, so that the position bounds it from above."""
+        replica = admitted.replica
+        partition = replica.task.partition
+        position = Position(log_digest(replica.log or ""), {partition: replica.progress.applying_to})
+        return Provenance(partition, encode_position(position), admitted.role, self._host, admitted.lag)
+
+    def _refuse(self, admitted: Admitted, problem: Problem) -> Refused:
+        return Refused(problem, self.provenance(admitted))
