@@ -5,12 +5,16 @@ ForebayError
 │   ├── TopologyError
 │   ├── SettingError
 │   ├── StateDirectoryLocked
+│   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved
 │   └── ListenAddressInUse
 ├── ChangelogError              the log refuses, or cannot be reached
 │   ├── TopicMissing
 │   ├── PartitionCountMismatch
 │   ├── ChangelogElsewhere
 │   └── BatchConflict
+├── CheckpointError             (worker tier) a .checkpoint file is malformed
+├── RelocationError             (worker tier) the disk refuses to move a store
+├── UnsupportedVersion          (worker tier) a group message needs a newer reader
 ├── SinkError                   a row, a batch or a query that the sink cannot take
 └── Problem                     what a REST client is told (RFC 9457)
     ├── 400  BadKey, BadParameter, BadRequest

@@ -77,7 +77,7 @@ class Gather:
         query: bytes,
         parameters: ReadParameters,
     ) -> Gather:
-        """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` unless a part may be missing."""
+        """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` if one cannot be had."""
         scan = make_scan(route, router.spec(store), segment, parameters)
         gather = cls(router, scan, parameters, path, query)
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)

@@ -136,7 +136,7 @@ def require_kind(spec: StoreSpec, *kinds: str) -> None:
     """Raise ``WrongStoreKind`` unless a store is of one of these kinds."""
     if spec.kind not in kinds:
         raise WrongStoreKind(
-            f"The store {spec.name!r} is of kind {spec.kind!r}; this path reads stores of kind {' or '.join(kinds)}.",
+            f"The store {spec.name!r} is of kind {spec.kind!r}; this path reads {' and '.join(kinds)} stores.",
             store=spec.name,
             kind=spec.kind,
         )

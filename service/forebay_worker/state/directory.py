@@ -77,14 +77,10 @@ class StateDirectory:
         os.rename(source, target)
         return target
 
-    def delete_task(self, task: TaskId) -> None:
-        """Delete a task's directory; it is moved out of the way first, so that half of it is never found."""
-        source = self.path / str(task)
-        target = self.path / _SET_ASIDE / f"{task}-{time.time_ns()}"
-        target.parent.mkdir(exist_ok=True)
+    def delete_store(self, task: TaskId, store: str) -> None:
+        """Delete a store; it is moved out of the way first, so that half of it is never found."""
         with contextlib.suppress(FileNotFoundError):
-            os.rename(source, target)
-        self.discard(target)
+            self.discard(self.set_aside(task, store))
 
     def discard(self, path: Path) -> None:
         """Delete a store that was set aside."""

@@ -227,5 +227,6 @@ class TaskManager:
             del self._released_boot_ms[task]
             if task not in self._wanted[0]:
                 self._on_disk.drop(task)
-                self._directory.delete_task(task)
-                log.info("the state of task %s, released a while ago, was deleted", task)
+                for spec in self._topology.stores_of(task):
+                    self._directory.delete_store(task, spec.name)
+                log.info("the stores of task %s, released a while ago, were deleted", task)
