@@ -95,7 +95,7 @@ class Gather:
         """The answer's body, piece by piece; raises ``ScanBroken`` where a partition is lost on the way."""
         yield list_head(self.scan)
         sent, last = 0, b""
-        first, limit = True, self.parameters.limit
+        first, cut, limit = True, False, self.parameters.limit
         while sent < limit:
             items = self._merge()
             taken = items[: limit - sent]
@@ -103,6 +103,7 @@ class Gather:
                 yield (b"" if first else b",") + b",".join([item for _, item in taken])
                 first, sent, last = False, sent + len(taken), taken[-1][0]
             if len(taken) < len(items):
+                cut = True
                 break
             drained = [
                 part for part in self.parts.values() if part.page and part.page.more and not part.page.items
@@ -113,7 +114,7 @@ class Gather:
                 await self._fetch(drained)
             except ScanRefused as refused:
                 raise ScanBroken(f"a partition answered {refused.answer.status} in the middle of a scan") from None
-        yield list_tail(self._sources(), self._cursor(last, sent), self.missing)
+        yield list_tail(self._sources(), self._cursor(last, sent, cut), self.missing)
 
     def _partitions(self, segment: bytes | None) -> Sequence[int]:
         if segment is None:
@@ -170,8 +171,8 @@ class Gather:
     def _sources(self) -> list[dict[str, Any]]:
         return [part.page.source for part in self.parts.values() if part.page is not None]
 
-    def _cursor(self, last: bytes, sent: int) -> Cursor | None:
-        left = any(part.page and (part.page.items or part.page.more) for part in self.parts.values())
+    def _cursor(self, last: bytes, sent: int, cut: bool) -> Cursor | None:
+        left = cut or any(part.page and (part.page.items or part.page.more) for part in self.parts.values())
         if not left or not sent:
             return None
         return Cursor(self.scan.digest, last, joined_position(self._sources()), tuple(sorted(self.missing)))
