@@ -9,8 +9,10 @@ from typing import Any
 
 from forebay.settings import RouterSettings, WorkerSettings, load_settings
 from forebay_router.app import make_app as make_router_app
+from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
 from forebay_worker.app import make_app as make_worker_app
+from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.worker import Worker
 
 HERE = Path(__file__).parent
@@ -26,13 +28,15 @@ def worker_document() -> dict[str, Any]:
             "state_dir": f"{directory}/state",
         }
         settings = WorkerSettings(**load_settings("worker", flags, environment={}))
-        return make_worker_app(Worker(settings, settings.listen)).openapi()
+        worker = Worker(settings, settings.listen)
+        return make_worker_app(worker, WorkerMetrics(worker)).openapi()
 
 
 def router_document() -> dict[str, Any]:
     """The router's OpenAPI document."""
     settings = RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:8081"}, environment={}))
-    return make_router_app(Router(settings)).openapi()
+    router = Router(settings)
+    return make_router_app(router, RouterMetrics(router)).openapi()
 
 
 def text_of(document: dict[str, Any]) -> str:

@@ -7,9 +7,9 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from forebay.tasks import TaskId, TopicPartition
 KINDS = ("key-value", "window", "session", "versioned")
 PARTITIONER_ENTRY_POINTS = "forebay.partitioners"
 STORE_ENTRY_POINTS = "forebay.stores"
-DAY_MS = 86_400_000
+_REMEMBERED_PARTITIONS = 65_536
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NAME_RULE = "letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
@@ -81,6 +81,18 @@ class StoreSpec:
     def stream_partitioner(self) -> StreamPartitioner | None:
         """The partitioner, or None where it is ``unknown``; raises ``TopologyError`` if it is not installed."""
         return find_partitioner(self.partitioner)
+
+    @cached_property
+    def partition_of(self) -> Callable[[bytes], int]:
+        """The partition of a key in plain bytes; what was worked out lately is remembered, a bounded number.
+
+        Raises ``TopologyError`` where the partitioner is ``unknown``.
+        """
+        partitioner = self.stream_partitioner
+        if partitioner is None:
+            raise TopologyError(f"The partitioner of {self.name!r} is 'unknown'.")
+        partitions = self.partitions
+        return lru_cache(maxsize=_REMEMBERED_PARTITIONS)(lambda key: partitioner.partition(key, partitions))
 
     def document(self) -> dict[str, Any]:
         """The specification as JSON values, what is unset left out."""

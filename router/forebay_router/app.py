@@ -57,7 +57,7 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
 )
 
 
-def make_app(router: Router) -> FastAPI:
+def make_app(router: Router, metrics: RouterMetrics) -> FastAPI:
     """The application of a router; it begins to learn of workers when the application starts."""
 
     @contextlib.asynccontextmanager
@@ -67,7 +67,6 @@ def make_app(router: Router) -> FastAPI:
         await router.cluster.stop()
         router.upstreams.close()
 
-    metrics = RouterMetrics(router)
     app = make_application(
         "router",
         cors_allow_origins=router.settings.cors_allow_origins,

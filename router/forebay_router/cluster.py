@@ -142,6 +142,11 @@ class Cluster:
             worker.live = False
             log.warning("worker %s is down", host)
 
+    def well(self, host: HostInfo) -> bool:
+        """Whether a worker answers, as far as is known."""
+        worker = self.workers.get(host)
+        return worker is not None and worker.live and not worker.suspect
+
     def refresh(self) -> None:
         """Read every worker's status now: someone answered that the map is out of date."""
         self._refresh.set()

@@ -27,7 +27,10 @@ def router(values: dict[str, Any]) -> None:
 def run(settings: RouterSettings) -> None:
     """Run a router until a signal ends it; raises ``ForebayError`` where it cannot start."""
     # The web stack takes a while to import, and a wrong setting should be told before.
+    from forebay.hot_path import make_protocol
     from forebay_router.app import make_app
+    from forebay_router.hot_path import RouterHotPath
+    from forebay_router.metrics import RouterMetrics
     from forebay_router.router import Router
 
     listener = bind(settings.listen)
@@ -42,10 +45,12 @@ def run(settings: RouterSettings) -> None:
         running.draining = True
 
     log.info("router listens on %s", settings.listen)
+    metrics = RouterMetrics(running)
     serve(
-        make_app(running),
+        make_app(running, metrics),
         listener,
         drain_ms=settings.drain_ms,
         shutdown_timeout_ms=settings.shutdown_timeout_ms,
         on_drain=drain,
+        protocol=make_protocol(RouterHotPath(running, metrics)),
     )

@@ -77,10 +77,9 @@ class Router:
 
     def partition(self, spec: StoreSpec, plain: bytes) -> int:
         """The partition of a key; raises ``NotReady`` where the partitioner is unknown."""
-        partitioner = spec.stream_partitioner
-        if partitioner is None:
+        if spec.stream_partitioner is None:
             raise NotReady(f"The partitioner of the store {spec.name!r} is 'unknown'.", store=spec.name)
-        return partitioner.partition(plain, spec.partitions)
+        return spec.partition_of(plain)
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -242,7 +241,7 @@ class _Read:
         answer = task.result()
         cluster.answered(host)
         self._report(host, answer)
-        if answer.status in _FINAL and not (answer.status == 404 and _UNKNOWN_STORE in answer.body):
+        if is_final(answer):
             return answer
         self._attempts.append(Attempt(host, "answered", answer))
         if answer.status == 421:
@@ -283,6 +282,14 @@ class _Read:
                 attempts=attempts,
             )
         )
+
+
+def is_final(answer: UpstreamAnswer) -> bool:
+    """Whether a worker's answer is the client's, and no other worker need be asked.
+
+    A worker that does not know a store which the router's map has is behind a deployment.
+    """
+    return answer.status in _FINAL and not (answer.status == 404 and _UNKNOWN_STORE in answer.body)
 
 
 def _problem_of(answer: UpstreamAnswer) -> dict[str, Any]:

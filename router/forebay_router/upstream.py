@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -12,6 +13,7 @@ from forebay.metadata import HostInfo
 _CONNECTIONS_PER_WORKER = 4
 _CONNECT_TIMEOUT_S = 1.0
 _MOST_HEAD_BYTES = 64 << 10
+_ONE = ord("1")
 
 
 class UpstreamAnswer(NamedTuple):
@@ -26,12 +28,20 @@ class UpstreamClosed(ConnectionError):
     """The connection ended before the answer was whole."""
 
 
+OnAnswer = Callable[["UpstreamAnswer | None"], None]
+"""Called once with the answer, or with None if the connection ended before it was whole."""
+
+
 class Connection(asyncio.Protocol):
-    """One connection to a worker. Requests are answered in the order in which they were sent."""
+    """One connection to a worker. Requests are answered in the order in which they were sent.
+
+    Whoever loses interest in an answer keeps its place: it is read and dropped.
+    """
 
     def __init__(self) -> None:
-        self._pending: deque[asyncio.Future[UpstreamAnswer]] = deque()
+        self._pending: deque[OnAnswer] = deque()
         self._received = b""
+        self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self.closed = False
 
@@ -44,18 +54,20 @@ class Connection(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
-    def send(self, request: bytes) -> asyncio.Future[UpstreamAnswer]:
-        """Send a request; the future fails with ``UpstreamClosed`` if the connection ends first.
-
-        A cancelled request keeps its place: its answer is read and dropped.
-        """
-        future: asyncio.Future[UpstreamAnswer] = asyncio.get_running_loop().create_future()
+    def send(self, request: bytes, on_answer: OnAnswer) -> None:
+        """Send a request, together with all others of the same turn of the event loop."""
         if self.closed or self._transport is None:
-            future.set_exception(UpstreamClosed("the connection is closed"))
-            return future
-        self._pending.append(future)
-        self._transport.write(request)
-        return future
+            asyncio.get_running_loop().call_soon(on_answer, None)
+            return
+        self._pending.append(on_answer)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(request)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not self.closed and self._transport is not None:
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     def data_received(self, data: bytes) -> None:
         """Match answers to requests; anything that is not an answer to one closes the connection."""
@@ -73,27 +85,38 @@ class Connection(asyncio.Protocol):
             if not self._pending:
                 self.close()
                 return
-            future = self._pending.popleft()
-            if not future.done():
-                future.set_result(answer)
+            self._pending.popleft()(answer)
             if not keep:
                 self.close()
                 return
         self._received = buffer[at:]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail whatever is outstanding."""
+        """Tell all that still wait."""
         self.closed = True
         while self._pending:
-            future = self._pending.popleft()
-            if not future.done():
-                future.set_exception(UpstreamClosed(str(exc or "the worker closed the connection")))
+            self._pending.popleft()(None)
 
     def close(self) -> None:
-        """Close; what is outstanding fails with ``UpstreamClosed``."""
+        """Close; what is outstanding gets None."""
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
+
+
+async def _exchange(connection: Connection, request: bytes) -> UpstreamAnswer:
+    """Send and wait; raises ``UpstreamClosed``."""
+    future: asyncio.Future[UpstreamAnswer | None] = asyncio.get_running_loop().create_future()
+
+    def on_answer(answer: UpstreamAnswer | None) -> None:
+        if not future.done():
+            future.set_result(answer)
+
+    connection.send(request, on_answer)
+    answer = await future
+    if answer is None:
+        raise UpstreamClosed("the worker closed the connection")
+    return answer
 
 
 def _parse(buffer: bytes, at: int) -> tuple[UpstreamAnswer, int, bool] | None:
@@ -106,14 +129,35 @@ def _parse(buffer: bytes, at: int) -> tuple[UpstreamAnswer, int, bool] | None:
         if len(buffer) - at > _MOST_HEAD_BYTES:
             raise ValueError("head too long")
         return None
-    line, _, rest = buffer[at:end].partition(b"\r\n")
-    if not line.startswith(b"HTTP/1.1 ") or line[9:10] == b"1":
+    if not buffer.startswith(b"HTTP/1.1 ", at) or buffer[at + 9] == _ONE:
         raise ValueError("not a final answer")
-    status = int(line[9:12])
-    length = -1
-    keep = True
+    status = int(buffer[at + 9 : at + 12])
+    head_at = buffer.index(b"\r\n", at) + 2
+    length, head, keep = _read_head(buffer[head_at : end + 2])
+    if length < 0:
+        raise ValueError("no content-length")
+    body_at = end + 4
+    if len(buffer) < body_at + length:
+        return None
+    return UpstreamAnswer(status, head, buffer[body_at : body_at + length]), body_at + length, keep
+
+
+def _read_head(lines: bytes) -> tuple[int, bytes, bool]:
+    """Length of the body, the other header lines, and whether the connection stays; raises ``ValueError``."""
+    at = lines.rfind(b"content-length: ")
+    if (
+        at >= 0
+        and lines.endswith(b"\r\n")
+        and lines.count(b"\r\n", at) == 1
+        and lines.count(b"content-length") == 1
+    ):
+        lowered = lines.lower()
+        if b"transfer-encoding" not in lowered and b"connection" not in lowered:
+            # A worker of ours: the length is the last line.
+            return int(lines[at + 16 : -2]), lines[:at], True
+    length, keep = -1, True
     kept = []
-    for header in rest.split(b"\r\n"):
+    for header in lines[:-2].split(b"\r\n"):
         name, _, value = header.partition(b": ")
         lowered = name.lower()
         if lowered == b"content-length":
@@ -123,14 +167,8 @@ def _parse(buffer: bytes, at: int) -> tuple[UpstreamAnswer, int, bool] | None:
         elif lowered == b"connection":
             keep = value.lower() != b"close"
         else:
-            kept.append(header)
-    if length < 0:
-        raise ValueError("no content-length")
-    body_at = end + 4
-    if len(buffer) < body_at + length:
-        return None
-    head = b"".join(header + b"\r\n" for header in kept)
-    return UpstreamAnswer(status, head, buffer[body_at : body_at + length]), body_at + length, keep
+            kept.append(header + b"\r\n")
+    return length, b"".join(kept), keep
 
 
 @dataclass
@@ -149,11 +187,23 @@ class Upstreams:
         if alone:
             connection = await _connect(host)
             try:
-                return await connection.send(request)
+                return await _exchange(connection, request)
             finally:
                 connection.close()
-        connection = await self._connection(host)
-        return await connection.send(request)
+        return await _exchange(await self._connection(host), request)
+
+    def ready_connection(self, host: HostInfo) -> Connection | None:
+        """The least loaded open connection to a worker; None while there are not all of them."""
+        pool = self._pools.get(host)
+        if pool is None or len(pool) < _CONNECTIONS_PER_WORKER:
+            return None
+        best = pool[0]
+        for connection in pool:
+            if connection.closed:
+                return None
+            if connection.load < best.load:
+                best = connection
+        return best
 
     def load(self, host: HostInfo) -> int:
         """How many answers of a worker are outstanding."""
@@ -170,7 +220,7 @@ class Upstreams:
         pool = self._pools.setdefault(host, [])
         pool[:] = [connection for connection in pool if not connection.closed]
         best = min(pool, key=lambda connection: connection.load, default=None)
-        if best is not None and (best.load == 0 or len(pool) >= _CONNECTIONS_PER_WORKER):
+        if best is not None and len(pool) >= _CONNECTIONS_PER_WORKER:
             return best
         opening = self._opening.get(host)
         if opening is None:

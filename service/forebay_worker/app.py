@@ -63,9 +63,8 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
 )
 
 
-def make_app(worker: Worker) -> FastAPI:
+def make_app(worker: Worker, metrics: WorkerMetrics) -> FastAPI:
     """The application of a worker that was made, whether started or not."""
-    metrics = WorkerMetrics(worker)
     app = make_application(
         "worker",
         cors_allow_origins=worker.settings.cors_allow_origins,

@@ -27,7 +27,10 @@ def worker(values: dict[str, Any]) -> None:
 def run(settings: WorkerSettings) -> None:
     """Run a worker until a signal ends it; raises ``ForebayError`` where it cannot start."""
     # The web stack takes a while to import, and a wrong setting should be told before.
+    from forebay.hot_path import make_protocol
     from forebay_worker.app import make_app
+    from forebay_worker.hot_path import WorkerHotPath
+    from forebay_worker.metrics import WorkerMetrics
     from forebay_worker.worker import Worker
 
     listener = bind(settings.listen)
@@ -37,7 +40,8 @@ def run(settings: WorkerSettings) -> None:
             settings.listen,
         )
     running = Worker(settings, advertised(settings.listen, settings.advertise))
-    app = make_app(running)
+    metrics = WorkerMetrics(running)
+    app = make_app(running, metrics)
     running.start()
     log.info("worker %s serves %s", running.host, running.topology.application_id)
     try:
@@ -47,6 +51,7 @@ def run(settings: WorkerSettings) -> None:
             drain_ms=settings.drain_ms,
             shutdown_timeout_ms=settings.shutdown_timeout_ms,
             on_drain=running.drain,
+            protocol=make_protocol(WorkerHotPath(running, metrics)),
         )
     finally:
         running.stop()

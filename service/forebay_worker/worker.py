@@ -77,7 +77,7 @@ class Worker:
         self.reads = Reads(self.admission)
         self.incarnation = int(epoch_ms())
         self._sequence = itertools.count(1)
-        self._draining = False
+        self.draining = False
         self._was_ready = False
 
     def start(self) -> None:
@@ -87,18 +87,18 @@ class Worker:
 
     def drain(self) -> None:
         """Turn readiness off: load balancers should look elsewhere."""
-        self._draining = True
+        self.draining = True
 
     def stop(self) -> None:
         """Leave the group and close every store."""
-        self._draining = True
+        self.draining = True
         self.membership.leave()
         self.tasks.stop()
         self._directory.close()
 
     def readiness(self) -> Problem | None:
         """Why the worker is not ready: once it was, only draining turns it off."""
-        if self._draining:
+        if self.draining:
             return NotReady("The worker is shutting down.")
         if not self._was_ready:
             if self.membership.state == "joining" or not self.tasks.settled:
@@ -156,7 +156,7 @@ class Worker:
             "process_id": self._directory.process_id,
             "incarnation": self.incarnation,
             "sequence": next(self._sequence),
-            "state": "draining" if self._draining else self.membership.state,
+            "state": "draining" if self.draining else self.membership.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
             "tasks": self.replicas_document(),
         }

@@ -95,6 +95,7 @@ def serve(
     drain_ms: int,
     shutdown_timeout_ms: int,
     on_drain: Callable[[], None],
+    protocol: type[asyncio.Protocol],
 ) -> None:
     """Serve until a signal ends it, then drain and return."""
     draining = Draining(app)
@@ -106,7 +107,7 @@ def serve(
     config = uvicorn.Config(
         draining,
         loop="uvloop",
-        http="httptools",
+        http=protocol,
         ws="none",
         lifespan="on",
         access_log=False,

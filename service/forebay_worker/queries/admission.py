@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from forebay.errors import (
     LagExceedsTolerance,
@@ -81,12 +82,11 @@ class Admission:
 
     def partition(self, spec: StoreSpec, plain: bytes) -> int:
         """The partition of a key; raises ``NotReady`` where the partitioner is unknown."""
-        partitioner = spec.stream_partitioner
-        if partitioner is None:
+        if spec.stream_partitioner is None:
             raise NotReady(
                 f"The partitioner of the store {spec.name!r} is 'unknown': name a partition.", store=spec.name
             )
-        return partitioner.partition(plain, spec.partitions)
+        return spec.partition_of(plain)
 
     def replica(self, spec: StoreSpec, partition: int) -> Replica:
         """The replica held here; raises ``NotHostedHere``, saying who holds one."""
@@ -176,8 +176,13 @@ class Admission:
         """Where an answer came from; taken after its content, so that the position bounds it from above."""
         replica = admitted.replica
         partition = replica.task.partition
-        position = Position(log_digest(replica.log or ""), {partition: replica.progress.applying_to})
-        return Provenance(partition, encode_position(position), admitted.role, self._host, admitted.lag)
+        token = _token(replica.log or "", partition, replica.progress.applying_to)
+        return Provenance(partition, token, admitted.role, self._host, admitted.lag)
 
     def _refuse(self, admitted: Admitted, problem: Problem) -> Refused:
         return Refused(problem, self.provenance(admitted))
+
+
+@lru_cache(maxsize=4096)
+def _token(log: str, partition: int, offset: int) -> str:
+    return encode_position(Position(log_digest(log), {partition: offset}))

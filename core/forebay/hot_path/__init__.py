@@ -1,0 +1,10 @@
+"""The hot path: whole, ordinary single-key GETs answered in the same callback that received them.
+
+FastAPI declares every route and answers everything; this stands in front of it and takes the one shape that
+makes up nearly all traffic. Anything it does not recognise with certainty falls through to the full parser.
+"""
+
+from forebay.hot_path.protocol import HotPathProtocol, Slot, make_protocol
+from forebay.hot_path.recogniser import HotRequest, recognise
+
+__all__ = ["HotPathProtocol", "HotRequest", "Slot", "make_protocol", "recognise"]

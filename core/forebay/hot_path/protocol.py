@@ -1,0 +1,163 @@
+"""A uvicorn protocol that lets a handler answer recognised requests before they become ASGI calls."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from forebay.hot_path.recogniser import HotRequest, recognise
+from forebay.rest.answers import Answer
+
+_MOST_SLOTS = 256
+"""Answers outstanding on one connection beyond which nothing more is read from it."""
+
+
+class Slot:
+    """The place of one answer in a connection's order of answers."""
+
+    __slots__ = ("_protocol", "answer")
+
+    def __init__(self, protocol: HotPathProtocol) -> None:
+        self._protocol = protocol
+        self.answer: bytes | None = None
+
+    def fill(self, answer: Answer) -> None:
+        """Give the answer; only the first counts, and it is sent once all before it are."""
+        if self.answer is None:
+            self.answer = render(answer)
+            self._protocol.send_filled()
+
+
+Handler = Callable[[HotRequest, "HotPathProtocol"], "Answer | Slot | None"]
+"""Answers at once, or with a slot of the protocol's to be filled later, or not at all: then FastAPI does."""
+
+
+def render(answer: Answer) -> bytes:
+    """An answer's bytes, the same as the framework sends."""
+    return b"%b%bcontent-length: %d\r\n\r\n%b" % (
+        STATUS_LINE[answer.status],
+        answer.head,
+        len(answer.body),
+        answer.body,
+    )
+
+
+class HotPathProtocol(HttpToolsProtocol):
+    """Offers whole requests to ``handler`` while the connection is between two ordinary ones."""
+
+    handler: ClassVar[Handler]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_message = False
+        self._slots: deque[Slot] = deque()
+        self._held = b""
+        self._hot_requests = 0
+        self._hot_requests_at_timer = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
+        if self._held:
+            self._held += data
+            return
+        at = self._answer_hot(data)
+        if at >= len(data):
+            return
+        rest = data[at:] if at else data
+        if self._slots:
+            # The framework must not answer before those that are still to come.
+            self._held = rest
+            self.flow.pause_reading()
+            return
+        super().data_received(rest)
+
+    def _answer_hot(self, data: bytes) -> int:
+        """Where the first request begins that is not for the hot path."""
+        at = 0
+        out: list[bytes] = []
+        while at < len(data) and self._between_requests() and len(self._slots) < _MOST_SLOTS:
+            request = recognise(data, at)
+            if request is None:
+                break
+            outcome = type(self).handler(request, self)
+            if outcome is None:
+                break
+            if isinstance(outcome, Slot):
+                pass
+            elif self._slots:
+                self.reserve().answer = render(outcome)
+            else:
+                out.append(render(outcome))
+            at = request.end
+            self._hot_requests += 1
+        if at:
+            self.server_state.total_requests += 1
+            if self.timeout_keep_alive_task is None:
+                self._arm_keep_alive()
+        if out:
+            self.transport.write(out[0] if len(out) == 1 else b"".join(out))
+        return at
+
+    def reserve(self) -> Slot:
+        """The next place in this connection's order of answers."""
+        slot = Slot(self)
+        self._slots.append(slot)
+        return slot
+
+    def send_filled(self) -> None:
+        """Send every answer whose predecessors are sent, and go on with what was held back for them."""
+        out = []
+        while self._slots and self._slots[0].answer is not None:
+            out.append(cast(bytes, self._slots.popleft().answer))
+        if out and not self.transport.is_closing():
+            self.transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._held and not self._slots and not self.transport.is_closing():
+            held, self._held = self._held, b""
+            self.flow.resume_reading()
+            self.data_received(held)
+
+    def _between_requests(self) -> bool:
+        return (
+            not self._in_message
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.pipeline
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+        )
+
+    def on_message_begin(self) -> None:
+        """The parser has begun a request: the hot path waits for its end."""
+        self._in_message = True
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        """The parser has read a request whole."""
+        self._in_message = False
+        super().on_message_complete()
+
+    def shutdown(self) -> None:
+        """Close once every answer is sent."""
+        if not self._slots:
+            super().shutdown()
+
+    def _arm_keep_alive(self) -> None:
+        self._hot_requests_at_timer = self._hot_requests
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection; one that was used since the timer was set gets another."""
+        self.timeout_keep_alive_task = None
+        if self._slots or self._hot_requests != self._hot_requests_at_timer:
+            self._arm_keep_alive()
+        else:
+            super().timeout_keep_alive_handler()
+
+
+def make_protocol(handler: Handler) -> type[HotPathProtocol]:
+    """A protocol class for uvicorn's ``http`` setting, bound to a tier's handler."""
+    return type("BoundHotPathProtocol", (HotPathProtocol,), {"handler": staticmethod(handler)})

@@ -1,0 +1,103 @@
+"""Recognises whole, ordinary single-key GETs in received bytes, strictly.
+
+Whatever is accepted, full HTTP parsers read as the same request; a body, a transfer coding, an upgrade, an
+expectation, ``Connection: close``, an absolute target or an odd byte is left to them, so that request
+smuggling has no opening here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_PREFIX = b"GET /v1/stores/"
+_HEAD_END = b"\r\n\r\n"
+_MOST_HEAD_BYTES = 8192
+_REQUEST_LINE = re.compile(
+    rb"GET /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*)/keys/((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2})+)"
+    rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]*))? HTTP/1\.1"
+)
+_HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
+_LEFT_TO_THE_PARSER = frozenset(
+    {
+        b"content-length",
+        b"transfer-encoding",
+        b"expect",
+        b"upgrade",
+        b"connection",
+        b"te",
+        b"trailer",
+        b"origin",
+        b"accept",
+        b"http2-settings",
+    }
+)
+_MOST_BLOCKS = 4096
+_DOTS = frozenset({b".", b".."})
+
+
+class HotRequest(NamedTuple):
+    """A recognised request: store, key segment and query as received, and where its bytes end."""
+
+    store: str
+    segment: bytes
+    query: bytes
+    end: int
+
+
+class _HeaderBlocks:
+    """Which header blocks are ordinary. Clients repeat theirs, so the verdicts are kept, a bounded number."""
+
+    def __init__(self) -> None:
+        self._verdicts: dict[bytes, bool] = {}
+
+    def ordinary(self, block: bytes) -> bool:
+        """Whether a block (each line preceded by CRLF) has one Host and nothing that needs the parser."""
+        verdict = self._verdicts.get(block)
+        if verdict is None:
+            if len(self._verdicts) >= _MOST_BLOCKS:
+                self._verdicts.clear()
+            verdict = self._verdicts[block] = _judge(block)
+        return verdict
+
+
+def _judge(block: bytes) -> bool:
+    if not block:
+        return False
+    hosts = 0
+    for line in block[2:].split(b"\r\n"):
+        header = _HEADER.fullmatch(line)
+        if header is None:
+            return False
+        name = header[1].lower()
+        if name == b"accept" and header[2] in (b"*/*", b"application/json"):
+            continue
+        if name == b"connection" and header[2] is not None and header[2].lower() == b"keep-alive":
+            continue
+        if name in _LEFT_TO_THE_PARSER:
+            return False
+        if name == b"host":
+            hosts += 1
+            if not header[2]:
+                return False
+    return hosts == 1
+
+
+_BLOCKS = _HeaderBlocks()
+
+
+def recognise(data: bytes, at: int = 0) -> HotRequest | None:
+    """The request that begins at ``at``, None unless it is whole, ordinary and reads a single key."""
+    if not data.startswith(_PREFIX, at):
+        return None
+    head_end = data.find(_HEAD_END, at)
+    if head_end < 0 or head_end - at > _MOST_HEAD_BYTES:
+        return None
+    line_end = data.find(b"\r\n", at)
+    line = _REQUEST_LINE.fullmatch(data, at, line_end)
+    if line is None or not _BLOCKS.ordinary(data[line_end:head_end]):
+        return None
+    store, segment, query = line.groups()
+    if segment in _DOTS:
+        return None
+    return HotRequest(store.decode(), segment, query or b"", head_end + 4)

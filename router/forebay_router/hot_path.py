@@ -1,0 +1,184 @@
+"""The router's hot path: a recognised read goes to its best candidate over a shared connection, at once.
+
+What is not answered there and then finally (a refusal, a lost connection, a worker slower than the hedge delay)
+goes on as an ordinary read, which asks the others; the client's order of answers is kept by slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from forebay.codecs import from_segment
+from forebay.errors import Problem
+from forebay.hot_path import HotPathProtocol, HotRequest, Slot
+from forebay.lag import boot_ms
+from forebay.metadata import HostInfo
+from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
+from forebay.rest.routes import READ_ROUTES
+from forebay.topology import StoreSpec
+from forebay_router.candidates import candidates
+from forebay_router.metrics import RouterMetrics
+from forebay_router.router import Router, is_final
+from forebay_router.upstream import UpstreamAnswer
+
+_PATH = READ_ROUTES[0].path
+_CHOICE_MAX_AGE_MS = 25.0
+_TICK_S = 0.005
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    """A read on its way to its first candidate."""
+
+    request: HotRequest
+    parameters: ReadParameters
+    slot: Slot
+    host: HostInfo
+    held: tuple[str, int]
+    sent_boot_ms: float
+    settled: bool = False
+
+
+class RouterHotPath:
+    """Sends single-key reads to their best candidate, coalesced and pipelined."""
+
+    def __init__(self, router: Router, metrics: RouterMetrics) -> None:
+        self._router = router
+        self._counts = metrics.reads
+        self._choices: dict[tuple[str, int, ReadParameters], tuple[float, HostInfo | None]] = {}
+        self._outstanding: deque[_Outstanding] = deque()
+        self._ticking = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
+        """A slot to be filled, None where the route must answer."""
+        router = self._router
+        if router.draining or router.in_flight >= router.settings.max_in_flight:
+            return None
+        spec = router.cluster.metadata.stores.get(request.store)
+        if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
+            return None
+        try:
+            parameters = parse_parameters(request.query, KEY_PARAMETERS)
+            partition = spec.partition_of(from_segment(spec.key_codec, request.segment))
+        except Problem:
+            return None
+        if parameters.wait_ms or parameters.timeout_ms:
+            return None
+        now = boot_ms()
+        host = self._choose(spec, partition, parameters, now)
+        connection = None if host is None else router.upstreams.ready_connection(host)
+        if host is None or connection is None:
+            return None
+        slot = protocol.reserve()
+        read = _Outstanding(request, parameters, slot, host, (spec.name, partition), now)
+        router.in_flight += 1
+        router.budget.earn(now)
+        connection.send(_render(request, partition, host), lambda answer: self._answered(read, answer))
+        self._outstanding.append(read)
+        self._tick()
+        return slot
+
+    def _choose(
+        self, spec: StoreSpec, partition: int, parameters: ReadParameters, now_boot_ms: float
+    ) -> HostInfo | None:
+        """The best candidate, thought about anew after a few milliseconds or a change of the cluster."""
+        key = (spec.name, partition, parameters)
+        found = self._choices.get(key)
+        if found is not None and now_boot_ms - found[0] < _CHOICE_MAX_AGE_MS:
+            host = found[1]
+            if host is not None and self._router.cluster.well(host):
+                return host
+        if len(self._choices) > 10_000:
+            self._choices.clear()
+        holders = self._router.cluster.holders(spec, partition, {})
+        order = candidates(holders, parameters.tolerance_for(spec))
+        host = order[0] if order and self._router.cluster.well(order[0]) else None
+        self._choices[key] = (now_boot_ms, host)
+        return host
+
+    def _answered(self, read: _Outstanding, answer: UpstreamAnswer | None) -> None:
+        """Take a worker's answer, None where the connection ended first."""
+        router = self._router
+        if answer is None:
+            router.cluster.unreachable(read.host)
+            router.counts["failovers"] += 1
+        else:
+            router.cluster.answered(read.host)
+            router.delay.observe(boot_ms() - read.sent_boot_ms)
+        if read.settled:
+            return
+        if answer is None or not is_final(answer):
+            self._go_on_as_ordinary(read)
+            return
+        self._settle(read, Answer(answer.status, answer.head, answer.body))
+
+    def _settle(self, read: _Outstanding, answer: Answer) -> None:
+        read.settled = True
+        self._router.in_flight -= 1
+        self._counts[_PATH, answer.status] += 1
+        read.slot.fill(answer)
+
+    def _go_on_as_ordinary(self, read: _Outstanding) -> None:
+        read.settled = True
+        self._router.in_flight -= 1
+        task = asyncio.ensure_future(self._ordinary(read))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ordinary(self, read: _Outstanding) -> None:
+        request = read.request
+        path = b"/v1/stores/%b/keys/%b" % (request.store.encode(), request.segment)
+        try:
+            answer = await self._router.key(request.store, request.segment, path, request.query, read.parameters)
+        except Problem as problem:
+            answer = problem_answer(problem)
+        self._counts[_PATH, answer.status] += 1
+        read.slot.fill(answer)
+
+    def _tick(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            asyncio.get_running_loop().call_later(_TICK_S, self._look_for_slow_reads)
+
+    def _look_for_slow_reads(self) -> None:
+        """Let reads that waited past the hedge delay go on as ordinary ones, within the budget of hedges."""
+        self._ticking = False
+        router = self._router
+        late = boot_ms() - router.delay.delay_ms
+        while self._outstanding and (self._outstanding[0].settled or self._outstanding[0].sent_boot_ms < late):
+            read = self._outstanding.popleft()
+            if read.settled:
+                continue
+            router.cluster.silent(read.host)
+            if router.budget.spend():
+                router.counts["hedges"] += 1
+                self._go_on_as_ordinary(read)
+            else:
+                router.counts["hedges_refused"] += 1
+                self._go_on_as_ordinary(read) if not router.cluster.well(read.host) else self._wait(read)
+        if self._outstanding:
+            self._tick()
+
+    def _wait(self, read: _Outstanding) -> None:
+        """No hedge is allowed: wait on, up to the time-out."""
+        left_ms = self._router.settings.request_timeout_ms - (boot_ms() - read.sent_boot_ms)
+        asyncio.get_running_loop().call_later(max(0.0, left_ms) / 1000, self._give_up, read)
+
+    def _give_up(self, read: _Outstanding) -> None:
+        if not read.settled:
+            self._go_on_as_ordinary(read)
+
+
+def _render(request: HotRequest, partition: int, host: HostInfo) -> bytes:
+    """A request of the router's own making; nothing received is passed on but key and query, both checked."""
+    query = b"%b&partition=%d" % (request.query, partition) if request.query else b"partition=%d" % partition
+    return b"GET /v1/stores/%b/keys/%b?%b HTTP/1.1\r\nhost: %b\r\n\r\n" % (
+        request.store.encode(),
+        request.segment,
+        query,
+        str(host).encode(),
+    )

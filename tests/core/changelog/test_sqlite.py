@@ -1,0 +1,532 @@
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from forebay.changelog import Batch, Consumer, Record, heartbeat_key, sqlite_partition
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.errors import ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
+from forebay.tasks import TopicPartition
+
+ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
+DEADLINE_S = 60
+
+
+@pytest.fixture
+def changelog(tmp_path: Path) -> SqliteChangelog:
+    changelog = SqliteChangelog(tmp_path / "log")
+    changelog.ensure_topic("t", 2)
+    return changelog
+
+
+def append(
+    changelog: SqliteChangelog, tp: TopicPartition, rows: str, batch_id: int, timestamp_ms: int = 1
+) -> None:
+    """One row a word: ``k=v``, or ``k`` alone for a tombstone."""
+    pairs = [word.partition("=") for word in rows.split()]
+    sqlite_partition.append_batch(
+        changelog.path(tp),
+        [(key.encode(), value.encode() if equals else None, timestamp_ms) for key, equals, value in pairs],
+        writer="w",
+        query_id="q",
+        batch_id=batch_id,
+        write_name="s",
+    )
+
+
+@contextmanager
+def consuming(changelog: SqliteChangelog, position: int = 0, tp: TopicPartition = ZERO) -> Iterator[Consumer]:
+    with closing(changelog.consumer()) as consumer:
+        consumer.assign(tp, position)
+        yield consumer
+
+
+def poll_one(consumer: Consumer, max_records: int = 1000) -> Batch:
+    (batch,) = consumer.poll(max_records)
+    return batch
+
+
+def pairs(batch: Batch) -> list[tuple[int, bytes, bytes | None]]:
+    return [record[:3] for record in batch.records]
+
+
+def read_to_end(changelog: SqliteChangelog, tp: TopicPartition, max_records: int = 1000) -> list[Record]:
+    with consuming(changelog, 0, tp) as consumer:
+        records: list[Record] = []
+        while True:
+            batch = poll_one(consumer, max_records)
+            records += batch.records
+            if batch.position >= batch.end.offset:
+                return records
+
+
+def test_a_new_topic_is_empty_and_has_an_identity(changelog: SqliteChangelog) -> None:
+    assert changelog.topics() == ["t"]
+    assert changelog.partitions("t") == 2
+    assert changelog.identity("t")
+    assert changelog.end_offsets([ZERO, ONE]) == {ZERO: 0, ONE: 0}
+    with consuming(changelog) as consumer:
+        batch = poll_one(consumer)
+    assert batch.records == []
+    assert (batch.position, batch.gap, batch.end.offset, batch.beginning) == (0, False, 0, 0)
+    assert batch.identity == changelog.identity("t")
+
+
+def test_a_topic_that_is_there_is_kept(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1", 0)
+    identity = changelog.identity("t")
+    SqliteChangelog(changelog.directory).ensure_topic("t", 2)
+    assert changelog.identity("t") == identity
+    assert changelog.end_offsets([ZERO]) == {ZERO: 1}
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_another_partition_count_is_refused_naming_topic_counts_and_remedy(
+    changelog: SqliteChangelog, partitions: int
+) -> None:
+    with pytest.raises(PartitionCountMismatch, match=r"'t'.* has 2 partitions") as caught:
+        changelog.ensure_topic("t", partitions)
+    assert f"says {partitions}" in str(caught.value)
+    assert "set partitions = 2" in str(caught.value)
+    assert changelog.partitions("t") == 2
+
+
+def test_a_topic_whose_creation_was_cut_short_is_made_whole_with_one_identity(tmp_path: Path) -> None:
+    changelog = SqliteChangelog(tmp_path)
+    (tmp_path / "t").mkdir()
+    sqlite_partition.create(changelog.path(ZERO), "the first")
+    changelog.ensure_topic("t", 2)
+    assert changelog.identity("t") == "the first"
+    for tp in (ZERO, ONE):
+        with consuming(changelog, 0, tp) as consumer:
+            assert poll_one(consumer).identity == "the first"
+
+
+def test_a_topic_that_is_not_there_is_missing_by_name(changelog: SqliteChangelog) -> None:
+    for ask in (changelog.identity, changelog.partitions, changelog.reset, changelog.compact):
+        with pytest.raises(TopicMissing, match="'nonesuch'"):
+            ask("nonesuch")
+    assert changelog.end_offsets([ZERO, TopicPartition("nonesuch", 0)]) == {ZERO: 0}
+
+
+def test_a_log_is_read_from_any_offset_in_portions_of_any_size(changelog: SqliteChangelog) -> None:
+    for number in range(10):
+        append(changelog, ZERO, f"k{number}={number}", number, timestamp_ms=number)
+    for position in range(11):
+        for max_records in (1, 3, 5, 100):
+            with consuming(changelog, position) as consumer:
+                records, at = [], position
+                while at < 10:
+                    batch = poll_one(consumer, max_records)
+                    assert len(batch.records) <= max_records
+                    assert not batch.gap
+                    assert batch.end.offset == 10
+                    records += batch.records
+                    assert batch.position == at + len(batch.records)
+                    at = batch.position
+                assert poll_one(consumer).records == []
+            assert records == [(n, b"k%d" % n, b"%d" % n, n, False) for n in range(position, 10)]
+
+
+def test_an_open_consumer_sees_what_is_appended_later_once(changelog: SqliteChangelog) -> None:
+    with consuming(changelog) as consumer:
+        assert poll_one(consumer).records == []
+        append(changelog, ZERO, "a=1 b", 0)
+        batch = poll_one(consumer)
+        assert pairs(batch) == [(0, b"a", b"1"), (1, b"b", None)]
+        assert batch.end.offset == 2
+        assert poll_one(consumer).records == []
+        append(changelog, ZERO, "c=3", 1)
+        assert pairs(poll_one(consumer)) == [(2, b"c", b"3")]
+
+
+def test_each_look_at_an_idle_log_observes_its_end_anew(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 5000.0
+    monkeypatch.setattr("forebay.changelog.sqlite.boot_ms", lambda: now)
+    append(changelog, ZERO, "a=1", 0)
+    with consuming(changelog) as consumer:
+        assert poll_one(consumer).end == (1, 5000.0)
+        now = 5010.0
+        assert poll_one(consumer).end == (1, 5010.0)
+
+
+def test_partitions_are_read_side_by_side_until_unassigned(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1", 0)
+    append(changelog, ONE, "b=1 c=1", 0)
+    with consuming(changelog) as consumer:
+        consumer.assign(ONE, 1)
+        batches = {batch.topic_partition: pairs(batch) for batch in consumer.poll(10)}
+        assert batches == {ZERO: [(0, b"a", b"1")], ONE: [(1, b"c", b"1")]}
+        consumer.unassign(ZERO)
+        assert [batch.topic_partition for batch in consumer.poll(10)] == [ONE]
+        consumer.assign(ONE, 0)
+        assert pairs(poll_one(consumer)) == [(0, b"b", b"1"), (1, b"c", b"1")]
+
+
+def test_a_partition_that_cannot_be_read_is_left_out_and_the_others_go_on(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1", 0)
+    with consuming(changelog) as consumer:
+        consumer.assign(TopicPartition("late", 0), 0)
+        consumer.assign(TopicPartition("broken", 0), 0)
+        (changelog.directory / "broken").mkdir()
+        Path(changelog.path(TopicPartition("broken", 0))).write_bytes(b"this is no database " * 100)
+        assert [batch.topic_partition for batch in consumer.poll(10)] == [ZERO]
+        changelog.ensure_topic("late", 1)
+        assert {batch.topic_partition.topic for batch in consumer.poll(10)} == {"t", "late"}
+
+
+def test_heartbeats_reach_every_partition_and_are_marked(changelog: SqliteChangelog) -> None:
+    append(changelog, ONE, "a=1", 0)
+    assert changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v") == {0: 1, 1: 2}
+    changelog.retire_writer("t", "w")
+    for tp in (ZERO, ONE):
+        beats = [(key, value) for _, key, value, _, heartbeat in read_to_end(changelog, tp) if heartbeat]
+        assert beats == [(heartbeat_key("w"), b"v"), (heartbeat_key("w"), None)]
+
+
+def test_a_gap_is_told_where_compaction_took_records_and_only_there(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1 b=1 c=1 b=2 d=1 e=1", 0)
+    assert changelog.compact("t") == 1
+    with consuming(changelog) as consumer:
+        before = poll_one(consumer, 1)
+        assert (pairs(before), before.gap, before.position) == ([(0, b"a", b"1")], False, 1)
+        over = poll_one(consumer, 2)
+        assert (over.gap, over.position, over.end.offset) == (True, 4, 6)
+        assert pairs(over) == [(2, b"c", b"1"), (3, b"b", b"2")]
+        after = poll_one(consumer, 10)
+        assert (after.gap, after.position) == (False, 6)
+    with consuming(changelog, 2) as consumer:
+        assert not poll_one(consumer).gap
+    with consuming(changelog, 1) as consumer:
+        assert poll_one(consumer).gap
+
+
+def test_a_gap_at_the_logs_beginning_is_told_and_the_beginning_moves(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1 a=2 b=1", 0)
+    changelog.compact("t")
+    with consuming(changelog) as consumer:
+        batch = poll_one(consumer)
+    assert (batch.gap, batch.beginning, batch.position) == (True, 1, 3)
+
+
+def test_compaction_honours_the_minimum_lag_by_the_wall_clock(changelog: SqliteChangelog) -> None:
+    now_ms = int(time.time() * 1000)
+    append(changelog, ZERO, "a=1 a=2 a=3", 0, timestamp_ms=now_ms)
+    assert changelog.compact("t") == 0
+    assert changelog.compact("t", min_compaction_lag_ms=0) == 2
+
+
+def test_an_open_consumer_learns_of_the_tombstone_floor(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1 a b=1", 0)
+    with consuming(changelog) as consumer:
+        assert poll_one(consumer).tombstone_floor == 0
+        changelog.compact("t")
+        batch = poll_one(consumer)
+    assert batch.tombstone_floor == 2
+    assert not batch.gap
+    assert read_to_end(changelog, ZERO) == [(2, b"b", b"1", 1, False)]
+
+
+def test_an_open_consumer_sees_a_reset_as_another_log(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1 b=1", 0)
+    with consuming(changelog) as consumer:
+        before = poll_one(consumer)
+        identity = changelog.reset("t")
+        after = poll_one(consumer)
+        assert after.identity == identity == changelog.identity("t")
+        assert after.identity != before.identity
+        assert (after.records, after.end.offset) == ([], 0)
+        append(changelog, ZERO, "z=1", 0)
+        consumer.assign(ZERO, 0)
+        assert pairs(poll_one(consumer)) == [(0, b"z", b"1")]
+    assert changelog.end_offsets([ZERO, ONE]) == {ZERO: 1, ONE: 0}
+
+
+def test_a_reset_log_that_outgrew_a_consumer_is_still_another_log(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1", 0)
+    with consuming(changelog) as consumer:
+        before = poll_one(consumer)
+        changelog.reset("t")
+        append(changelog, ZERO, "x=1 y=1 z=1", 0)
+        assert poll_one(consumer).identity != before.identity
+
+
+def made_anew(directory: Path) -> SqliteChangelog:
+    shutil.rmtree(directory)
+    changelog = SqliteChangelog(directory)
+    changelog.ensure_topic("t", 2)
+    return changelog
+
+
+def test_an_open_consumer_notices_within_a_second_that_the_log_was_deleted_and_made_anew(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("forebay.changelog.sqlite.boot_ms", lambda: now)
+    append(changelog, ZERO, "a=1 b=1", 0)
+    with consuming(changelog) as consumer:
+        before = poll_one(consumer)
+        identity = made_anew(changelog.directory).identity("t")
+        now += 1001.0
+        after = poll_one(consumer)
+        assert after.identity == identity != before.identity
+        assert after.end.offset == 0
+
+
+def test_an_open_consumer_reads_nothing_from_a_deleted_log_and_comes_back_to_a_new_one(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("forebay.changelog.sqlite.boot_ms", lambda: now)
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        shutil.rmtree(changelog.directory)
+        now += 1001.0
+        assert consumer.poll(10) == []
+        changelog = SqliteChangelog(changelog.directory)
+        changelog.ensure_topic("t", 2)
+        append(changelog, ZERO, "z=1", 0)
+        assert pairs(poll_one(consumer)) == [(0, b"z", b"1")]
+
+
+def test_an_undisturbed_log_is_checked_again_and_again_without_rereading(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("forebay.changelog.sqlite.boot_ms", lambda: now)
+    append(changelog, ZERO, "a=1", 0)
+    with consuming(changelog) as consumer:
+        assert len(poll_one(consumer).records) == 1
+        for _ in range(3):
+            now += 1001.0
+            assert poll_one(consumer).records == []
+
+
+@pytest.mark.parametrize("file_system", ["nfs4", "cifs", "fuse.sshfs", "ceph"])
+def test_a_network_file_system_is_refused_naming_it_and_the_remedy(tmp_path: Path, file_system: str) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 0:20 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        f"36 22 0:31 / {tmp_path} rw,relatime shared:2 master:1 - {file_system} server:/x rw\n"
+    )
+    with pytest.raises(ChangelogElsewhere, match="local disk") as caught:
+        SqliteChangelog(tmp_path / "log", mounts=mounts)
+    assert file_system in str(caught.value)
+    assert str(tmp_path / "log") in str(caught.value)
+
+
+def test_the_innermost_and_latest_mount_decides(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    over = tmp_path / "over nfs"
+    mounts.write_text(
+        "22 1 0:20 / / rw - nfs4 server:/ rw\n"
+        f"36 22 0:31 / {str(over).replace(' ', chr(92) + '040')} rw - nfs4 server:/x rw\n"
+        f"37 36 0:32 / {str(over).replace(' ', chr(92) + '040')} rw - xfs /dev/vdb rw\n"
+        f"38 22 0:33 / {tmp_path}/over rw - cifs //server/x rw\n"
+    )
+    SqliteChangelog(over / "log", mounts=mounts)
+    with pytest.raises(ChangelogElsewhere, match="nfs4"):
+        SqliteChangelog(tmp_path / "elsewhere", mounts=mounts)
+
+
+def test_a_machine_that_does_not_tell_its_mounts_is_trusted(tmp_path: Path) -> None:
+    SqliteChangelog(tmp_path / "log", mounts=tmp_path / "nowhere")
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ChangelogError, match="file/log cannot be made"):
+        SqliteChangelog(tmp_path / "file" / "log")
+
+
+def test_a_directory_whose_catalogue_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "topics.db").mkdir()
+    with pytest.raises(ChangelogError, match="cannot be opened"):
+        SqliteChangelog(tmp_path)
+
+
+def test_a_directory_keeps_its_id_and_no_two_share_one(tmp_path: Path) -> None:
+    one, again = SqliteChangelog(tmp_path / "one"), SqliteChangelog(tmp_path / "one")
+    assert one.directory_id == again.directory_id
+    assert one.directory_id != SqliteChangelog(tmp_path / "two").directory_id
+    sqlite_partition.check_directory(str(one.directory), one.directory_id, "here", "here")
+    assert {path.name for path in (tmp_path / "one").iterdir()} >= {"directory.id", "topics.db"}
+    assert not list((tmp_path / "one").glob(".directory.id.*"))
+
+
+PRELUDE = """
+import sys
+from forebay.changelog import sqlite_partition as sp
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.tasks import TopicPartition
+directory, name = sys.argv[1], sys.argv[2]
+def go():
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+CREATE = """
+go()
+changelog = SqliteChangelog(directory)
+changelog.ensure_topic("t", 3)
+print(changelog.directory_id, changelog.identity("t"), flush=True)
+"""
+
+WRITE = """
+changelog = SqliteChangelog(directory)
+go()
+for batch in range(15):
+    for partition in range(2):
+        rows = [(f"{name}-{batch}-{row}".encode(), b"v", 1) for row in range(5)]
+        sp.append_batch(changelog.path(TopicPartition("t", partition)), rows,
+                        writer=name, query_id=name, batch_id=batch, write_name="s")
+print("done", flush=True)
+"""
+
+READ = """
+changelog = SqliteChangelog(directory)
+consumer = changelog.consumer()
+wanted = int(name)
+positions = {}
+for partition in range(2):
+    consumer.assign(TopicPartition("t", partition), 0)
+go()
+while min(positions.values(), default=0) < wanted:
+    for batch in consumer.poll(7):
+        tp = batch.topic_partition
+        offsets = [record[0] for record in batch.records]
+        assert not batch.gap
+        assert offsets == list(range(positions.get(tp, 0), batch.position)), (offsets, batch)
+        positions[tp] = batch.position
+print("done", flush=True)
+consumer.close()
+"""
+
+
+@contextmanager
+def processes(script: str, directory: Path, names: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + script, str(directory), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def say_go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+def all_at_once(started: list[subprocess.Popen[str]]) -> None:
+    for process in started:
+        assert line(process) == "ready"
+    for process in started:
+        say_go(process)
+
+
+def test_processes_that_create_a_topic_at_once_agree_on_it(tmp_path: Path) -> None:
+    directory = SqliteChangelog(tmp_path / "log").directory
+    with processes(CREATE, directory, ["one", "two", "three"]) as started:
+        all_at_once(started)
+        assert len({finish(process) for process in started}) == 1
+
+
+def test_processes_that_write_and_read_at_once_lose_nothing(changelog: SqliteChangelog) -> None:
+    writers = ["one", "two", "three"]
+    per_partition = len(writers) * 15 * 5
+    with (
+        processes(READ, changelog.directory, [str(per_partition)]) as readers,
+        processes(WRITE, changelog.directory, writers) as started,
+    ):
+        all_at_once(readers + started)
+        assert [finish(process) for process in started] == ["done"] * 3
+        assert [finish(process) for process in readers] == ["done"]
+    for tp in (ZERO, ONE):
+        records = read_to_end(changelog, tp, max_records=7)
+        assert [offset for offset, *_ in records] == list(range(per_partition))
+        for name in writers:
+            own = [key.decode() for _, key, *_ in records if key.startswith(name.encode() + b"-")]
+            assert own == [f"{name}-{batch}-{row}" for batch in range(15) for row in range(5)]
+
+
+KILLED_WITHIN_A_BATCH = """
+changelog = SqliteChangelog(directory)
+path = changelog.path(TopicPartition("t", 0))
+def append(rows, batch):
+    sp.append_batch(path, rows, writer="w", query_id="q", batch_id=batch, write_name="s")
+def stalling():
+    yield from ((b"%d" % row, b"v", 1) for row in range(9000))
+    go()
+append([(b"first", b"v", 1)], 0)
+append(stalling(), 1)
+"""
+
+
+def test_a_writer_killed_within_a_batch_leaves_nothing_of_it(changelog: SqliteChangelog) -> None:
+    with (
+        processes(KILLED_WITHIN_A_BATCH, changelog.directory, ["w"]) as (process,),
+        consuming(changelog) as consumer,
+    ):
+        assert line(process) == "ready"
+        assert pairs(poll_one(consumer)) == [(0, b"first", b"v")]
+        process.kill()
+        process.wait(DEADLINE_S)
+        assert poll_one(consumer).records == []
+        append(changelog, ZERO, "a=1 b=2", 1)
+        assert pairs(poll_one(consumer)) == [(1, b"a", b"1"), (2, b"b", b"2")]
+
+
+KILLED_ANYWHERE = """
+changelog = SqliteChangelog(directory)
+path = changelog.path(TopicPartition("t", 0))
+for batch in range(100_000):
+    rows = [(b"%d" % batch, b"v", 1)] * 300
+    sp.append_batch(path, rows, writer="w", query_id="q", batch_id=batch, write_name="s")
+    print(batch, flush=True)
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [0, 3, 11])
+def test_a_writer_killed_anywhere_leaves_whole_batches_and_all_that_it_acknowledged(
+    changelog: SqliteChangelog, acknowledged: int
+) -> None:
+    with processes(KILLED_ANYWHERE, changelog.directory, ["w"]) as (process,):
+        while line(process) != str(acknowledged):
+            assert process.poll() is None
+        process.kill()
+        process.wait(DEADLINE_S)
+    records = read_to_end(changelog, ZERO)
+    batches, rest = divmod(len(records), 300)
+    assert rest == 0
+    assert batches > acknowledged
+    assert [record[:2] for record in records] == [(n, b"%d" % (n // 300)) for n in range(batches * 300)]

@@ -1,0 +1,403 @@
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.changelog import sqlite_partition
+from forebay.changelog.sqlite_partition import WriteRefused, heartbeat_key
+
+repeatable = settings(derandomize=True, deadline=None, max_examples=50)
+
+Row = tuple[bytes, bytes | None, int]
+Logged = tuple[int, bytes, bytes | None, int, int]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = str(tmp_path / "0.db")
+    sqlite_partition.create(file, "identity")
+    return file
+
+
+def append(
+    path: str,
+    rows: Sequence[Row],
+    batch_id: int = 0,
+    *,
+    query: str = "q",
+    writer: str = "w",
+    write_name: str = "s",
+) -> tuple[int, int]:
+    return sqlite_partition.append_batch(
+        path, rows, writer=writer, query_id=query, batch_id=batch_id, write_name=write_name
+    )
+
+
+def beat(path: str, value: bytes = b"{}", *, query: str = "q", writer: str = "w") -> int:
+    return sqlite_partition.append_heartbeat(path, writer=writer, query_id=query, value=value)
+
+
+def compact(path: str, now_ms: int = 10**9, lag_ms: int = 0, retention_ms: int = 10**9) -> int:
+    return sqlite_partition.compact(
+        path, now_ms=now_ms, min_compaction_lag_ms=lag_ms, delete_retention_ms=retention_ms
+    )
+
+
+def logged(path: str) -> list[Logged]:
+    with closing(sqlite_partition.connect(path)) as connection:
+        return connection.execute("SELECT * FROM log ORDER BY offset").fetchall()
+
+
+def state(path: str) -> tuple[str, int, int]:
+    with closing(sqlite_partition.connect(path)) as connection:
+        found: tuple[str, int, int] = connection.execute(
+            "SELECT identity, next_offset, tombstone_floor FROM state"
+        ).fetchone()
+    return found
+
+
+def fold(records: list[Logged]) -> dict[bytes, bytes]:
+    content: dict[bytes, bytes] = {}
+    for _, key, value, _, _ in records:
+        content.pop(key, None)
+        if value is not None:
+            content[key] = value
+    return content
+
+
+def rows_of(text: str, timestamp_ms: int = 1) -> list[Row]:
+    """One row a word: ``k=v``, or ``k`` alone for a tombstone."""
+    return [
+        (key.encode(), value.encode() if equals else None, timestamp_ms)
+        for key, equals, value in (word.partition("=") for word in text.split())
+    ]
+
+
+def test_batches_are_appended_one_after_another_without_gaps(path: str) -> None:
+    assert append(path, rows_of("a=1 b=2 a"), 0) == (3, 3)
+    assert append(path, [], 1) == (0, 3)
+    assert append(path, rows_of("c=3", 7), 2) == (1, 4)
+    assert logged(path) == [
+        (0, b"a", b"1", 1, 0),
+        (1, b"b", b"2", 1, 0),
+        (2, b"a", None, 1, 0),
+        (3, b"c", b"3", 7, 0),
+    ]
+    assert state(path) == ("identity", 4, 0)
+
+
+def test_a_batch_larger_than_a_chunk_keeps_its_order(path: str) -> None:
+    rows = [(b"%d" % i, b"", i) for i in range(10_000)]
+    assert append(path, rows) == (10_000, 10_000)
+    assert [(key, timestamp) for _, key, _, timestamp, _ in logged(path)] == [(key, ts) for key, _, ts in rows]
+    assert append(path, rows) == (10_000, 10_000)
+
+
+def test_a_repeated_batch_is_skipped_and_says_what_the_first_said(path: str) -> None:
+    rows = rows_of("a=1 b")
+    first = append(path, rows, 0)
+    append(path, rows_of("c=3"), 1)
+    before = logged(path)
+
+    assert append(path, rows, 0) == first
+    assert append(path, rows_of("a=1 b", timestamp_ms=999), 0) == first
+    assert logged(path) == before
+    assert state(path)[1] == 3
+
+
+def test_a_repeated_empty_batch_is_skipped(path: str) -> None:
+    assert append(path, []) == append(path, []) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["", "a=1", "a=1 b= ", "a=1 b=2 c=3", "b a=1", "a=2 b", "a=1 c", "a=1b"],
+)
+def test_a_repeated_batch_with_other_rows_is_refused_and_writes_nothing(path: str, other: str) -> None:
+    append(path, rows_of("a=1 b"), 4)
+    before = logged(path), state(path)
+    with pytest.raises(WriteRefused, match=r"Batch 4 of 's' .* 2 rows") as caught:
+        append(path, rows_of(other), 4)
+    assert "new checkpoint" in str(caught.value)
+    assert (logged(path), state(path)) == before
+
+
+def test_key_and_value_bytes_cannot_be_shifted_into_each_other_unnoticed(path: str) -> None:
+    append(path, [(b"ab", b"c", 1)])
+    with pytest.raises(WriteRefused):
+        append(path, [(b"a", b"bc", 1)])
+    with pytest.raises(WriteRefused):
+        append(path, [(b"abc", b"", 1)])
+
+
+def test_an_empty_value_is_no_tombstone_in_a_repeat(path: str) -> None:
+    append(path, [(b"a", None, 1)])
+    with pytest.raises(WriteRefused):
+        append(path, [(b"a", b"", 1)])
+
+
+def test_one_query_may_write_a_batch_under_several_names(path: str) -> None:
+    append(path, rows_of("a=1"), 0, write_name="one")
+    append(path, rows_of("b=2"), 0, write_name="two")
+    assert [key for _, key, *_ in logged(path)] == [b"a", b"b"]
+
+
+def test_the_last_batches_are_remembered_and_old_markers_are_not_kept_forever(path: str) -> None:
+    for batch in range(100):
+        append(path, rows_of(f"k={batch}"), batch)
+    for batch in range(60, 100):
+        append(path, rows_of(f"k={batch}"), batch)
+    assert len(logged(path)) == 100
+    with closing(sqlite_partition.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM batch").fetchone()[0] <= 64
+
+
+def test_rows_that_fail_on_the_way_leave_nothing_behind(path: str) -> None:
+    def rows() -> Iterator[Row]:
+        yield from [(b"%d" % i, b"", i) for i in range(5000)]
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        sqlite_partition.append_batch(path, rows(), writer="w", query_id="q", batch_id=0, write_name="s")
+    assert logged(path) == []
+    assert append(path, rows_of("a=1"), 0) == (1, 1)
+
+
+def test_a_superseded_query_that_writes_again_is_refused_and_writes_nothing(path: str) -> None:
+    append(path, rows_of("a=1"), 0, query="old")
+    append(path, rows_of("a=2"), 0, query="new")
+    before = logged(path)
+    with pytest.raises(WriteRefused, match="Two queries write as 'w': query old") as caught:
+        append(path, rows_of("a=3"), 1, query="old")
+    assert "writer=" in str(caught.value)
+    with pytest.raises(WriteRefused):
+        append(path, rows_of("a=1"), 0, query="old")
+    with pytest.raises(WriteRefused):
+        beat(path, query="old")
+    assert logged(path) == before
+    append(path, rows_of("a=4"), 1, query="new")
+
+
+def test_a_heartbeat_supersedes_as_a_batch_does(path: str) -> None:
+    append(path, rows_of("a=1"), 0, query="old")
+    beat(path, query="new")
+    with pytest.raises(WriteRefused):
+        append(path, rows_of("a=2"), 1, query="old")
+
+
+def test_a_refused_batch_does_not_supersede_the_query_that_writes(path: str) -> None:
+    append(path, rows_of("a=1"), 0, query="one")
+
+    def broken() -> Iterator[Row]:
+        yield from rows_of("a=2")
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError):
+        sqlite_partition.append_batch(path, broken(), writer="w", query_id="two", batch_id=0, write_name="s")
+    append(path, rows_of("a=2"), 1, query="one")
+
+
+def test_two_queries_under_names_of_their_own_both_write(path: str) -> None:
+    for batch in range(3):
+        append(path, rows_of("a=1"), batch, query="one", writer="first")
+        append(path, rows_of("b=1"), batch, query="two", writer="second")
+    assert len(logged(path)) == 6
+
+
+def test_a_heartbeat_takes_an_offset_and_is_marked(path: str) -> None:
+    append(path, rows_of("a=1"))
+    assert beat(path, b'{"as_of_ms":1}', writer="w") == 2
+    offset, key, value, timestamp_ms, heartbeat = logged(path)[-1]
+    assert (offset, key, value, heartbeat) == (1, heartbeat_key("w"), b'{"as_of_ms":1}', 1)
+    assert timestamp_ms > 1_700_000_000_000
+
+
+def test_a_retired_writer_leaves_a_tombstone_and_its_name_is_free_again(path: str) -> None:
+    beat(path, query="old")
+    beat(path, query="new")
+    sqlite_partition.retire_writer(path, "w")
+    assert logged(path)[-1][:3] == (2, heartbeat_key("w"), None)
+    assert logged(path)[-1][4] == 1
+    assert beat(path, query="old") == 4
+
+
+def test_compaction_keeps_the_last_record_of_each_key_at_its_offset(path: str) -> None:
+    append(path, rows_of("a=1 b=1 a=2 c=1 b=2 a=3 d=1"))
+    assert compact(path) == 3
+    assert [(offset, key, value) for offset, key, value, *_ in logged(path)] == [
+        (3, b"c", b"1"),
+        (4, b"b", b"2"),
+        (5, b"a", b"3"),
+        (6, b"d", b"1"),
+    ]
+    assert state(path)[1] == 7
+    assert compact(path) == 0
+    assert append(path, rows_of("e=1"), 1) == (1, 8)
+
+
+def test_compaction_keeps_the_last_heartbeat_of_each_writer(path: str) -> None:
+    for number in range(3):
+        beat(path, b"%d" % number, query="one", writer="first")
+        beat(path, b"%d" % number, query="two", writer="second")
+    compact(path, now_ms=10**15)
+    assert [(key, value) for _, key, value, *_ in logged(path)] == [
+        (heartbeat_key("first"), b"2"),
+        (heartbeat_key("second"), b"2"),
+    ]
+
+
+def test_records_younger_than_the_minimum_lag_stay_and_so_does_what_follows_them(path: str) -> None:
+    append(path, rows_of("a=1 a=2", timestamp_ms=100), 0)
+    append(path, rows_of("a=3", timestamp_ms=951), 1)
+    append(path, rows_of("a=4 a=5", timestamp_ms=100), 2)
+    compact(path, now_ms=1000, lag_ms=50)
+    assert [value for _, _, value, *_ in logged(path)] == [b"3", b"4", b"5"]
+    compact(path, now_ms=1001, lag_ms=50)
+    assert [value for _, _, value, *_ in logged(path)] == [b"5"]
+
+
+def test_old_tombstones_go_and_the_floor_says_up_to_where(path: str) -> None:
+    append(path, rows_of("a=1 b=1 a b", timestamp_ms=100), 0)
+    append(path, rows_of("c=1 c", timestamp_ms=500), 1)
+    append(path, rows_of("d=1", timestamp_ms=500), 2)
+
+    compact(path, now_ms=1000, retention_ms=901)
+    assert [key for _, key, *_ in logged(path)] == [b"a", b"b", b"c", b"d"]
+    assert state(path)[2] == 0
+
+    compact(path, now_ms=1000, retention_ms=900)
+    assert [(offset, key) for offset, key, *_ in logged(path)] == [(5, b"c"), (6, b"d")]
+    assert state(path) == ("identity", 7, 4)
+
+
+def test_the_last_record_stays_even_if_it_is_an_old_tombstone(path: str) -> None:
+    append(path, rows_of("a=1 a", timestamp_ms=100))
+    compact(path, now_ms=10**12, retention_ms=1)
+    assert [(offset, key, value) for offset, key, value, *_ in logged(path)] == [(1, b"a", None)]
+
+
+def test_the_tombstone_floor_never_falls(path: str) -> None:
+    append(path, [*rows_of("a", timestamp_ms=500), *rows_of("b c x=1", timestamp_ms=100)])
+    compact(path, now_ms=1000, retention_ms=900)
+    assert [key for _, key, *_ in logged(path)] == [b"a", b"x"]
+    assert state(path)[2] == 3
+    compact(path, now_ms=1000, retention_ms=500)
+    assert [key for _, key, *_ in logged(path)] == [b"x"]
+    assert state(path)[2] == 3
+
+
+def test_a_tombstone_stays_while_the_record_that_it_deletes_does(path: str) -> None:
+    append(path, [*rows_of("a=1", timestamp_ms=1000), *rows_of("a x=1", timestamp_ms=100)])
+    compact(path, now_ms=1000, lag_ms=50, retention_ms=100)
+    assert fold(logged(path)) == {b"x": b"1"}
+    assert len(logged(path)) == 3
+
+
+operation = st.tuples(
+    st.sampled_from(["put", "put", "put", "delete", "beat", "compact"]), st.integers(0, 3), st.integers(0, 40)
+)
+
+
+@repeatable
+@given(st.lists(operation, max_size=30), st.integers(0, 30), st.integers(0, 30))
+def test_compaction_never_changes_what_the_log_says(
+    operations: list[tuple[str, int, int]], lag_ms: int, retention_ms: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/0.db"
+        sqlite_partition.create(path, "identity")
+        written: list[Logged] = []
+        batch: list[Row] = []
+        batches = 0
+        for number, (what, key, timestamp_ms) in enumerate([*operations, ("compact", 0, 40)]):
+            if what in ("put", "delete"):
+                batch.append((b"%d" % key, b"%d" % number if what == "put" else None, timestamp_ms))
+                continue
+            if batch:
+                append(path, batch, batches)
+                batch, batches = [], batches + 1
+            if what == "beat":
+                beat(path, b"%d" % number, writer=f"w{key}", query=f"q{key}")
+            known_to = written[-1][0] if written else -1
+            written += [record for record in logged(path) if record[0] > known_to]
+            if what == "compact":
+                before, now_ms = logged(path), timestamp_ms
+                end = state(path)[1]
+                removed = compact(path, now_ms=now_ms, lag_ms=lag_ms, retention_ms=retention_ms)
+                after, (_, end_after, floor) = logged(path), state(path)
+                gone = sorted(set(before) - set(after))
+                assert fold(after) == fold(before)
+                assert set(after) <= set(before)
+                assert removed == len(gone)
+                assert end_after == end
+                assert after[-1:] == before[-1:]
+                assert all(record[3] <= now_ms - lag_ms for record in gone)
+                # A replica at or beyond the floor ends up with the same content from what is left.
+                for position in range(floor, end + 1):
+                    had = [record for record in written if record[0] < position]
+                    rest = [record for record in after if record[0] >= position]
+                    assert fold(had + rest) == fold(written)
+
+
+def test_a_reset_partition_is_empty_and_another_log(path: str) -> None:
+    append(path, rows_of("a=1 a"), 0, query="old")
+    append(path, rows_of("b=1"), 0, query="new")
+    compact(path, retention_ms=1)
+    sqlite_partition.reset(path, "another")
+    assert logged(path) == []
+    assert state(path) == ("another", 0, 0)
+    assert append(path, rows_of("z=1"), 0, query="old") == (1, 1)
+
+
+def test_creating_a_partition_again_changes_nothing(path: str) -> None:
+    append(path, rows_of("a=1"))
+    assert sqlite_partition.create(path, "another") == "identity"
+    assert state(path) == ("identity", 1, 0)
+    assert len(logged(path)) == 1
+
+
+def test_a_log_of_a_later_format_is_refused_with_the_remedy(path: str) -> None:
+    with closing(sqlite_partition.connect(path)) as connection:
+        connection.execute("UPDATE state SET format = format + 1")
+    with pytest.raises(WriteRefused, match="Upgrade forebay"):
+        sqlite_partition.create(path, "identity")
+
+
+def test_writing_to_a_partition_that_is_gone_does_not_make_it_anew(tmp_path: Path) -> None:
+    with pytest.raises(sqlite3.OperationalError):
+        append(str(tmp_path / "gone.db"), rows_of("a=1"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_executor_that_sees_the_drivers_directory_may_write(tmp_path: Path) -> None:
+    (tmp_path / sqlite_partition.DIRECTORY_ID_FILE).write_text("abc driver\n")
+    sqlite_partition.check_directory(str(tmp_path), "abc driver", "driver", "executor")
+
+
+@pytest.mark.parametrize("found", [None, "", "def driver\n"])
+def test_an_executor_that_sees_another_directory_is_refused_naming_both_hosts(
+    tmp_path: Path, found: str | None
+) -> None:
+    if found is not None:
+        (tmp_path / sqlite_partition.DIRECTORY_ID_FILE).write_text(found)
+    with pytest.raises(WriteRefused, match="SQLite serves one machine") as caught:
+        sqlite_partition.check_directory(str(tmp_path), "abc driver", "driver-host", "executor-host")
+    for part in (str(tmp_path), "driver-host", "executor-host"):
+        assert part in str(caught.value)
+
+
+def test_executors_without_forebay_can_load_the_module(tmp_path: Path) -> None:
+    file = str(tmp_path / "0.db")
+    script = (
+        f"import runpy; m = runpy.run_path({sqlite_partition.__file__!r}); m['create']({file!r}, 'i'); "
+        f"print(m['append_heartbeat']({file!r}, writer='w', query_id='q', value=b'v'))"
+    )
+    ran = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "1"

@@ -1,0 +1,40 @@
+from pathlib import Path
+
+import pytest
+
+from forebay.changelog import open_changelog
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.errors import SettingError
+
+
+def test_a_sqlite_url_opens_the_directory_it_names(tmp_path: Path) -> None:
+    changelog = open_changelog(f"sqlite://{tmp_path}/the%20log")
+    assert isinstance(changelog, SqliteChangelog)
+    assert changelog.directory == tmp_path / "the log"
+    assert (tmp_path / "the log" / "topics.db").exists()
+
+
+def test_a_changelog_is_found_again_by_its_own_url(tmp_path: Path) -> None:
+    changelog = SqliteChangelog(tmp_path / "log")
+    changelog.ensure_topic("t", 1)
+    assert open_changelog(changelog.url).identity("t") == changelog.identity("t")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "log",
+        "/var/log",
+        "sqlite:",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite://log",
+        "sqlite://host/log",
+        "kafkaa://b:1",
+    ],
+)
+def test_any_other_url_is_refused_with_the_form_it_should_have(url: str) -> None:
+    with pytest.raises(SettingError, match="sqlite:///DIR") as caught:
+        open_changelog(url)
+    assert repr(url) in str(caught.value)

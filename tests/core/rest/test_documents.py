@@ -1,0 +1,64 @@
+import json
+
+import pytest
+
+from forebay.codecs import KEY_CODECS
+from forebay.errors import NotReady, UnknownStore
+from forebay.metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
+from forebay.rest.documents import (
+    key_metadata_document,
+    metadata_document,
+    store_metadata_document,
+    stores_document,
+)
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+
+SPEC = StoreSpec("tails", "key-value", "int32", "json", "murmur2", "tails-log", 1)
+ONE, TWO = HostInfo("one", 1), HostInfo("two", 2)
+HELD = frozenset({TopicPartition("tails-log", 0)})
+
+
+def state() -> StreamsMetadataState:
+    map_ = cluster_map(Generation(5, 6), [SPEC], {ONE: HELD}, {TWO: HELD})
+    return StreamsMetadataState({"tails": SPEC}, map_)
+
+
+def test_stores_are_listed_so_that_they_can_be_read_back() -> None:
+    document = json.loads(json.dumps(stores_document("flights", "abc", [SPEC])))
+    assert (document["application_id"], document["topology"]) == ("flights", "abc")
+    assert [StoreSpec.from_document(item) for item in document["stores"]] == [SPEC]
+
+
+def test_metadata_names_every_host_and_the_generation() -> None:
+    document = json.loads(json.dumps(metadata_document("flights", "abc", state())))
+    assert (document["incarnation"], document["generation"]) == (5, 6)
+    assert [host["host"] for host in document["hosts"]] == ["one:1", "two:2"]
+
+
+def test_metadata_before_the_first_assignment_names_nobody() -> None:
+    document = metadata_document("flights", "abc", StreamsMetadataState({"tails": SPEC}))
+    assert (document["generation"], document["hosts"]) == (0, [])
+
+
+def test_a_stores_metadata_tells_active_from_standby() -> None:
+    document = store_metadata_document("tails", state())
+    assert [host["host"] for host in document["active"]] == ["one:1"]
+    assert [host["host"] for host in document["standby"]] == ["two:2"]
+    with pytest.raises(UnknownStore):
+        store_metadata_document("nonesuch", state())
+    with pytest.raises(NotReady):
+        store_metadata_document("tails", StreamsMetadataState({"tails": SPEC}))
+
+
+def test_a_keys_metadata_shows_the_key_as_json() -> None:
+    codec = KEY_CODECS["int32"]
+    plain = codec.from_json(-7)
+    document = key_metadata_document("tails", codec, plain, state().key_query_metadata("tails", plain))
+    assert document == {
+        "store": "tails",
+        "key": -7,
+        "active_host": "one:1",
+        "standby_hosts": ["two:2"],
+        "partition": 0,
+    }

@@ -1,0 +1,217 @@
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.lag import (
+    EMPTY_PROGRESS,
+    UNKNOWN_LAG,
+    UNLIMITED,
+    EndOffset,
+    EndOffsets,
+    Lag,
+    Tolerance,
+    boot_ms,
+    epoch_ms,
+    lag_of,
+    provable,
+    worst_lag,
+)
+
+repeatable = settings(derandomize=True, deadline=None, max_examples=150)
+
+figures = st.none() | st.integers(0, 5)
+lags = st.builds(Lag, figures, figures, figures)
+tolerances = st.builds(Tolerance, figures, figures, figures)
+
+observations = st.lists(st.builds(EndOffset, st.integers(0, 400), st.floats(0, 1000, width=32)), max_size=200)
+growing_log = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=300)
+
+
+def unbounded(seen: list[EndOffset], position: int) -> float | None:
+    return max((o.sent_boot_ms for o in seen if o.offset <= position), default=None)
+
+
+@repeatable
+@given(observations, st.lists(st.integers(-1, 401), min_size=1, max_size=10))
+def test_a_position_is_never_called_current_later_than_it_was(seen: list[EndOffset], positions: list[int]) -> None:
+    ends = EndOffsets()
+    for index, observation in enumerate(seen):
+        ends.observe(observation)
+        position = positions[index % len(positions)]
+        claimed, truth = ends.current_until(position), unbounded(seen[: index + 1], position)
+        assert claimed is None or (truth is not None and claimed <= truth)
+
+
+@repeatable
+@given(growing_log)
+def test_a_replica_that_follows_a_growing_log_is_current_as_of_an_end_that_it_passed(
+    steps: list[tuple[int, int]],
+) -> None:
+    ends, seen = EndOffsets(), []
+    end = position = 0
+    for sent, (appended, applied) in enumerate(steps):
+        end += appended
+        position = min(end, position + applied)
+        seen.append(EndOffset(end, float(sent)))
+        ends.observe(seen[-1])
+        claimed, truth = ends.current_until(position), unbounded(seen, position)
+        assert (claimed is None) == (truth is None)
+        assert claimed is None or (truth is not None and claimed <= truth)
+        if position == end:
+            assert claimed == sent
+
+
+@repeatable
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 200))
+def test_recent_observations_are_told_apart_exactly(appended: list[int], position: int) -> None:
+    ends, seen, end = EndOffsets(), [], 0
+    for sent, count in enumerate(appended):
+        end += count
+        seen.append(EndOffset(end, float(sent)))
+        ends.observe(seen[-1])
+    assert ends.current_until(position) == unbounded(seen, position)
+
+
+def test_a_replica_that_stands_still_remembers_when_it_was_current_whatever_is_observed() -> None:
+    ends = EndOffsets()
+    for moment in range(10_000):
+        ends.observe(EndOffset(100 + moment, float(moment)))
+    assert ends.current_until(100) == 0.0
+    assert ends.current_until(10_099) == 9_999.0
+
+
+def test_memory_for_observations_is_bounded() -> None:
+    ends = EndOffsets()
+    for moment in range(10_000):
+        ends.observe(EndOffset(moment, float(moment)))
+        assert len(ends._ring) <= 64
+
+
+def test_a_late_observation_changes_nothing() -> None:
+    ends = EndOffsets()
+    ends.observe(EndOffset(10, 100.0))
+    ends.observe(EndOffset(5, 50.0))
+    assert ends.newest == EndOffset(10, 100.0)
+    assert ends.current_until(7) is None
+
+
+def test_a_replaced_log_leaves_no_observation_behind() -> None:
+    ends = EndOffsets()
+    ends.observe(EndOffset(10, 100.0))
+    ends.clear()
+    assert ends.newest is None
+    assert ends.current_until(10) is None
+    ends.observe(EndOffset(3, 50.0))
+    assert ends.current_until(3) == 50.0
+
+
+@repeatable
+@given(tolerances, lags)
+def test_a_tolerance_is_met_only_if_every_bound_is_proven(tolerance: Tolerance, lag: Lag) -> None:
+    pairs = zip(tolerance, lag, strict=True)
+    unmet = [b for b, figure in pairs if b is not None and (figure is None or figure > b)]
+    assert tolerance.met_by(lag) == (not unmet)
+
+
+@pytest.mark.parametrize(
+    "tolerance",
+    [Tolerance(max_record_lag=10**9), Tolerance(max_time_lag_ms=10**9), Tolerance(max_age_ms=10**9)],
+)
+def test_unknown_lag_meets_no_bound_however_wide(tolerance: Tolerance) -> None:
+    assert tolerance.bounded
+    assert not tolerance.met_by(UNKNOWN_LAG)
+
+
+def test_a_bound_is_inclusive_and_zero_is_a_bound() -> None:
+    assert Tolerance(max_record_lag=0).bounded
+    assert Tolerance(max_record_lag=0).met_by(Lag(0, None, None))
+    assert not Tolerance(max_record_lag=0).met_by(Lag(1, 0, 0))
+
+
+def test_no_bound_is_met_by_anything() -> None:
+    assert not UNLIMITED.bounded
+    assert UNLIMITED.met_by(UNKNOWN_LAG)
+
+
+@repeatable
+@given(st.lists(lags, max_size=5))
+def test_the_worst_lag_is_figure_by_figure_and_unknown_if_any_is(several: list[Lag]) -> None:
+    worst = worst_lag(several)
+    for index in range(3):
+        column = [lag[index] for lag in several]
+        known = [figure for figure in column if figure is not None]
+        assert worst[index] == (max(known) if known and None not in column else None)
+
+
+def test_the_worst_of_two_lags_may_belong_to_neither() -> None:
+    assert worst_lag([Lag(1, 20, None), Lag(3, 10, 5)]) == Lag(3, 20, None)
+    assert worst_lag([]) == UNKNOWN_LAG
+
+
+def test_a_lag_shows_its_three_figures_by_name() -> None:
+    assert Lag(1, None, 3).document() == {"record_lag": 1, "time_lag_ms": None, "age_ms": 3}
+
+
+def test_a_replica_that_knows_nothing_claims_nothing() -> None:
+    assert lag_of(EMPTY_PROGRESS, boot_ms()) == UNKNOWN_LAG
+
+
+def test_record_lag_counts_from_the_consistent_position_not_from_the_position() -> None:
+    progress = EMPTY_PROGRESS._replace(position=90, applying_to=95, consistent_position=40, end_offset=100)
+    assert lag_of(progress, 0.0).record_lag == 60
+
+
+def test_a_cold_replica_counts_its_record_lag_from_the_logs_beginning() -> None:
+    progress = EMPTY_PROGRESS._replace(position=90, beginning=30, end_offset=100)
+    assert lag_of(progress, 0.0) == Lag(70, None, None)
+
+
+def test_a_replica_beyond_the_observed_end_lags_by_nothing() -> None:
+    progress = EMPTY_PROGRESS._replace(position=12, consistent_position=12, end_offset=10)
+    assert lag_of(progress, 0.0).record_lag == 0
+
+
+@pytest.mark.parametrize(
+    ("since", "now", "elapsed"),
+    [
+        (100.0, 100.0, 0),
+        (100.0, 105.0, 5),
+        (100.0, 100.001, 1),
+        (100.0, 105.25, 6),
+        (100.5, 102.0, 2),
+        (100.001, 100.0, None),
+        (None, 100.0, None),
+    ],
+)
+def test_elapsed_time_is_rounded_up_and_the_future_is_unknown(
+    since: float | None, now: float, elapsed: int | None
+) -> None:
+    progress = EMPTY_PROGRESS._replace(current_until_boot_ms=since, as_of_boot_ms=since)
+    lag = lag_of(progress, now)
+    assert (lag.time_lag_ms, lag.age_ms) == (elapsed, elapsed)
+
+
+@repeatable
+@given(st.floats(0, 1e12), st.floats(0, 1e12), st.floats(0, 1e12))
+def test_time_lag_and_age_are_never_understated(current_until: float, as_of: float, now: float) -> None:
+    lag = lag_of(EMPTY_PROGRESS._replace(current_until_boot_ms=current_until, as_of_boot_ms=as_of), now)
+    for figure, since in ((lag.time_lag_ms, current_until), (lag.age_ms, as_of)):
+        if since > now:
+            assert figure is None
+        else:
+            assert figure == math.ceil(now - since)
+
+
+def test_an_old_observation_of_the_end_proves_no_record_lag_but_keeps_the_times() -> None:
+    progress = EMPTY_PROGRESS._replace(end_sent_boot_ms=1000.0)
+    lag = Lag(3, 4, 5)
+    assert provable(lag, progress, 6000.0, end_offset_max_age_ms=5000) == lag
+    assert provable(lag, progress, 6000.1, end_offset_max_age_ms=5000) == Lag(None, 4, 5)
+
+
+def test_the_clocks_move_on_in_milliseconds() -> None:
+    first = boot_ms()
+    assert first <= boot_ms() < first + 60_000
+    assert epoch_ms() > 1_700_000_000_000

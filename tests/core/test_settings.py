@@ -1,0 +1,202 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.errors import SettingError
+from forebay.metadata import HostInfo
+from forebay.settings import (
+    SETTINGS,
+    RouterSettings,
+    Setting,
+    Tier,
+    WorkerSettings,
+    load_settings,
+    parse_setting,
+    settings_for,
+)
+
+WORKER_FLAGS = {"topology": "t.toml", "changelog": "sqlite:///c", "state_dir": "state"}
+ROUTER_FLAGS = {"seeds": "one:1"}
+BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def setting(kind: Any, **more: Any) -> Setting:
+    return Setting("thing", kind, None, frozenset({"worker"}), "A thing.", **more)
+
+
+@pytest.mark.parametrize("tier", ["worker", "router"])
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(
+    tmp_path: Path, tier: Tier
+) -> None:
+    config = tmp_path / "forebay.toml"
+    config.write_text("drain_ms = 3\n")
+    required = WORKER_FLAGS if tier == "worker" else ROUTER_FLAGS
+    flag, environment = {**required, "drain_ms": "1"}, {"FOREBAY_DRAIN_MS": "2"}
+    no_flag = {**required, "drain_ms": None}
+
+    assert load_settings(tier, flag, environment, config)["drain_ms"] == 1
+    assert load_settings(tier, no_flag, environment, config)["drain_ms"] == 2
+    assert load_settings(tier, no_flag, {}, config)["drain_ms"] == 3
+    assert load_settings(tier, no_flag, {}, None)["drain_ms"] == 5000
+
+
+def test_without_a_given_environment_the_processes_own_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_POLL_INTERVAL_MS", "77")
+    assert load_settings("worker", WORKER_FLAGS)["poll_interval_ms"] == 77
+
+
+@pytest.mark.parametrize("missing", sorted(WORKER_FLAGS))
+def test_a_required_setting_that_nobody_gives_is_named_with_both_its_names(missing: str) -> None:
+    flags = {name: value for name, value in WORKER_FLAGS.items() if name != missing}
+    with pytest.raises(SettingError) as caught:
+        load_settings("worker", flags, {})
+    assert BY_NAME[missing].flag in str(caught.value)
+    assert BY_NAME[missing].environment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file", "source"),
+    [
+        ({"drain_ms": "soon"}, {}, "", "--drain-ms"),
+        ({}, {"FOREBAY_DRAIN_MS": "soon"}, "", "FOREBAY_DRAIN_MS"),
+        ({}, {}, 'drain_ms = "soon"', "forebay.toml: drain_ms"),
+    ],
+)
+def test_a_bad_value_is_named_with_where_it_came_from(
+    tmp_path: Path, flags: dict[str, str], environment: dict[str, str], file: str, source: str
+) -> None:
+    config = tmp_path / "forebay.toml"
+    config.write_text(file)
+    with pytest.raises(SettingError) as caught:
+        load_settings("router", {**ROUTER_FLAGS, **flags}, environment, config)
+    assert source in str(caught.value)
+    assert "'soon'" in str(caught.value)
+
+
+def test_a_config_file_can_give_every_kind_of_value(tmp_path: Path) -> None:
+    config = tmp_path / "forebay.toml"
+    config.write_text(
+        'seeds = ["one:1", "[::1]:2"]\nlisten = "0.0.0.0:80"\nlog_level = "debug"\ncors_allow_origins = ["*"]\n'
+    )
+    loaded = RouterSettings(**load_settings("router", {}, {}, config))
+    assert loaded.seeds == (HostInfo("one", 1), HostInfo("::1", 2))
+    assert loaded.listen == HostInfo("0.0.0.0", 80)
+    assert loaded.log_level == "debug"
+    assert loaded.cors_allow_origins == ("*",)
+
+
+def test_a_misspelt_setting_in_a_config_file_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "forebay.toml"
+    config.write_text("drain_mss = 3\n")
+    with pytest.raises(SettingError, match="no setting 'drain_mss'"):
+        load_settings("router", ROUTER_FLAGS, {}, config)
+
+
+def test_a_setting_of_the_other_tier_in_a_config_file_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "forebay.toml"
+    config.write_text("max_in_flight = 3\n")
+    with pytest.raises(SettingError, match="no setting 'max_in_flight'"):
+        load_settings("worker", WORKER_FLAGS, {}, config)
+
+
+@pytest.mark.parametrize("content", [None, b"a = = 1", b"\xff"])
+def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    config = tmp_path / "forebay.toml"
+    if content is not None:
+        config.write_bytes(content)
+    with pytest.raises(SettingError, match=r"forebay\.toml cannot be read"):
+        load_settings("router", ROUTER_FLAGS, {}, config)
+
+
+@pytest.mark.parametrize(
+    ("one", "raw", "value"),
+    [
+        (setting("integer"), "0", 0),
+        (setting("integer"), " 12 ", 12),
+        (setting("integer", least=-5), "-5", -5),
+        (setting("integer"), 7, 7),
+        (setting("boolean"), "true", True),
+        (setting("boolean"), "False", False),
+        (setting("boolean"), True, True),
+        (setting("choice", choices=("a", "b")), "b", "b"),
+        (setting("names"), "", ()),
+        (setting("names"), "a, b,,c ", ("a", "b", "c")),
+        (setting("names"), ["a", "b"], ("a", "b")),
+        (setting("address"), "[::]:80", HostInfo("::", 80)),
+        (setting("addresses"), "a:1, b:2", (HostInfo("a", 1), HostInfo("b", 2))),
+        (setting("addresses"), ["a:1"], (HostInfo("a", 1),)),
+        (setting("path"), "/var/lib", Path("/var/lib")),
+        (setting("text"), "sqlite:///x", "sqlite:///x"),
+    ],
+)
+def test_a_value_is_read_by_the_settings_kind(one: Setting, raw: Any, value: Any) -> None:
+    parsed = parse_setting(one, raw, "here")
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("one", "raw"),
+    [
+        (setting("integer"), ""),
+        (setting("integer"), "many"),
+        (setting("integer"), "-1"),
+        (setting("integer"), "1.5"),
+        (setting("integer"), "5-"),
+        (setting("integer"), "1e3"),
+        (setting("integer"), 1.5),
+        (setting("integer"), True),
+        (setting("integer", least=10), "9"),
+        (setting("boolean"), "yes"),
+        (setting("boolean"), ""),
+        (setting("boolean"), 1),
+        (setting("choice", choices=("a", "b")), "c"),
+        (setting("choice", choices=("a", "b")), "A"),
+        (setting("address"), "localhost"),
+        (setting("address"), "localhost:0"),
+        (setting("address"), "localhost:99999"),
+        (setting("addresses"), ""),
+        (setting("addresses"), " , "),
+        (setting("addresses"), []),
+        (setting("addresses"), "a:1,b"),
+    ],
+)
+def test_a_value_that_is_not_of_the_settings_kind_is_refused_naming_the_source(one: Setting, raw: Any) -> None:
+    with pytest.raises(SettingError, match=r"^--here: "):
+        parse_setting(one, raw, "--here")
+
+
+@pytest.mark.parametrize(("tier", "made"), [("worker", WorkerSettings), ("router", RouterSettings)])
+def test_the_table_and_a_tiers_settings_name_the_same(tier: Tier, made: type) -> None:
+    assert [field.name for field in dataclasses.fields(made)] == [item.name for item in settings_for(tier)]
+
+
+def test_a_tier_starts_with_what_is_required_alone() -> None:
+    worker = WorkerSettings(**load_settings("worker", WORKER_FLAGS, {}))
+    assert worker.topology == Path("t.toml")
+    assert worker.listen == HostInfo("127.0.0.1", 8080)
+    assert worker.advertise is None
+    assert worker.group is None
+    router = RouterSettings(**load_settings("router", ROUTER_FLAGS, {}))
+    assert router.seeds == (HostInfo("one", 1),)
+    assert router.cors_allow_origins == ()
+
+
+@pytest.mark.parametrize("item", SETTINGS, ids=lambda item: item.name)
+def test_every_setting_explains_itself_and_is_used_by_a_tier(item: Setting) -> None:
+    assert item.help.strip().endswith(".")
+    assert item.tiers
+    assert item.flag == "--" + item.name.replace("_", "-")
+    assert item.environment == "FOREBAY_" + item.name.upper()
+    assert not item.required or item.default is None
+    assert (item.kind == "choice") == bool(item.choices)
+    if item.default is not None:
+        parse_setting(item, item.default, "default")
+
+
+@pytest.mark.parametrize("named", ["name", "flag", "environment"])
+def test_no_two_settings_share_a_name(named: str) -> None:
+    taken = [getattr(item, named) for item in SETTINGS]
+    assert len(taken) == len(set(taken))
