@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from forebay.codecs import from_segment
 from forebay.errors import Problem
 from forebay.hot_path import HotPathProtocol, HotRequest, Slot
-from forebay.lag import boot_ms
+from forebay.lag import Tolerance, boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
@@ -48,7 +48,7 @@ class RouterHotPath:
     def __init__(self, router: Router, metrics: RouterMetrics) -> None:
         self._router = router
         self._counts = metrics.reads
-        self._choices: dict[tuple[str, int, ReadParameters], tuple[float, HostInfo | None]] = {}
+        self._choices: dict[tuple[str, int, Tolerance], tuple[float, HostInfo | None]] = {}
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,7 +86,8 @@ class RouterHotPath:
         self, spec: StoreSpec, partition: int, parameters: ReadParameters, now_boot_ms: float
     ) -> HostInfo | None:
         """The best candidate, thought about anew after a few milliseconds or a change of the cluster."""
-        key = (spec.name, partition, parameters)
+        tolerance = parameters.tolerance_for(spec)
+        key = (spec.name, partition, tolerance)
         found = self._choices.get(key)
         if found is not None and now_boot_ms - found[0] < _CHOICE_MAX_AGE_MS:
             host = found[1]
@@ -95,7 +96,7 @@ class RouterHotPath:
         if len(self._choices) > 10_000:
             self._choices.clear()
         holders = self._router.cluster.holders(spec, partition, {})
-        order = candidates(holders, parameters.tolerance_for(spec))
+        order = candidates(holders, tolerance)
         host = order[0] if order and self._router.cluster.well(order[0]) else None
         self._choices[key] = (now_boot_ms, host)
         return host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
@@ -10,6 +11,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from forebay.hot_path.recogniser import HotRequest, recognise
 from forebay.rest.answers import Answer
+
+log = logging.getLogger(__name__)
 
 _MOST_SLOTS = 256
 """Answers outstanding on one connection beyond which nothing more is read from it."""
@@ -82,7 +85,7 @@ class HotPathProtocol(HttpToolsProtocol):
             request = recognise(data, at)
             if request is None:
                 break
-            outcome = type(self).handler(request, self)
+            outcome = self._handle(request)
             if outcome is None:
                 break
             if isinstance(outcome, Slot):
@@ -100,6 +103,14 @@ class HotPathProtocol(HttpToolsProtocol):
         if out:
             self.transport.write(out[0] if len(out) == 1 else b"".join(out))
         return at
+
+    def _handle(self, request: HotRequest) -> Answer | Slot | None:
+        try:
+            return type(self).handler(request, self)
+        except Exception:
+            # The route answers, with its own handling of what went wrong.
+            log.exception("the hot path failed")
+            return None
 
     def reserve(self) -> Slot:
         """The next place in this connection's order of answers."""
