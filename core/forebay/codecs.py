@@ -124,6 +124,8 @@ class IntegerKey:
         return self.to_json(plain)
 
     def ordered(self, plain: bytes) -> bytes:
+        if len(plain) != self._size:
+            raise ValueError(f"a key of {len(plain)} bytes is no {self.name}, which has {self._size}")
         return bytes([plain[0] ^ 0x80]) + plain[1:]
 
     def plain(self, ordered: bytes) -> bytes:
@@ -170,16 +172,19 @@ class JsonKey:
 
     def from_json(self, value: Any) -> bytes:
         try:
-            return rfc8785.dumps(value)
-        except (rfc8785.CanonicalizationError, UnicodeEncodeError) as error:
+            canonical = rfc8785.dumps(value)
+            # Whole floats beyond 2^53 are written as integers that this form does not have.
+            rfc8785.dumps(json.loads(canonical))
+        except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
             raise BadKey(f"The key has no canonical JSON form (RFC 8785): {error}.") from None
+        return canonical
 
     def to_json(self, plain: bytes) -> bytes:
         return plain
 
     def from_text(self, text: bytes) -> bytes:
         try:
-            value = json.loads(text)
+            value = json.loads(text.decode())
         except (ValueError, RecursionError):
             shown = text.decode("utf-8", "replace")
             raise BadKey(f"The key {shown!r} is not JSON, which the key codec 'json' needs.") from None

@@ -119,7 +119,7 @@ class Problem(ForebayError):
 
     def body(self) -> bytes:
         """The document as UTF-8 JSON."""
-        return json.dumps(self.document(), ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(self.document(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 class BadKey(Problem):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,8 @@ from forebay.lag import Lag
 from forebay.partitioning import StreamPartitioner
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
+
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 
 
 class HostInfo(NamedTuple):
@@ -26,10 +29,10 @@ class HostInfo(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> HostInfo:
         """Read ``host:port`` (IPv6 in brackets); raises ``ValueError`` naming the text."""
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        match = _ADDRESS.fullmatch(text)
+        if match is None or not 0 < int(match["port"]) < 65536:
             raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+        return cls(match["v6"] or match["host"], int(match["port"]))
 
 
 class Generation(NamedTuple):

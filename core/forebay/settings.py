@@ -7,6 +7,7 @@ default, in that order.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -311,7 +312,7 @@ def parse_setting(setting: Setting, raw: Any, source: str) -> Any:
     text = str(raw).strip()
     match setting.kind:
         case "integer":
-            if not text.lstrip("-").isdigit() or int(text) < setting.least:
+            if not re.fullmatch(r"-?[0-9]{1,18}", text) or int(text) < setting.least:
                 raise SettingError(f"{source}: {text!r} is not a whole number of at least {setting.least}.")
             return int(text)
         case "boolean":

@@ -57,7 +57,7 @@ class StoredKeys:
         return self.prefix(plain) + b"".join(map(_stored_time, times_ms))
 
     def prefix(self, plain: bytes) -> bytes:
-        """What all of one key's entries begin with, and no other key's."""
+        """What all of one key's entries begin with; where timestamps follow the key, no other key's do."""
         ordered = self.codec.ordered(plain)
         if self.times and self.codec.fixed_size is None:
             ordered = ordered.replace(b"\x00", b"\x00\xff") + b"\x00\x01"

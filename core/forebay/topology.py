@@ -221,6 +221,8 @@ def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) ->
 
 
 def _store(table: Mapping[str, Any], application_id: str, partitions: int, where: str) -> StoreSpec:
+    if not isinstance(table, Mapping):
+        raise TopologyError(f"a store of {where} is {table!r}, not a table.")
     name = _name(table, "name", f"a store of {where}")
     where = f"store {name!r}"
     tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
@@ -232,6 +234,8 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         if extra in table:
             raise TopologyError(f"{where} is of kind {kind!r}, which has no {extra!r}; remove it.")
     durations = {field_name: _integer(table, field_name, where, least=1) for field_name in required}
+    if kind == "window" and durations["retention_ms"] < durations["window_size_ms"]:
+        raise TopologyError(f"{where} keeps windows for less time than they last; raise retention_ms.")
     topic = table.get("topic", f"{application_id}-{name}-changelog")
     if not isinstance(topic, str) or not _NAME.fullmatch(topic) or len(topic) > 249:
         raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({_NAME_RULE}).")
@@ -262,6 +266,8 @@ def _supplier(table: Mapping[str, Any], where: str) -> str:
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    if not isinstance(table, Mapping):
+        raise TopologyError(f"{where} is {table!r}, not a table.")
     unknown = sorted(set(table) - known)
     if unknown:
         raise TopologyError(f"{where} has no {unknown[0]!r}; it takes {', '.join(sorted(known))}.")

@@ -94,8 +94,8 @@ class Changelog(Protocol):
         """Create a topic unless it is there; raises ``PartitionCountMismatch`` if its count differs."""
         ...
 
-    def identity(self, topic: str) -> str:
-        """The topic's identity; raises ``TopicMissing``."""
+    def identity(self, topic: str, partition: int | None = None) -> str:
+        """The identity of a topic, or of one partition's log; raises ``TopicMissing``."""
         ...
 
     def consumer(self) -> Consumer:

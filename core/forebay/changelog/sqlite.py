@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from forebay.changelog import sqlite_partition
 from forebay.changelog.base import Batch, Consumer, Record
@@ -16,11 +18,12 @@ from forebay.errors import ChangelogElsewhere, ChangelogError, PartitionCountMis
 from forebay.lag import EndOffset, boot_ms
 from forebay.tasks import TopicPartition
 
+log = logging.getLogger(__name__)
+
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "lustre", "afs", "beegfs", "ocfs2"}
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs"}
 )
-_FILE_CHECK_INTERVAL_MS = 1000.0
 DEFAULT_MIN_COMPACTION_LAG_MS = 3_600_000
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
 
@@ -33,14 +36,14 @@ class SqliteChangelog:
 
     def __init__(self, directory: str | Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
         self.directory = Path(directory).absolute()
-        self.url = f"sqlite://{self.directory}"
+        self.url = f"sqlite://{quote(str(self.directory))}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ChangelogError(
                 f"The changelog directory {self.directory} cannot be made: {error.strerror}."
             ) from None
-        file_system = _file_system(self.directory, mounts)
+        file_system = _file_system(self.directory.resolve(), mounts)
         if file_system in _NETWORK_FILE_SYSTEMS:
             raise ChangelogElsewhere(
                 f"The changelog {self.directory} is on a network file system ({file_system}), where SQLite's "
@@ -48,7 +51,7 @@ class SqliteChangelog:
             )
         self.directory_id = self._directory_id()
         with self._topics() as connection:
-            connection.execute("PRAGMA journal_mode=WAL")
+            sqlite_partition.enable_wal(connection)
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS topic (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL, "
                 "identity TEXT NOT NULL)"
@@ -67,14 +70,26 @@ class SqliteChangelog:
                     f"{partitions}. Another count moves keys: set partitions = {row[0]}, or give the store a "
                     "new name."
                 )
+            else:
+                self._restore_partitions(topic, partitions)
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has; raises ``TopicMissing``."""
         return int(self._topic(topic)[0])
 
-    def identity(self, topic: str) -> str:
-        """The topic's identity; raises ``TopicMissing``."""
-        return str(self._topic(topic)[1])
+    def identity(self, topic: str, partition: int | None = None) -> str:
+        """The identity of a topic, or of one partition's log; raises ``TopicMissing``.
+
+        They differ only where a partition's file was lost, or while a reset is under way.
+        """
+        identity = str(self._topic(topic)[1])
+        if partition is None:
+            return identity
+        try:
+            with _closing(self.path(TopicPartition(topic, partition))) as connection:
+                return str(connection.execute("SELECT identity FROM state").fetchone()[0])
+        except sqlite3.Error as error:
+            raise TopicMissing(f"Partition {partition} of the log {topic!r} cannot be read: {error}.") from None
 
     def topics(self) -> list[str]:
         """The names of all topics."""
@@ -168,6 +183,15 @@ class SqliteChangelog:
                 identity = found
         return identity
 
+    def _restore_partitions(self, topic: str, partitions: int) -> None:
+        """Make deleted files anew: empty logs of another identity, so that old state is not trusted."""
+        (self.directory / topic).mkdir(exist_ok=True)
+        for partition in range(partitions):
+            path = self.path(TopicPartition(topic, partition))
+            if not os.path.exists(path):
+                log.error("the log %s of partition %d was gone; it begins anew, empty", path, partition)
+                sqlite_partition.create(path, sqlite_partition.new_identity())
+
     def _directory_id(self) -> str:
         path = self.directory / sqlite_partition.DIRECTORY_ID_FILE
         if not path.exists():
@@ -181,11 +205,9 @@ class SqliteChangelog:
 
 @dataclass
 class _Assigned:
-    position: int
     path: str
     connection: sqlite3.Connection
     inode: int
-    checked_boot_ms: float
     data_version: int = -1
     end: int = 0
     beginning: int = 0
@@ -222,13 +244,14 @@ class SqliteConsumer:
         for tp in list(self._positions):
             try:
                 batches.append(self._read(tp, max_records))
-            except (sqlite3.Error, OSError):
+            except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
+                log.debug("%s cannot be read: %s", tp, error)
                 self._disconnect(tp)
         return batches
 
     def _read(self, tp: TopicPartition, max_records: int) -> Batch:
         sent = boot_ms()
-        source = self._source(tp, sent)
+        source = self._source(tp)
         connection = source.connection
         (data_version,) = connection.execute("PRAGMA data_version").fetchone()
         records: list[Record] = []
@@ -263,20 +286,17 @@ class SqliteConsumer:
             source.identity,
         )
 
-    def _source(self, tp: TopicPartition, now_boot_ms: float) -> _Assigned:
+    def _source(self, tp: TopicPartition) -> _Assigned:
         source = self._assigned.get(tp)
-        if source is not None and now_boot_ms - source.checked_boot_ms > _FILE_CHECK_INTERVAL_MS:
-            # A log that was deleted and made anew is another file under the same name.
-            if os.stat(source.path).st_ino != source.inode:
-                self._disconnect(tp)
-                source = None
-            else:
-                source.checked_boot_ms = now_boot_ms
+        # A log that was deleted and made anew is another file under the same name.
+        if source is not None and os.stat(source.path).st_ino != source.inode:
+            self._disconnect(tp)
+            source = None
         if source is None:
             path = self._changelog.path(tp)
             inode = os.stat(path).st_ino
-            source = _Assigned(self._positions[tp], path, sqlite_partition.connect(path), inode, now_boot_ms)
-            self._assigned[tp] = source
+            source = self._assigned[tp] = _Assigned(path, sqlite_partition.connect(path), inode)
+            sqlite_partition.check_format(source.connection, path)
         return source
 
     def _disconnect(self, tp: TopicPartition) -> None:

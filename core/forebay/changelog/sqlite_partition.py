@@ -12,9 +12,11 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from urllib.parse import quote
 
 _FORMAT = 1
 _BATCHES_KEPT = 64
+_WAL_ATTEMPTS = 250
 _CHUNK = 4096
 DIRECTORY_ID_FILE = "directory.id"
 
@@ -53,10 +55,31 @@ def connect(path: str, *, create: bool = False) -> sqlite3.Connection:
     """A connection in autocommit mode; raises ``sqlite3.OperationalError`` where the file is missing."""
     mode = "rwc" if create else "rw"
     connection = sqlite3.connect(
-        f"file:{path}?mode={mode}", uri=True, timeout=30, isolation_level=None, check_same_thread=False
+        f"file:{quote(path)}?mode={mode}", uri=True, timeout=30, isolation_level=None, check_same_thread=False
     )
     connection.execute("PRAGMA synchronous=FULL")
     return connection
+
+
+def enable_wal(connection: sqlite3.Connection) -> None:
+    """Turn on the write-ahead log; SQLite refuses at once, without waiting, while another process does so."""
+    for attempts_left in range(_WAL_ATTEMPTS, -1, -1):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if not attempts_left:
+                raise
+            time.sleep(0.02)
+
+
+def check_format(connection: sqlite3.Connection, path: str) -> None:
+    """Raise ``WriteRefused`` for a log of a format newer than this version."""
+    (found,) = connection.execute("SELECT format FROM state").fetchone()
+    if found > _FORMAT:
+        raise WriteRefused(
+            f"{path} is of log format {found}; this version knows up to {_FORMAT}. Upgrade forebay."
+        )
 
 
 @contextlib.contextmanager
@@ -75,19 +98,13 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 def create(path: str, identity: str) -> str:
     """Create the partition unless it exists; returns the identity that it has."""
     with contextlib.closing(connect(path, create=True)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
+        enable_wal(connection)
         with transaction(connection):
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            connection.execute(
-                "INSERT OR IGNORE INTO state VALUES (0, ?, ?, 0, 0)",
-                (_FORMAT, identity),
-            )
-            (format_, found) = connection.execute("SELECT format, identity FROM state").fetchone()
-    if format_ > _FORMAT:
-        raise WriteRefused(
-            f"{path} is of log format {format_}; this version reads up to {_FORMAT}. Upgrade forebay."
-        )
+            connection.execute("INSERT OR IGNORE INTO state VALUES (0, ?, ?, 0, 0)", (_FORMAT, identity))
+            check_format(connection, path)
+            (found,) = connection.execute("SELECT identity FROM state").fetchone()
     return str(found)
 
 
@@ -139,6 +156,7 @@ def append_batch(
     ``WriteRefused``. Returns the number of rows and the partition's next offset after them.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
+        check_format(connection, path)
         claim_writer(connection, writer, query_id)
         marker = connection.execute(
             "SELECT row_count, digest, next_offset FROM batch "
@@ -173,6 +191,7 @@ def append_batch(
 def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> int:
     """Append a heartbeat; returns the partition's next offset after it."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
+        check_format(connection, path)
         claim_writer(connection, writer, query_id)
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
         connection.execute(

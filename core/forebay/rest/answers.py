@@ -85,5 +85,5 @@ def problem_answer(problem: Problem, source: Provenance | None = None) -> Answer
 
 def json_answer(document: Any, status: int = 200) -> Answer:
     """Any JSON document as an answer."""
-    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return Answer(status, JSON_HEAD + NO_STORE, body)

@@ -18,6 +18,8 @@ def read_batch_keys(body: bytes) -> list[Any]:
     """The keys of a request body ``{"keys": […]}``; raises ``BadRequest``."""
     try:
         document = json.loads(body)
+        # Python reads NaN and 1e400, which are no JSON to answer with.
+        json.dumps(document, allow_nan=False)
     except (ValueError, RecursionError):
         raise BadRequest('The body is not JSON; send {"keys": […]}.') from None
     keys = document.get("keys") if isinstance(document, dict) else None

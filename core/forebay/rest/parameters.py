@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from forebay.position import Position, decode_position
 from forebay.topology import StoreSpec
 
 MAX_LIMIT = 100_000
+_EPOCH_MS = re.compile(r"-?[0-9]{1,15}")
 DEFAULT_LIMIT = 1_000
 
 
@@ -108,18 +110,18 @@ def _boolean(name: str, text: str) -> bool:
 def parse_time(name: str, raw: bytes) -> int:
     """Epoch milliseconds of a time given as such or as RFC 3339; raises ``BadParameter`` naming ``name``."""
     text = raw.decode("utf-8", "replace")
-    if text.lstrip("-").isdigit() and text.count("-") <= 1 and len(text) < 16:
+    if _EPOCH_MS.fullmatch(text):
         return int(text)
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        moment = datetime.fromisoformat(text.upper())
+        since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    except (ValueError, OverflowError):
         raise BadParameter(
             f"{name}={text!r} is neither epoch milliseconds nor an RFC 3339 time such as 2013-01-01T05:00:00Z.",
             parameter=name,
         ) from None
     if moment.tzinfo is None:
         raise BadParameter(f"{name}={text!r} has no time zone; add Z or an offset.", parameter=name)
-    since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
 
 

@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from forebay.changelog import Changelog
-from forebay.changelog.sqlite_partition import transaction
+from forebay.changelog.sqlite_partition import enable_wal, transaction
 from forebay.errors import ConfigurationError
 from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import NO_GENERATION, Generation
@@ -298,7 +299,7 @@ class SqliteMembership:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
         # Leases mean nothing after a crash of the machine, so they need not survive one.
-        connection.execute("PRAGMA journal_mode=WAL")
+        enable_wal(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
         with transaction(connection):
             for statement in _SCHEMA.split(";"):
@@ -336,4 +337,4 @@ def group_path(url: str, changelog_url: str) -> Path:
     chosen = url or f"{changelog_url}/group.db"
     if not chosen.startswith("sqlite:///"):
         raise ConfigurationError(f"The group {chosen!r} is not of the form sqlite:///PATH.")
-    return Path(chosen.removeprefix("sqlite://"))
+    return Path(unquote(chosen.removeprefix("sqlite://")))

@@ -52,7 +52,7 @@ class StoreOpener:
         Raises ``TopologyError`` where the store's supplier is not installed, and what the supplier raises.
         """
         if spec.supplier == "memory":
-            return OpenedStore(MemoryStore(spec.name), self._log_now(spec))
+            return OpenedStore(MemoryStore(spec.name), self._log_now(task, spec))
         path = self.directory.store_path(task, spec.name)
         if spec.supplier == "rocksdb":
             return self._open_rocksdb(path, task, spec)
@@ -77,7 +77,7 @@ class StoreOpener:
             found = None
         if found is not None:
             return OpenedStore(store, found.log, aside)
-        log_identity = self._log_now(spec)
+        log_identity = self._log_now(task, spec)
         if log_identity is not None:
             store.set_identity(_identity(log_identity, task, spec))
         trusted = existed and not aside
@@ -89,7 +89,7 @@ class StoreOpener:
         aside: list[Path] = []
         existed = path.exists()
         identity_path = path / _IDENTITY_NAME
-        log_identity = self._log_now(spec)
+        log_identity = self._log_now(task, spec)
         if identity_path.exists():
             found = StoreIdentity(**json.loads(identity_path.read_text()))
             if found != _identity(log_identity or found.log, task, spec):
@@ -155,9 +155,9 @@ class StoreOpener:
         log.error("%s of task %s is not usable: %s; moved to %s and rebuilt", spec.name, task, reason, aside)
         return aside
 
-    def _log_now(self, spec: StoreSpec) -> str | None:
+    def _log_now(self, task: TaskId, spec: StoreSpec) -> str | None:
         try:
-            return self.changelog.identity(spec.topic)
+            return self.changelog.identity(spec.topic, task.partition)
         except ChangelogError as error:
             log.warning("%s: %s", spec.name, error)
             return None
