@@ -1,0 +1,159 @@
+"""Whatever the recogniser accepts, full parsers read as the same request; what either rejects, it never accepts."""
+
+import h11
+import httptools
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from forebay.hot_path import recognise
+
+PLAIN = b"GET /v1/stores/counts/keys/a HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Parsed:
+    """What httptools makes of some bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = 0
+        self.body = b""
+        parser = httptools.HttpRequestParser(self)
+        parser.feed_data(data)
+        self.method = parser.get_method()
+        self.keep_alive = parser.should_keep_alive()
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.complete += 1
+
+
+def by_h11(data: bytes) -> h11.Request:
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(data)
+    request = connection.next_event()
+    assert isinstance(request, h11.Request)
+    assert isinstance(connection.next_event(), h11.EndOfMessage)
+    return request
+
+
+TOKENS = st.sampled_from(
+    [b"Host", b"host", b"Accept", b"User-Agent", b"X-Odd", b"Content-Length", b"Transfer-Encoding", b"Connection"]
+    + [b"Expect", b"Upgrade", b"Origin", b"forebay-deadline-ms", b"Bad Name", b"", b" Leading", b"TE"]
+)
+VALUES = st.one_of(
+    st.sampled_from(
+        [
+            b"x",
+            b"*/*",
+            b"keep-alive",
+            b"close",
+            b"chunked",
+            b"0",
+            b"5",
+            b"",
+            b" ",
+            b"\x00",
+            b"a\x7f",
+            b"\xff",
+            b"a\tb",
+        ]
+    ),
+    st.binary(max_size=6),
+)
+SEPARATORS = st.sampled_from([b": ", b":", b" : ", b":\t", b"  "])
+LINE_ENDS = st.sampled_from([b"\r\n", b"\r\n", b"\r\n", b"\r\n", b"\n", b"\r"])
+TARGETS = st.sampled_from(
+    [b"/v1/stores/counts/keys/a", b"/v1/stores/counts/keys/%2F%25", b"/v1/stores/c/keys/a?max_record_lag=0"]
+    + [
+        b"/v1/stores/c/keys/a/windows",
+        b"/v1/stores/c/keys/",
+        b"/v1/stores/c/keys/%zz",
+        b"http://x/v1/stores/c/keys/a",
+    ]
+    + [b"/v1/stores/c/keys/a#b", b"/v1/stores/c/keys/a b", b"/v1/stores/c/keys/\xc3\xa9", b"/v1/stores/../keys/a"]
+    + [b"/v1/stores/c/keys/..", b"/v1/stores/c/keys/.", b"/v1/stores/c/keys/a?b=\x01", b"*"]
+)
+METHODS = st.sampled_from([b"GET", b"GET", b"GET", b"get", b"HEAD", b"POST", b"GET "])
+VERSIONS = st.sampled_from([b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2.0", b"http/1.1", b""])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    lines = [draw(METHODS) + b" " + draw(TARGETS) + b" " + draw(VERSIONS)]
+    if draw(st.booleans()):
+        lines.append(b"Host: x")
+    for _ in range(draw(st.integers(0, 4))):
+        lines.append(draw(TOKENS) + draw(SEPARATORS) + draw(VALUES))
+    end = draw(LINE_ENDS)
+    return end.join(lines) + end + end + draw(st.sampled_from([b"", b"", b"x", b"GET "]))
+
+
+@settings(max_examples=3000, deadline=None, derandomize=True)
+@given(data=requests())
+@example(data=PLAIN)
+def test_what_is_accepted_is_what_full_parsers_read(data):
+    found = recognise(data)
+    if found is None:
+        return
+    whole = data[: found.end]
+    target = b"/v1/stores/%b/keys/%b" % (found.store.encode(), found.segment)
+    target += b"?" + found.query if found.query or b"?" in whole.split(b" ")[1] else b""
+    parsed, event = Parsed(whole), by_h11(whole)
+    assert (parsed.method, parsed.url, parsed.complete, parsed.body) == (b"GET", target, 1, b"")
+    assert parsed.keep_alive
+    assert (event.method, event.target, event.http_version) == (b"GET", target, b"1.1")
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(at=st.integers(0, len(PLAIN) - 1), byte=st.integers(0, 255))
+def test_one_odd_byte_anywhere_is_never_read_differently(at, byte):
+    data = PLAIN[:at] + bytes([byte]) + PLAIN[at + 1 :]
+    found = recognise(data)
+    if found is not None:
+        assert Parsed(data[: found.end]).complete == 1
+        by_h11(data[: found.end])
+
+
+@pytest.mark.parametrize("cut", range(1, len(PLAIN)))
+def test_a_request_that_is_not_whole_is_left_alone(cut):
+    assert recognise(PLAIN[:cut]) is None
+
+
+def test_several_requests_are_recognised_one_after_another():
+    data = PLAIN * 3
+    at = 0
+    for _ in range(3):
+        found = recognise(data, at)
+        assert found is not None
+        assert (found.store, found.segment, found.query) == ("counts", b"a", b"")
+        at = found.end
+    assert at == len(data)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Content-Length: 0",
+        b"Transfer-Encoding: chunked",
+        b"Expect: 100-continue",
+        b"Upgrade: h2c",
+        b"Origin: http://a",
+    ]
+    + [b"Connection: close", b"Connection: upgrade", b"Host: y", b"Accept: application/vnd.forebay.frames"],
+)
+def test_what_needs_the_parser_is_left_to_it(header):
+    assert recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\n") is None
+
+
+def test_a_request_without_a_host_is_left_to_the_parser():
+    assert recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nAccept: */*\r\n\r\n") is None

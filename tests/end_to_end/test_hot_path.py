@@ -1,0 +1,130 @@
+"""The hot path gives the same bytes as the route behind it, however requests are cut and mixed."""
+
+import random
+import re
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import Cluster, running_cluster, wait_until
+
+PATHS = [
+    "/v1/stores/counts/keys/a",
+    "/v1/stores/counts/keys/%C3%A9",
+    "/v1/stores/counts/keys/nobody",
+    "/v1/stores/counts/keys/%FF",
+    "/v1/stores/nope/keys/a",
+    "/v1/stores/hours/keys/a",
+    "/v1/stores/numbers/keys/-7",
+    "/v1/stores/numbers/keys/x",
+    "/v1/stores/counts/keys/a?max_record_lag=0",
+    "/v1/stores/counts/keys/a?max_age_ms=0",
+    "/v1/stores/counts/keys/a?max_record_lag=-1",
+    "/v1/stores/counts/keys/a?require_active=true",
+    "/v1/stores/counts/keys/a?timeout_ms=500",
+    "/v1/stores/counts/keys/a?unknown=1",
+    "/v1/stores/counts/keys/a?min_position=zz",
+]
+# Time passes between two answers, and whether the figure has one digit or three is no difference of path.
+VARYING = re.compile(rb'("(?:time_lag_ms|age_ms)":|forebay-(?:time-lag|age)-ms: |content-length: )(\d+)')
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str, str]]:
+    with running_cluster(tmp_path_factory.mktemp("hot")) as cluster:
+        cluster.put("counts", {b"a": b'{"n":1}', "é".encode(): b"2", **{b"k%d" % i: b"%d" % i for i in range(50)}})
+        cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b"7"})
+        (worker,) = cluster.start_workers(1)
+        router = cluster.start_router()
+        cluster.wait_settled(router, replicas=1)
+        exchange(router, request("/v1/stores/counts/keys/a") * 20, 20)
+        yield cluster, worker, router
+
+
+def request(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+
+
+def exchange(address: str, data: bytes | list[bytes], answers: int) -> list[bytes]:
+    """Send bytes, in pieces if given so, on one connection, and take so many answers off it."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in [data] if isinstance(data, bytes) else data:
+            connection.sendall(piece)
+        received, found = b"", []
+        while len(found) < answers:
+            more = connection.recv(65536)
+            assert more, f"closed after {len(found)} of {answers} answers: {received!r}"
+            received += more
+            while (cut := whole_answer(received)) is not None:
+                found.append(received[:cut])
+                received = received[cut:]
+        assert received == b""
+        return found
+
+
+def whole_answer(data: bytes) -> int | None:
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    length = re.search(rb"content-length: (\d+)", data[:end])
+    assert length is not None, data[:end]
+    size = end + 4 + int(length[1])
+    return size if len(data) >= size else None
+
+
+def steady(answer: bytes) -> bytes:
+    return VARYING.sub(rb"\1N", answer)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_same_bytes_as_the_route(served, path):
+    _, worker, router = served
+    for address in (worker, router):
+        (hot,) = exchange(address, request(path), 1)
+        # An Expect-free TE header is harmless, and enough to be left to the parser.
+        (cold,) = exchange(address, request(path, "TE: trailers"), 1)
+        assert steady(hot) == steady(cold)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_pieces_of_mixed_requests_are_answered_in_order(served, seed):
+    _, worker, router = served
+    chance = random.Random(seed)
+    keys = [f"k{chance.randrange(50)}" for _ in range(40)]
+    data = b"".join(
+        request(f"/v1/stores/counts/keys/{key}", *(["TE: trailers"] if chance.random() < 0.2 else []))
+        for key in keys
+    )
+    cuts = sorted(chance.sample(range(1, len(data)), 15))
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    for address in (worker, router):
+        found = exchange(address, pieces, len(keys))
+        assert [re.search(rb'"key":"(\w+)"', answer)[1].decode() for answer in found] == keys
+
+
+def test_a_lost_worker_costs_the_reads_under_way_nothing(tmp_path):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        exchange(router, request("/v1/stores/counts/keys/k1") * 20, 20)
+        killed = cluster.active_for(router, "counts", "k1")
+        host, port = router.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(request("/v1/stores/counts/keys/k1") * 200)
+            cluster.kill(killed)
+            connection.sendall(request("/v1/stores/counts/keys/k1") * 200)
+            received = b""
+            while (
+                received.count(b"HTTP/1.1 ") < 400
+                or whole_answer(received[received.rfind(b"HTTP/1.1 ") :]) is None
+            ):
+                more = connection.recv(1 << 20)
+                assert more
+                received += more
+        assert received.count(b"HTTP/1.1 200") == 400
+        wait_until(lambda: cluster.active_for(router, "counts", "k1") != killed, "a new active")
