@@ -35,6 +35,7 @@ TOPOLOGY = {
                 {"name": "by_pair", "key": "json"},
                 {"name": "hours", "kind": "window", "window_size_ms": 3_600_000, "retention_ms": 1_000_000_000},
                 {"name": "visits", "kind": "session", "gap_ms": 60_000, "retention_ms": 1_000_000_000},
+                {"name": "prices", "kind": "versioned", "history_retention_ms": 1_000_000_000},
             ],
         }
     ],
@@ -181,6 +182,21 @@ def test_windows_and_sessions_carry_their_times_in_the_key(spark, sink, tmp_path
         for key in content(sink, "visits")
     }
     assert (1_870_000, 1_810_000) in ends_and_starts
+
+
+def test_versions_carry_their_valid_from_as_timestamp(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, at timestamp, price int, gone boolean")
+    source.add(
+        {"k": "tea", "at": "1970-01-01T00:00:02Z", "price": 2},
+        {"k": "tea", "at": "1970-01-01T00:00:01Z", "price": 1},
+    )
+    source.add({"k": "tea", "at": "1970-01-01T00:00:03Z", "gone": True})
+    with pytest.raises(SinkError, match="one timestamp column"):
+        sink.write(source.df, "prices", key="k")
+    write = sink.write(source.df, "prices", key="k", value=["price"], order_by="at", delete="gone")
+    run(write, tmp_path)
+    written = [(r[3], r[2]) for records in log_of(sink, "prices").values() for r in records]
+    assert written == [(1000, b'{"price":1}'), (2000, b'{"price":2}'), (3000, None)]
 
 
 def test_a_batch_that_is_repeated_leaves_the_same_log(spark, sink, tmp_path):

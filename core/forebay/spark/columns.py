@@ -52,7 +52,7 @@ class Layout:
         columns = [self._key().alias("key")]
         if self.window is not None:
             columns.append(self._suffix(self.window).alias("suffix"))
-        columns += [value.alias("value"), F.unix_millis(F.current_timestamp()).alias("timestamp_ms")]
+        columns += [value.alias("value"), self._timestamp().alias("timestamp_ms")]
         columns += [F.col(_quoted(name)).alias(f"order_{i}") for i, name in enumerate(self.order_by)]
         return batch.select(*columns)
 
@@ -65,6 +65,12 @@ class Layout:
         if self.spec.key == "int64":
             return F.unhex(_hex64(column))
         return column.cast("binary")
+
+    def _timestamp(self) -> Column:
+        """A version's valid-from is its record's timestamp (KIP-889); elsewhere it is when the batch is written."""
+        if self.spec.kind == "versioned":
+            return F.unix_millis(F.col(_quoted(self.order_by[0])))
+        return F.unix_millis(F.current_timestamp())
 
     def _suffix(self, window: str) -> Column:
         ends = ("start",) if self.spec.kind == "window" else ("end", "start")
@@ -100,6 +106,8 @@ def lay_out(
     _check_key(df, spec, keys)
     if delete is not None and not isinstance(df.schema[delete].dataType, T.BooleanType):
         raise SinkError(f"The column {delete!r} must be boolean to say which rows delete.")
+    if spec.kind == "versioned":
+        _check_valid_from(df, spec, order)
     window = _window_column(df, spec)
     used = {*keys, window, delete}
     chosen = tuple(value) if value is not None else tuple(name for name in names if name not in used)
@@ -122,6 +130,14 @@ def _check_key(df: DataFrame, spec: StoreSpec, keys: tuple[str, ...]) -> None:
                 f"The key column {name!r} of {spec.name!r} is {found.simpleString()}, which the key codec "
                 f"{spec.key!r} does not take ({fitting}). Cast it, or change the codec of a new store."
             )
+
+
+def _check_valid_from(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> None:
+    if len(order) != 1 or not isinstance(df.schema[order[0]].dataType, T.TimestampType):
+        raise SinkError(
+            f"{spec.name!r} is a versioned store: order_by= must name one timestamp column, from which each "
+            "version is valid."
+        )
 
 
 def _window_column(df: DataFrame, spec: StoreSpec) -> str | None:

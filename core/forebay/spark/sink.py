@@ -76,7 +76,8 @@ class Sink:
         """A writer of ``df`` to a store; give it a checkpoint location and start it.
 
         ``key`` names the key's column or columns, ``value`` the columns of the value (all others by default),
-        ``order_by`` the columns that say which of several rows of a key in one batch is the latest, ``delete``
+        ``order_by`` the columns that say which of several rows of a key in one batch is the latest (of a versioned
+        store the one timestamp column from which a version is valid), ``delete``
         a boolean column that marks tombstones. ``writer`` names who writes, by default the store: two queries
         that write one store need a name each. Raises ``SinkError`` naming the column or the store.
         """
@@ -87,8 +88,6 @@ class Sink:
         session = _classic_session(df)
         if spec.value != "json":
             raise SinkError(f"{store!r} has the value codec {spec.value!r}; the sink writes 'json'.")
-        if spec.kind == "versioned":
-            raise SinkError(f"{store!r} is a versioned store, which the sink does not write yet.")
         if spec.stream_partitioner is None:
             raise SinkError(f"{store!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
         layout = lay_out(df, spec, key, value, order_by, delete)

@@ -1,4 +1,4 @@
-"""Whatever the recogniser accepts, full parsers read as the same request; what either rejects, it never accepts."""
+"""What the recogniser accepts, full parsers read as the same request; what either rejects, it leaves alone."""
 
 import h11
 import httptools
