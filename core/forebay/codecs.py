@@ -76,6 +76,8 @@ class StringKey:
             raise BadKey(f"The key {value!r} holds half of a surrogate pair and has no UTF-8 form.") from None
 
     def to_json(self, plain: bytes) -> bytes:
+        if plain.isalnum():
+            return b'"%b"' % plain
         return json.dumps(plain.decode("utf-8", "replace"), ensure_ascii=False).encode()
 
     def from_text(self, text: bytes) -> bytes:

@@ -58,11 +58,6 @@ class Tolerance(NamedTuple):
     max_time_lag_ms: int | None = None
     max_age_ms: int | None = None
 
-    @property
-    def bounded(self) -> bool:
-        """Whether any bound is set."""
-        return self != UNLIMITED
-
     def met_by(self, lag: Lag) -> bool:
         """Whether a lag is proven to be within every bound: an unknown figure meets none."""
         return all(

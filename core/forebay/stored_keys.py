@@ -54,12 +54,13 @@ class StoredKeys:
 
     def stored(self, plain: bytes, *times_ms: int) -> bytes:
         """The stored key; fewer times than the kind has make a prefix of one key's entries."""
-        return self.prefix(plain) + b"".join(map(_stored_time, times_ms))
+        prefix = self.prefix(plain)
+        return prefix + b"".join(map(_stored_time, times_ms)) if times_ms else prefix
 
     def prefix(self, plain: bytes) -> bytes:
         """What all of one key's entries begin with; where timestamps follow the key, no other key's do."""
         ordered = self.codec.ordered(plain)
-        if self.times and self.codec.fixed_size is None:
+        if self.kind != "key-value" and self.codec.fixed_size is None:
             ordered = ordered.replace(b"\x00", b"\x00\xff") + b"\x00\x01"
         return USER_TAG + ordered
 

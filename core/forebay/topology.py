@@ -16,6 +16,7 @@ from typing import Any
 
 from forebay.codecs import KEY_CODECS, VALUE_CODECS, KeyCodec, ValueCodec
 from forebay.errors import TopologyError
+from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
 from forebay.stored_keys import StoredKeys
 from forebay.tasks import TaskId, TopicPartition
@@ -71,6 +72,11 @@ class StoreSpec:
     def value_codec(self) -> ValueCodec:
         """The codec named by ``value``."""
         return VALUE_CODECS[self.value]
+
+    @cached_property
+    def default_tolerance(self) -> Tolerance:
+        """What a read tolerates that says nothing of it."""
+        return Tolerance(self.max_record_lag, self.max_time_lag_ms, self.max_age_ms)
 
     @cached_property
     def stored_keys(self) -> StoredKeys:

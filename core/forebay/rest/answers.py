@@ -39,19 +39,23 @@ class Provenance(NamedTuple):
 
 def lag_json(lag: Lag) -> bytes:
     """The ``lag`` member."""
-    return b'{"record_lag":%b,"time_lag_ms":%b,"age_ms":%b}' % tuple(
-        b"null" if figure is None else b"%d" % figure for figure in lag
+    record_lag, time_lag_ms, age_ms = lag
+    return b'{"record_lag":%b,"time_lag_ms":%b,"age_ms":%b}' % (
+        b"null" if record_lag is None else b"%d" % record_lag,
+        b"null" if time_lag_ms is None else b"%d" % time_lag_ms,
+        b"null" if age_ms is None else b"%d" % age_ms,
     )
 
 
 def provenance_json(source: Provenance) -> bytes:
     """The members that every answer of one replica carries, without braces."""
+    partition, position, role, host, lag = source
     return b'"partition":%d,"position":"%b","role":"%b","host":"%b","lag":%b' % (
-        source.partition,
-        source.position.encode(),
-        source.role.encode(),
-        source.host.encode(),
-        lag_json(source.lag),
+        partition,
+        position.encode(),
+        role.encode(),
+        host.encode(),
+        lag_json(lag),
     )
 
 

@@ -41,9 +41,7 @@ class ReadParameters:
 
     def tolerance_for(self, spec: StoreSpec) -> Tolerance:
         """The request's tolerance, or the store's own if the request has none."""
-        if self.tolerance.bounded:
-            return self.tolerance
-        return Tolerance(spec.max_record_lag, spec.max_time_lag_ms, spec.max_age_ms)
+        return self.tolerance if self.tolerance != UNLIMITED else spec.default_tolerance
 
 
 @lru_cache(maxsize=4096)

@@ -67,7 +67,7 @@ class Layout:
         return column.cast("binary")
 
     def _timestamp(self) -> Column:
-        """A version's valid-from is its record's timestamp (KIP-889); elsewhere it is when the batch is written."""
+        """A version's valid-from is its record's timestamp (KIP-889); elsewhere it is the time of writing."""
         if self.spec.kind == "versioned":
             return F.unix_millis(F.col(_quoted(self.order_by[0])))
         return F.unix_millis(F.current_timestamp())

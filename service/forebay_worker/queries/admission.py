@@ -20,7 +20,7 @@ from forebay.errors import (
     UnknownKey,
     UnknownStore,
 )
-from forebay.lag import Lag, boot_ms, lag_of, provable
+from forebay.lag import UNLIMITED, Lag, boot_ms, lag_of, provable
 from forebay.metadata import StreamsMetadataState
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import Answer, Provenance, problem_answer, provenance_members
@@ -122,7 +122,9 @@ class Admission:
         if parameters.require_active and role != "active":
             raise self._refuse(admitted, NotActive(f"This replica is {role}, and require_active was asked for."))
         tolerance = parameters.tolerance_for(replica.spec)
-        if tolerance.bounded and not tolerance.met_by(provable(lag, progress, now, self._end_offset_max_age_ms)):
+        if tolerance != UNLIMITED and not tolerance.met_by(
+            provable(lag, progress, now, self._end_offset_max_age_ms)
+        ):
             raise self._refuse(
                 admitted,
                 LagExceedsTolerance(

@@ -148,7 +148,7 @@ class Reads:
 def _value(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
     keys = replica.spec.stored_keys
     if keys.kind == "key-value":
-        return replica.store.get(keys.stored(plain))
+        return replica.store.get(keys.prefix(plain))
     end = (
         keys.stored(plain, parameters.as_of_ms + 1)
         if parameters.as_of_ms is not None

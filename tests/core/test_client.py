@@ -1,0 +1,640 @@
+"""The client against real processes, blocking and awaiting alike; a script answers only what no server would."""
+
+import asyncio
+import inspect
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from forebay import errors
+from forebay.client import (
+    Answer,
+    AsyncClient,
+    AsyncItems,
+    AsyncSession,
+    Client,
+    Entry,
+    Session,
+    SessionWindow,
+    Version,
+    Window,
+)
+from forebay.client.exchange import Exchange, Pause, Request, Send
+from forebay.client.positions import Positions
+from forebay.client.problems import problem_of
+from forebay.errors import Problem
+from forebay.lag import UNKNOWN_LAG, Lag
+from forebay.position import Position, decode_position, encode_position, log_digest
+from tests.cluster import Cluster, free_port, running_cluster, wait_until
+
+TOPOLOGY = """
+application_id = "client"
+
+[[subtopology]]
+name = "all"
+partitions = 3
+
+[[subtopology.store]]
+name = "names"
+
+[[subtopology.store]]
+name = "numbers"
+key = "int32"
+
+[[subtopology.store]]
+name = "pairs"
+key = "json"
+
+[[subtopology.store]]
+name = "blobs"
+key = "bytes"
+
+[[subtopology.store]]
+name = "hours"
+kind = "window"
+window_size_ms = 1000
+retention_ms = 1000000000
+
+[[subtopology.store]]
+name = "visits"
+kind = "session"
+gap_ms = 1000
+retention_ms = 1000000000
+
+[[subtopology.store]]
+name = "prices"
+kind = "versioned"
+history_retention_ms = 1000000000
+"""
+ODD_KEYS = ["", ".", "..", "/", "a/b", "%2F", "%", "a+b", "a b", "é", "日本", "?", "#", "windows", "'\"\\"]
+NAMES = {f"k{i:04d}": i for i in range(2500)}
+
+
+class Awaiting:
+    """An ``AsyncClient``, its sessions and lists as if they blocked, so that one test holds both to the same."""
+
+    def __init__(self, inner: AsyncClient | AsyncSession, runner: asyncio.Runner) -> None:
+        self._inner = inner
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = getattr(self._inner, name)(*arguments, **options)
+            if inspect.iscoroutine(result):
+                return self._runner.run(result)
+            if isinstance(result, AsyncItems):
+                return AwaitingItems(result, self._runner)
+            return Awaiting(result, self._runner) if isinstance(result, AsyncSession) else result
+
+        return call
+
+    def __enter__(self) -> "Awaiting":
+        assert isinstance(self._inner, AsyncClient)
+        self._runner.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert isinstance(self._inner, AsyncClient)
+        self._runner.run(self._inner.__aexit__(None, None, None))
+        self._runner.close()
+
+
+class AwaitingItems:
+    def __init__(self, inner: AsyncItems[Any], runner: asyncio.Runner) -> None:
+        self._inner = inner
+        self._runner = runner
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        async def following() -> Any:
+            return await anext(self._inner)
+
+        try:
+            return self._runner.run(following())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+Connect = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture(params=["blocking", "awaiting"])
+def connect(request: pytest.FixtureRequest) -> Connect:
+    """Makes a client of either kind, of addresses or URLs."""
+
+    def make(*servers: str, **options: Any) -> AbstractContextManager[Any]:
+        urls = [server if "//" in server else f"http://{server}" for server in servers]
+        if request.param == "blocking":
+            return Client(urls, **options)
+        return Awaiting(AsyncClient(urls, **options), asyncio.Runner())
+
+    return make
+
+
+def time8(time_ms: int) -> bytes:
+    return time_ms.to_bytes(8, "big", signed=True)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str]]:
+    with running_cluster(tmp_path_factory.mktemp("client"), topology_text=TOPOLOGY) as cluster:
+        cluster.put("names", {key.encode(): b"%d" % i for key, i in NAMES.items()})
+        cluster.put("names", {key.encode(): b'"odd"' for key in ODD_KEYS})
+        cluster.put("numbers", {n.to_bytes(4, "big", signed=True): b"%d" % n for n in range(-50, 50)})
+        cluster.put("pairs", {b'["a",1]': b'"pair"', b"null": b'"nothing"'})
+        cluster.put("blobs", {b"\xff\x00": b"1", b"\xff\x01": b"2", b"\x00": b"3"})
+        cluster.put(
+            "hours", {key + time8(1000 * i): b"%d" % i for key in (b"jfk", b"lga", b"..") for i in range(30)}
+        )
+        cluster.put("visits", {b"ann" + time8(end) + time8(end - 500): b"1" for end in (1000, 5000, 9000)})
+        cluster.put("prices", {b"tea": b"1"})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        yield cluster, router
+
+
+@pytest.fixture
+def client(served: tuple[Cluster, str], connect: Connect) -> Iterator[Any]:
+    with connect(served[1]) as client:
+        yield client
+
+
+def raised(problem: type[Problem], call: Callable[[], object]) -> Any:
+    """The problem that a call raises, of exactly this class."""
+    with pytest.raises(Problem) as info:
+        call()
+    assert type(info.value) is problem, info.value
+    return info.value
+
+
+# One key
+
+
+def test_an_answer_has_the_value_the_lag_and_where_it_is_from(served, client):
+    cluster, _ = served
+    answer = client.get("names", "k0007")
+    assert isinstance(answer, Answer)
+    assert (answer.store, answer.key, answer.value) == ("names", "k0007", 7)
+    assert answer.role == "active"
+    assert answer.host in cluster.workers
+    assert 0 <= answer.partition < 3
+    assert answer.partition in decode_position(answer.position).offsets
+    assert isinstance(answer.lag, Lag)
+    assert answer.lag.record_lag == 0
+    with pytest.raises(AttributeError):
+        answer.value = 8
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_any_key_can_be_read(client, key):
+    answer = client.get("names", key)
+    assert (answer.key, answer.value) == (key, "odd")
+
+
+def test_keys_are_json_values_of_the_stores_codec(client):
+    assert client.get("numbers", -7).value == -7
+    assert client.get("pairs", ["a", 1]).value == "pair"
+    assert client.get("pairs", None).value == "nothing"
+    assert client.get("blobs", "_wA").value == 1
+    raised(errors.BadKey, lambda: client.get("numbers", "seven"))
+
+
+def test_a_worker_answers_as_a_router_does(served, connect):
+    cluster, router = served
+    with connect(cluster.active_for(router, "names", "k0001")) as client:
+        assert client.get("names", "k0001", require_active=True, max_record_lag=0).value == 1
+
+
+def test_a_versioned_store_as_of_a_time(client):
+    (version,) = client.versions("prices", "tea")
+    assert version == Version("tea", version.valid_from_ms, 1)
+    assert client.get("prices", "tea", as_of=version.valid_from_ms).value == 1
+    assert client.get("prices", "tea", as_of=datetime.now(UTC)).value == 1
+    before = datetime(2000, 1, 1, tzinfo=UTC)
+    raised(errors.UnknownKey, lambda: client.get("prices", "tea", as_of=before))
+    (miss,) = client.get_many("prices", ["tea"], as_of=before)
+    assert isinstance(miss, errors.UnknownKey)
+
+
+def test_a_misspelt_option_is_refused_before_anything_is_asked(client):
+    with pytest.raises(TypeError, match="max_lag"):
+        client.get("names", "k0001", max_lag=0)
+    with pytest.raises(TypeError, match="max_lag"):
+        client.get_many("names", ["k0001"], max_lag=0)
+    with pytest.raises(TypeError, match="max_lag"):
+        client.entries("names", max_lag=0)
+
+
+# Several keys
+
+
+def test_more_keys_than_one_request_takes(client):
+    keys = [*list(NAMES)[:598], "nobody", 7]
+    results = client.get_many("names", keys, max_record_lag=0)
+    assert [result.value for result in results[:598]] == list(range(598))
+    assert {result.lag.record_lag for result in results[:599]} == {0}
+    miss, bad = results[598:]
+    assert isinstance(miss, errors.UnknownKey)
+    assert miss.members["key"] == "nobody"
+    assert isinstance(bad, errors.BadKey)
+    assert bad.members["key"] == 7
+    assert client.get_many("names", []) == []
+
+
+# Lists
+
+
+def test_entries_over_several_pages_each_with_its_lag(client):
+    items = client.entries("names", start="k", end="l", page_size=700, max_record_lag=0)
+    assert (items.lag, items.partitions, items.complete) == (UNKNOWN_LAG, (), False)
+    assert next(items) == Entry("k0000", 0)
+    first = items.partitions
+    assert [source.partition for source in first] == [0, 1, 2]
+    assert items.lag.record_lag == 0
+    assert [(item.key, item.value) for item in items] == list(NAMES.items())[1:]
+    assert items.complete
+    assert items.missing == ()
+    assert items.partitions is not first
+
+
+def test_entries_by_range_prefix_order_and_number(client):
+    def keys(**bounds: Any) -> list[Any]:
+        return [item.key for item in client.entries(**bounds)]
+
+    assert keys(store="numbers", start=-3, end=2) == [-3, -2, -1, 0, 1]
+    assert keys(store="numbers", start=40, reverse=True, limit=3, page_size=2) == [49, 48, 47]
+    assert keys(store="names", prefix="k00", limit=2) == ["k0000", "k0001"]
+    assert keys(store="names", prefix="a") == ["a b", "a+b", "a/b"]
+    assert keys(store="names", limit=0) == []
+    assert keys(store="blobs", prefix=b"\xff") == ["_wA", "_wE"]
+    assert keys(store="pairs", prefix="[") == [["a", 1]]
+
+
+def test_windows_of_one_key_and_of_all(client):
+    found = list(client.windows("hours", "jfk", start=5000, end=9000, page_size=3))
+    assert found == [Window("jfk", 1000 * i, 1000 * i + 1000, i) for i in range(5, 9)]
+    (newest,) = client.windows("hours", "jfk", reverse=True, limit=1)
+    assert newest.start_ms == 29_000
+    every = list(client.windows("hours", start=datetime(1970, 1, 1, 0, 0, 28, tzinfo=UTC), page_size=1))
+    assert [(item.key, item.start_ms) for item in every] == [
+        (key, start) for key in ("..", "jfk", "lga") for start in (28_000, 29_000)
+    ]
+
+
+def test_a_key_of_dots_is_no_step_in_the_path(client):
+    assert {item.key for item in client.windows("hours", "..")} == {".."}
+
+
+def test_session_windows(client):
+    assert list(client.sessions("visits", "ann", start=4800, end=6000)) == [SessionWindow("ann", 4500, 5000, 1)]
+    assert [item.end_ms for item in client.sessions("visits", page_size=1)] == [1000, 5000, 9000]
+
+
+def test_a_missing_partition_is_an_error_unless_a_part_is_allowed(tmp_path, connect):
+    options = ("--num-standby-replicas", "0", "--session-timeout-ms", "60000")
+    with running_cluster(tmp_path, topology_text=TOPOLOGY, worker_options=options) as cluster:
+        cluster.put("names", {b"k%d" % i: b"1" for i in range(100)})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router, replicas=1)
+        lost, kept = cluster.workers
+        gone = sorted(p for p, hosts in cluster.roles(router, "names").items() if lost in hosts)
+        here = next(f"k{i}" for i in range(100) if cluster.active_for(router, "names", f"k{i}") == kept)
+        with connect(lost) as client:
+            elsewhere = raised(errors.NotHostedHere, lambda: client.get("names", here))
+            assert elsewhere.members["active_host"] == kept
+        cluster.kill(lost)
+        with connect(router, timeout_ms=900) as client:
+            refused = raised(errors.NoReplica, lambda: list(client.entries("names")))
+            assert refused.members["attempts"]
+            items = client.entries("names", allow_partial=True, page_size=10)
+            assert 0 < len(list(items)) < 100
+            assert not items.complete
+            assert list(items.missing) == gone
+
+
+# Problems
+
+
+def test_problems_of_a_quiet_cluster(client):
+    miss = raised(errors.UnknownKey, lambda: client.get("names", "nobody", max_record_lag=0))
+    assert miss.lag.record_lag == 0
+    assert {"store", "key", "partition", "position", "role", "host"} <= miss.members.keys()
+    assert miss.document()["status"] == 404
+    late = raised(errors.LagExceedsTolerance, lambda: client.get("names", "k0001", max_age_ms=0))
+    assert late.lag.age_ms > 0
+    assert late.retry_after_s == 1
+    assert len(late.members["attempts"]) == 2
+    raised(errors.UnknownStore, lambda: client.get("nope", "a"))
+    raised(errors.UnknownStore, lambda: client.get_many("nope", ["a"]))
+    raised(errors.WrongStoreKind, lambda: client.get("hours", "jfk"))
+    raised(errors.WrongStoreKind, lambda: next(client.windows("names", "k0001")))
+    raised(errors.BadParameter, lambda: client.get("names", "k0001", max_record_lag=-1))
+    raised(errors.BadParameter, lambda: client.get("names", "k0001", min_position="xyz"))
+    raised(errors.BadParameter, lambda: next(client.entries("numbers", prefix="1")))
+    naive = datetime(2013, 1, 1)
+    raised(errors.BadParameter, lambda: next(client.windows("hours", "jfk", start=naive)))
+    elsewhere = client.get("numbers", 1).position
+    raised(errors.PositionOfAnotherLog, lambda: client.get("names", "k0001", min_position=elsewhere))
+
+
+def test_problems_of_one_replica(served, connect):
+    cluster, router = served
+    roles = cluster.roles(router, "names")
+    partition = cluster.partition(cluster.topology.stores["names"], b"k0001")
+    standby = next(host for host, role in roles[partition].items() if role == "standby")
+    with connect(standby) as client:
+        refused = raised(errors.NotActive, lambda: client.get("names", "k0001", require_active=True))
+        assert refused.members["role"] == "standby"
+        log, offsets = decode_position(client.get("names", "k0001").position)
+        ahead = encode_position(Position(log, {partition: offsets[partition] + 1000}))
+        early = raised(errors.PositionNotReached, lambda: client.get("names", "k0001", min_position=ahead))
+        assert early.lag.record_lag == 0
+
+
+def test_a_path_that_is_none(served, connect):
+    with connect(f"http://{served[1]}/elsewhere") as client:
+        raised(errors.UnknownPath, lambda: client.get("names", "k0001"))
+
+
+def test_a_key_in_the_wrong_partition(tmp_path, connect):
+    with running_cluster(tmp_path, topology_text=TOPOLOGY) as cluster:
+        spec = cluster.topology.stores["names"]
+        right = cluster.partition(spec, b"a")
+        cluster.partition = lambda spec, key: (right + 1) % 3  # type: ignore[method-assign]
+        cluster.put("names", {b"a": b"1"})
+        worker = cluster.start_worker()
+        in_wrong = next(k for k in NAMES if spec.stream_partitioner.partition(k.encode(), 3) == (right + 1) % 3)
+        with connect(worker) as client:
+            raised(errors.PartitionerMismatch, lambda: client.get("names", in_wrong))
+
+
+def test_silent_workers_and_a_silent_router_are_a_passed_deadline(cluster, connect):
+    cluster.put("counts", {b"a": b"1"})
+    worker = cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    with connect(router) as through_router, connect(worker) as direct:
+        assert through_router.get("counts", "a").value == direct.get("counts", "a").value == 1
+        cluster.kill(worker, signal.SIGSTOP)
+        late = raised(errors.DeadlineExceeded, lambda: through_router.get("counts", "a", timeout_ms=300))
+        assert late.members["attempts"][0]["host"] == worker
+        late = raised(errors.DeadlineExceeded, lambda: direct.get("counts", "a", timeout_ms=300))
+        assert late.members["attempts"][0]["host"] == f"http://{worker}"
+
+
+@pytest.mark.parametrize("kind", Problem.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_every_problem_comes_back_as_its_class(kind):
+    lag = {"record_lag": 3, "time_lag_ms": None, "age_ms": 5}
+    sent = kind("What happened.", retry_after_s=2, store="names", lag=lag)
+    come = problem_of(json.loads(sent.body()), 2)
+    assert type(come) is kind
+    assert (come.detail, come.retry_after_s, come.members) == (sent.detail, 2, sent.members)
+    assert come.document() == sent.document()
+    assert come.lag == Lag(3, None, 5)
+
+
+def test_a_problem_of_an_unknown_type_keeps_its_document():
+    document = {"type": "urn:forebay:problem:of-tomorrow", "title": "New", "status": 418, "detail": "d", "x": 1}
+    come = problem_of(document)
+    assert type(come) is Problem
+    assert come.document() == document
+
+
+# Sessions
+
+
+def test_a_session_asks_for_what_it_has_seen(client):
+    session = client.session()
+    assert session.position("numbers") is None
+    answer = session.get("numbers", 1)
+    assert session.position("numbers") == answer.position
+    list(session.entries("numbers", page_size=30))
+    assert set(decode_position(session.position("numbers")).offsets) == {0, 1, 2}
+    assert len(session.get_many("numbers", [2, 3, 999])) == 3
+    raised(errors.UnknownKey, lambda: session.get("numbers", 1000))
+    assert session.position("names") is None
+    assert client.session().position("numbers") is None
+    # What this cluster has not reached is refused, by every kind of read, until a replica has it.
+    log, offsets = decode_position(session.position("numbers"))
+    ahead = encode_position(Position(log, {p: offset + 1000 for p, offset in offsets.items()}))
+    session.read_after(ahead, "numbers")
+    raised(errors.PositionNotReached, lambda: session.get("numbers", 1))
+    raised(errors.PositionNotReached, lambda: next(session.entries("numbers")))
+    (one,) = session.get_many("numbers", [1])
+    assert isinstance(one, errors.PositionNotReached)
+    assert client.get("numbers", 1).value == 1
+
+
+def test_a_session_reads_what_a_sink_has_written(served, client):
+    cluster, _ = served
+    session = client.session()
+    identity = cluster.changelog.identity(cluster.topology.stores["pairs"].topic)
+    for value in range(20):
+        ends = cluster.put("pairs", {b'"counter"': b"%d" % value}, writer="counter")
+        session.read_after(encode_position(Position(log_digest(identity), ends)), "pairs")
+        assert session.get("pairs", "counter", wait_ms=3000).value == value
+    session.read_after(None, "pairs")
+    raised(errors.BadParameter, lambda: session.read_after("xyz", "pairs"))
+
+
+@pytest.mark.chaos
+def test_a_session_never_goes_back_while_the_active_is_killed_and_replaced(cluster, connect):
+    cluster.put("counts", {b"n": b"0"})
+    cluster.start_workers(2)
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+    killed = cluster.active_for(router, "counts", "n")
+    stopping = threading.Event()
+
+    def write() -> None:
+        written = 0
+        while not stopping.is_set():
+            written += 1
+            cluster.put("counts", {b"n": b"%d" % written})
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with connect(router) as client:
+            session = client.session()
+            seen: list[Answer] = [session.get("counts", "n")]
+
+            def read_until(enough: Callable[[], bool]) -> None:
+                def read() -> bool:
+                    (one,) = session.get_many("counts", ["n"], wait_ms=2000)
+                    seen.extend([one, session.get("counts", "n", wait_ms=2000)])
+                    (entry,) = session.entries("counts", wait_ms=2000)
+                    assert entry.value >= seen[-1].value
+                    return enough()
+
+                wait_until(read, "enough reads", 30)
+
+            read_until(lambda: seen[-1].value > 20)
+            cluster.kill(killed)
+            died_at = len(seen)
+            read_until(lambda: len(seen) > died_at + 50 and seen[-1].host != killed and seen[-1].role == "active")
+    finally:
+        stopping.set()
+        writer.join()
+    values = [answer.value for answer in seen]
+    assert values == sorted(values)
+
+
+def test_positions_of_partitions_whose_logs_differ_fit_no_token():
+    positions = Positions()
+    positions.add("s", encode_position(Position(log_digest("one"), {0: 5, 1: 7})))
+    positions.add("s", encode_position(Position(log_digest("one"), {0: 4})))
+    assert decode_position(positions.get("s") or "").offsets == {0: 5, 1: 7}
+    positions.add("s", encode_position(Position(log_digest("two"), {1: 2})))
+    assert decode_position(positions.get("s", 1) or "") == (log_digest("two"), {1: 2})
+    with pytest.raises(errors.PositionOfAnotherLog):
+        positions.get("s")
+
+
+# Trying again
+
+
+def test_a_router_that_has_no_worker_yet_is_asked_again_until_there_is_one(cluster, connect):
+    cluster.put("counts", {b"a": b"1"})
+    address = f"127.0.0.1:{free_port()}"
+    router = cluster.start_router("--seeds", address, ready=False)
+    with connect(router) as client:
+        refused = raised(errors.NotReady, lambda: client.get("counts", "a", timeout_ms=500))
+        assert refused.retry_after_s == 1
+        starting = threading.Thread(target=cluster.start_worker, args=[address], kwargs={"ready": False})
+        starting.start()
+        assert client.get("counts", "a", timeout_ms=30_000).value == 1
+        starting.join()
+
+
+def test_the_next_server_is_asked_when_one_cannot_be_reached(served, connect):
+    dead = f"127.0.0.1:{free_port()}"
+    with connect(dead, served[1]) as client:
+        assert client.get("names", "k0001").value == 1
+        assert len(list(client.entries("names", start="k", end="l"))) == 2500
+    with connect(dead) as client:
+        lost = raised(errors.NoReplica, lambda: client.get("names", "k0001"))
+        assert {attempt["host"] for attempt in lost.members["attempts"]} == {f"http://{dead}"}
+        assert "ConnectError" in lost.members["attempts"][0]["outcome"]
+
+
+STORE = {"name": "s", "kind": "key-value", "key": "string", "value": "json", "partitioner": "murmur2"}
+STORE |= {"topic": "t", "partitions": 1}
+ANSWER = {"store": "s", "key": "a", "value": 1, "partition": 0, "position": "AQ", "role": "active", "host": "h"}
+ANSWER |= {"lag": {"record_lag": 0, "time_lag_ms": 1, "age_ms": 2, "of_tomorrow": 3}, "of_tomorrow": 4}
+
+
+class Scripted(httpx.MockTransport):
+    """Answers a read of one key with the next of some responses, and keeps the requests."""
+
+    def __init__(self, *responses: httpx.Response | Exception) -> None:
+        super().__init__(self._answer)
+        self.responses = list(responses)
+        self.requests: list[httpx.Request] = []
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/stores/s":
+            return httpx.Response(200, json=STORE)
+        self.requests.append(request)
+        response = self.responses.pop(0)
+        if isinstance(response, Exception):
+            raise response
+        return response
+
+
+def refusal(problem: Problem) -> httpx.Response:
+    headers = {} if problem.retry_after_s is None else {"retry-after": str(problem.retry_after_s)}
+    return httpx.Response(problem.status, headers=headers, content=problem.body())
+
+
+@pytest.mark.parametrize("kind", [errors.Overloaded, errors.LogDiverged])
+def test_what_passes_is_asked_again_and_members_of_tomorrow_are_passed_over(connect, kind):
+    script = Scripted(refusal(kind("Soon.", retry_after_s=0)), httpx.Response(200, json=ANSWER))
+    with connect("http://one", transport=script) as client:
+        assert client.get("s", "a").lag == Lag(0, 1, 2)
+    assert len(script.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        errors.NoReplica("Later than there is time for.", retry_after_s=60),
+        errors.PartitionerMismatch("Waiting will not help."),
+        errors.LagExceedsTolerance("Whether to wait is for the caller to say.", retry_after_s=0),
+        errors.InternalError("Broken."),
+    ],
+    ids=lambda problem: problem.name,
+)
+def test_what_does_not_pass_in_time_is_raised_at_once(connect, problem):
+    script = Scripted(refusal(problem))
+    with connect("http://one", transport=script) as client:
+        raised(type(problem), lambda: client.get("s", "a"))
+    assert len(script.requests) == 1
+
+
+def test_a_connection_that_was_closed_while_idle_costs_no_call_and_the_server_that_answered_is_kept(connect):
+    script = Scripted(
+        httpx.RemoteProtocolError("Server disconnected without sending a response."),
+        *(httpx.Response(200, json=ANSWER) for _ in range(2)),
+    )
+    with connect("http://one", "http://two", transport=script) as client:
+        assert client.get("s", "a").value == client.get("s", "a").value == 1
+    assert [request.url.host for request in script.requests] == ["one", "two", "two"]
+
+
+@pytest.mark.parametrize("status", [200, 502])
+def test_what_is_neither_router_nor_worker_is_told(connect, status):
+    with connect("http://one", transport=Scripted(httpx.Response(status, html="<h1>Sign in</h1>"))) as client:
+        problem = raised(Problem, lambda: client.get("s", "a"))
+    assert problem.document()["status"] == status
+    assert "http://one/v1/stores/s/keys/a" in problem.detail
+
+
+def test_the_time_that_is_left_is_what_the_next_server_is_told():
+    now = 0.0
+    exchange = Exchange(["http://one", "http://two"], 1000, clock=lambda: now)
+    plan = exchange.ask(Request("/x", {"max_record_lag": 0}), exchange.deadline(None))
+    step = plan.send(None)
+    assert isinstance(step, Send)
+    assert step.url == "http://one/x?max_record_lag=0&timeout_ms=1000"
+    assert step.timeout.connect == 0.5
+    now = 0.25
+    step = plan.send(httpx.ConnectTimeout("no answer"))
+    assert isinstance(step, Send)
+    assert step.url == "http://two/x?max_record_lag=0&timeout_ms=750"
+    assert plan.send(refusal(errors.NotReady("Soon.", retry_after_s=0))) == Pause(0.1)
+    now = 0.5
+    step = plan.send(None)
+    assert isinstance(step, Send)
+    assert step.url == "http://one/x?max_record_lag=0&timeout_ms=500"
+    now = 1.0
+    with pytest.raises(errors.DeadlineExceeded):
+        plan.send(httpx.ReadTimeout("no answer"))
+
+
+@pytest.mark.parametrize("urls", ["127.0.0.1:8080", "ftp://one", "http://", []])
+def test_what_is_no_url_is_refused(urls):
+    with pytest.raises((ValueError, httpx.InvalidURL)):
+        Client(urls)
+
+
+def test_both_clients_take_the_same():
+    for blocking, awaiting in ((Client, AsyncClient), (Session, AsyncSession)):
+        for name, method in inspect.getmembers(blocking, inspect.isfunction):
+            if not name.startswith("_") and name != "close":
+                theirs = inspect.signature(getattr(awaiting, name)).parameters
+                assert str(inspect.signature(method).parameters) == str(theirs), name
