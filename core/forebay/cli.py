@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -13,9 +14,10 @@ from urllib.parse import quote, urlencode
 
 import click
 import httpx
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from forebay import __version__
 from forebay.errors import ForebayError
@@ -118,10 +120,16 @@ def status(url: str, watch: bool, interval_ms: int, as_json: bool) -> None:
     if not watch:
         console.print(status_table(_lags(url)))
         return
-    with Live(console=console, auto_refresh=False) as live:
+    shown: RenderableType = status_table(_lags(url))
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(status_table(_lags(url)), refresh=True)
+            live.update(shown, refresh=True)
             time.sleep(interval_ms / 1000)
+            try:
+                shown = status_table(_lags(url))
+            except ForebayError as error:
+                # Whoever is asked may be restarting, which is what one watches for.
+                shown = Text(str(error))
 
 
 def status_table(lags: list[dict[str, Any]]) -> Table:
@@ -153,7 +161,10 @@ def _cell(rows: list[dict[str, Any]]) -> str:
 
 
 def _lags(url: str) -> list[dict[str, Any]]:
-    lags: list[dict[str, Any]] = _get(url, "/v1/lags").raise_for_status().json()["lags"]
+    answer = _get(url, "/v1/lags")
+    if answer.status_code != 200:
+        raise ForebayError(f"{url} answers {answer.status_code} to /v1/lags. Name a router or worker with --url.")
+    lags: list[dict[str, Any]] = answer.json()["lags"]
     return lags
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +20,13 @@ from urllib.parse import unquote
 
 from forebay.changelog import Changelog
 from forebay.changelog.sqlite_partition import enable_wal, transaction
-from forebay.errors import ConfigurationError
+from forebay.errors import ConfigurationError, ForebayError
 from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import NO_GENERATION, Generation
 from forebay.tasks import TaskId
 from forebay.topology import Topology
 from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, assign
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from forebay_worker.state.offsets import CAUGHT_UP
 
 log = logging.getLogger(__name__)
@@ -85,10 +86,13 @@ class SqliteMembership:
         self._boot_id = _BOOT_ID.read_text().strip()
         self._known = NO_GENERATION
         self._fingerprint: str | None = None
-        self._present_since: float | None = None
+        self._empty_since: tuple[int, float] | None = None
+        self._founded_at: float | None = None
+        self._unreadable: set[str] = set()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
 
     @property
     def state(self) -> str:
@@ -135,6 +139,8 @@ class SqliteMembership:
             except sqlite3.Error as error:
                 log.warning("the worker group %s cannot be reached: %s", self._path, error)
                 self._disconnect()
+            except ForebayError as error:
+                log.warning("%s", error)
             except Exception:
                 log.exception("a round of the worker group failed; it is tried again")
             self._stopping.wait(pause_s)
@@ -153,35 +159,69 @@ class SqliteMembership:
     def _renew(self, mine: SubscriptionInfo, now: float) -> _Seen:
         until = now + self._times.session_timeout_ms
         with self._transaction() as connection:
-            self._void_leases_of_another_boot(connection)
-            connection.execute(
-                "INSERT OR REPLACE INTO member VALUES (?, ?, ?, ?, ?, ?)",
-                (mine.process_id, mine.incarnation, str(mine.host), mine.fingerprint, mine.encode(), until),
-            )
+            self._void_leases_of_another_boot(connection, now)
             row = connection.execute(
                 "SELECT incarnation, generation, leader, leader_until, assignment FROM grp"
             ).fetchone()
             incarnation, number, leader, leader_until, assignment = row
+            if assignment is not None and Generation(incarnation, number) > self._known:
+                # A member that cannot read it rolls back: it must neither lead nor count as present.
+                AssignmentInfo.decode(assignment)
+            connection.execute(
+                "INSERT OR REPLACE INTO member VALUES (?, ?, ?, ?, ?, ?)",
+                (mine.process_id, mine.incarnation, str(mine.host), mine.fingerprint, mine.encode(), until),
+            )
             if self._known > (incarnation, number):
                 # The database was made anew, or restored from before: go on above what members know.
                 incarnation, number, assignment = self._known.incarnation + 1, 0, None
                 connection.execute(
                     "UPDATE grp SET incarnation = ?, generation = 0, assignment = NULL", (incarnation,)
                 )
-            leads = leader == mine.process_id or leader is None or leader_until <= now
+            vacant = leader is None or leader_until <= now
+            leads = leader == mine.process_id or (vacant and self._may_lead(connection, now))
             if leads:
                 connection.execute(
                     "UPDATE grp SET leader = ?, leader_until = ?",
                     (mine.process_id, now + self._times.session_timeout_ms / 2),
                 )
+                connection.execute(
+                    "DELETE FROM member WHERE lease_until <= ?", (now - self._times.standby_rebuild_delay_ms,)
+                )
             rows = connection.execute("SELECT id, subscription, lease_until FROM member").fetchall()
+        if self.lease_until_boot_ms == 0.0 and not any(
+            lease > now for name, _, lease in rows if name != mine.process_id
+        ):
+            self._founded_at = now
         return _Seen(
             Generation(incarnation, number),
             assignment,
             leads,
-            {name: SubscriptionInfo.decode(raw) for name, raw, _ in rows} if leads else {},
+            self._readable({name: raw for name, raw, _ in rows}) if leads else {},
             {name: lease for name, _, lease in rows},
         )
+
+    def _may_lead(self, connection: sqlite3.Connection, now: float) -> bool:
+        """Whether this member's topology is that of most: one misconfigured worker must not lead the rest."""
+        (foremost,) = connection.execute(
+            "SELECT fingerprint FROM member WHERE lease_until > ? GROUP BY fingerprint "
+            "ORDER BY count(*) DESC, fingerprint LIMIT 1",
+            (now,),
+        ).fetchone()
+        return bool(foremost == self._topology.fingerprint)
+
+    def _readable(self, subscriptions: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
+        """What members tell; one that speaks a newer version must not keep the rest from being led."""
+        read: dict[str, SubscriptionInfo] = {}
+        for name, raw in subscriptions.items():
+            try:
+                read[name] = SubscriptionInfo.decode(raw)
+            except UnsupportedVersion as error:
+                if name not in self._unreadable:
+                    log.warning("the member %s is given no tasks: %s", name, error)
+                self._unreadable.add(name)
+            else:
+                self._unreadable.discard(name)
+        return read
 
     def _take_over(self, seen: _Seen) -> None:
         if seen.assignment is None or seen.generation <= self._known:
@@ -195,9 +235,10 @@ class SqliteMembership:
                 self._topology.fingerprint,
             )
         self._fingerprint = info.fingerprint
-        self._known = info.generation
         if info.fingerprint == self._topology.fingerprint:
             self._on_assignment(info)
+        # Last: one that could not be followed is tried again, and no lease vouches for the roles before it.
+        self._known = info.generation
 
     def _lead(self, seen: _Seen, now: float) -> None:
         alike = {
@@ -208,7 +249,7 @@ class SqliteMembership:
         previous = None if seen.assignment is None else AssignmentInfo.decode(seen.assignment)
         followed = previous is not None and previous.fingerprint == self._topology.fingerprint
         before = previous.assignment if previous is not None and followed else NO_ASSIGNMENT
-        if not before.actual and not self._waited_for_members(now):
+        if not before.actual and not self._waited_for_members(seen.generation.incarnation, now):
             return
         members = [
             Member(name, absent=seen.lease_until[name] <= now)
@@ -219,15 +260,18 @@ class SqliteMembership:
         hosts = {name: alike[name].host for name in present}
         if (
             previous is not None
+            and followed
             and before.settled
             and dict(previous.hosts) == hosts
             and {member.id for member in members} == _holders(before) | present
         ):
             return
+        if self._waits_for_holders(_holders(before) - present, now):
+            return
         lags = self._lags({name: alike[name].offsets for name in present})
         members = [replace(member, lags=lags.get(member.id, {})) for member in members]
         outcome = assign(self._topology.tasks, members, before, self._policy)
-        if previous is not None and outcome == before and dict(previous.hosts) == hosts:
+        if previous is not None and followed and outcome == before and dict(previous.hosts) == hosts:
             return
         generation = Generation(seen.generation.incarnation, seen.generation.number + 1)
         info = AssignmentInfo(generation, self._topology.fingerprint, hosts, outcome)
@@ -246,10 +290,19 @@ class SqliteMembership:
             ).rowcount
         return written == 1
 
-    def _waited_for_members(self, now: float) -> bool:
-        if self._present_since is None:
-            self._present_since = now
-        return now - self._present_since >= self._times.initial_rebalance_delay_ms
+    def _waited_for_members(self, incarnation: int, now: float) -> bool:
+        # A database made anew is empty anew: the members that it does not know yet hold copies.
+        if self._empty_since is None or self._empty_since[0] != incarnation:
+            self._empty_since = (incarnation, now)
+        return now - self._empty_since[1] >= self._times.initial_rebalance_delay_ms
+
+    def _waits_for_holders(self, missing: set[str], now: float) -> bool:
+        """Whether a group that all had left waits for those that hold something: they may be about to be back."""
+        return (
+            self._founded_at is not None
+            and bool(missing)
+            and now - self._founded_at < self._times.initial_rebalance_delay_ms
+        )
 
     def _lags(self, offsets: Mapping[str, Mapping[TaskId, int]]) -> dict[str, dict[TaskId, int]]:
         """How far behind each member's copies are, in records."""
@@ -267,11 +320,12 @@ class SqliteMembership:
 
     def _refuse_taken_address(self) -> None:
         mine = self._subscription()
+        now = self._clock()
         with self._transaction() as connection:
-            self._void_leases_of_another_boot(connection)
+            self._void_leases_of_another_boot(connection, now)
             taken = connection.execute(
                 "SELECT id FROM member WHERE host = ? AND id <> ? AND lease_until > ?",
-                (str(mine.host), mine.process_id, self._clock()),
+                (str(mine.host), mine.process_id, now),
             ).fetchone()
         if taken is not None:
             raise ConfigurationError(
@@ -279,10 +333,11 @@ class SqliteMembership:
                 f"{self._path}. Give this one its own --advertise or --listen."
             )
 
-    def _void_leases_of_another_boot(self, connection: sqlite3.Connection) -> None:
+    def _void_leases_of_another_boot(self, connection: sqlite3.Connection, now: float) -> None:
         (boot_id,) = connection.execute("SELECT boot_id FROM grp").fetchone()
         if boot_id != self._boot_id:
-            connection.execute("DELETE FROM member")
+            # Absent, not gone: what they have on disk is expected back.
+            connection.execute("UPDATE member SET lease_until = ?", (now,))
             connection.execute("UPDATE grp SET boot_id = ?, leader = NULL, leader_until = 0", (self._boot_id,))
 
     @contextlib.contextmanager
@@ -293,11 +348,28 @@ class SqliteMembership:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is not None:
-            if self._path.exists():
+            # One that was removed and made anew by another member is another file under the same name.
+            if self._file == _file_id(self._path):
                 return self._connection
             self._disconnect()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The directory of the group {self._path} cannot be made: {error.strerror}. Name another --group."
+            ) from None
+        file = _file_id(self._path)
         connection = sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
+        try:
+            self._file = file or _file_id(self._path)
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         # Leases mean nothing after a crash of the machine, so they need not survive one.
         enable_wal(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
@@ -310,14 +382,11 @@ class SqliteMembership:
             )
             format_, application_id = connection.execute("SELECT format, application_id FROM grp").fetchone()
         if (format_, application_id) != (_FORMAT, self._topology.application_id):
-            connection.close()
             raise ConfigurationError(
                 f"The group {self._path} is of application {application_id!r} (format {format_}), this worker "
                 f"of {self._topology.application_id!r} (format {_FORMAT}). Give each application its own "
                 "--group."
             )
-        self._connection = connection
-        return connection
 
     def _new_incarnation(self) -> int:
         return max(self._known.incarnation + 1, int(epoch_ms()))
@@ -330,6 +399,14 @@ class SqliteMembership:
 
 def _holders(assignment: Assignment) -> set[str]:
     return {name for placement in assignment.intended.values() for name in placement.members}
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def group_path(url: str, changelog_url: str) -> Path:

@@ -1,0 +1,620 @@
+import contextlib
+import json
+import logging
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from forebay.changelog import sqlite_partition
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.errors import ConfigurationError
+from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import Topology, parse_topology
+from forebay_worker.group import sqlite as group_sqlite
+from forebay_worker.group.assignor import AssignmentPolicy
+from forebay_worker.group.sqlite import GroupTimes, SqliteMembership
+from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
+from tests.cluster import wait_until
+
+SESSION_MS = 6_000
+REBUILD_MS = 60_000
+INITIAL_MS = 3_000
+TICK_MS = SESSION_MS / 12
+RECORDS = 10
+"""In each partition of the log."""
+
+COUNTS = {"name": "counts", "partitions": 4, "store": [{"name": "counts"}]}
+REST = {"name": "rest", "partitions": 2, "store": [{"name": "numbers"}, {"name": "pairs"}]}
+TOPOLOGY = parse_topology({"application_id": "app", "subtopology": [COUNTS, REST]})
+OTHER_TOPOLOGY = parse_topology({"application_id": "app", "subtopology": [COUNTS]})
+POLICY = AssignmentPolicy(num_standby_replicas=1, acceptable_recovery_lag=RECORDS // 2, max_warmup_replicas=2)
+
+
+@pytest.fixture(scope="module")
+def changelog(tmp_path_factory: pytest.TempPathFactory) -> SqliteChangelog:
+    """A log with records in every partition, so that a copy at offset 0 is not caught up."""
+    log = SqliteChangelog(tmp_path_factory.mktemp("log"))
+    rows = [(b"k%d" % i, b"1", 0) for i in range(RECORDS)]
+    for spec in TOPOLOGY.stores.values():
+        log.ensure_topic(spec.topic, spec.partitions)
+        for partition in range(spec.partitions):
+            sqlite_partition.append_batch(
+                log.path(TopicPartition(spec.topic, partition)),
+                rows,
+                writer="w",
+                query_id="q",
+                batch_id=0,
+                write_name="w",
+            )
+    return log
+
+
+@dataclass
+class Clock:
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Node:
+    """A worker as its membership sees it: it holds what it is assigned, and catches up when it is told to."""
+
+    name: str
+    membership: SqliteMembership
+    topology: Topology
+    clock: Clock
+    offsets: dict[TaskId, int] = field(default_factory=dict)
+    actives: frozenset[TaskId] = frozenset()
+    built: set[TaskId] = field(default_factory=set)
+    """Tasks that were begun from nothing."""
+    built_as_active: set[TaskId] = field(default_factory=set)
+    map: ClusterMap = field(default_factory=ClusterMap)
+
+    def __post_init__(self) -> None:
+        self.host = HostInfo(self.name, 1)
+
+    def subscription(self) -> SubscriptionInfo:
+        return SubscriptionInfo(self.name, 1, self.host, self.topology.fingerprint, dict(self.offsets))
+
+    def on_assignment(self, info: AssignmentInfo) -> None:
+        self.map = info.map(self.topology)
+        self.actives, standbys = info.tasks_of(self.name)
+        if self.name in info.hosts:
+            held = self.actives | standbys
+            self.built |= held - self.offsets.keys()
+            self.built_as_active |= self.actives - self.offsets.keys()
+            self.offsets = {task: self.offsets.get(task, 0) for task in held}
+
+    def catch_up(self) -> None:
+        self.offsets = {task: RECORDS * len(TOPOLOGY.stores_of(task)) for task in self.offsets}
+
+    @property
+    def running_actives(self) -> frozenset[TaskId]:
+        """What it answers for as active, its role judged by its lease."""
+        return self.actives if self.clock() < self.membership.lease_until_boot_ms else frozenset()
+
+    @property
+    def standbys(self) -> set[TaskId]:
+        return self.offsets.keys() - self.running_actives
+
+
+@dataclass
+class Group:
+    """Members that tick one after another, by a clock that only the test moves."""
+
+    path: Path
+    changelog: SqliteChangelog
+    clock: Clock = field(default_factory=Clock)
+    nodes: list[Node] = field(default_factory=list)
+
+    def node(self, name: str, topology: Topology = TOPOLOGY, *, on_disk: Node | None = None) -> Node:
+        """A worker that has been given its callbacks, as by ``start``, but no thread."""
+        times = GroupTimes(SESSION_MS, REBUILD_MS, INITIAL_MS)
+        membership = SqliteMembership(self.path, topology, self.changelog, POLICY, times, clock=self.clock)
+        node = Node(name, membership, topology, self.clock)
+        if on_disk is not None:
+            node.offsets = dict(on_disk.offsets)
+        membership._subscription = node.subscription
+        membership._on_assignment = node.on_assignment
+        self.nodes.append(node)
+        return node
+
+    def round(self, *nodes: Node) -> None:
+        for node in nodes:
+            node.membership.tick()
+
+    def go_on(self, *nodes: Node, for_ms: float) -> None:
+        """Let time pass, the members ticking; what they were assigned they catch up with."""
+        until = self.clock.now + for_ms
+        while self.clock.now < until:
+            self.clock.now = min(until, self.clock.now + TICK_MS)
+            self.round(*nodes)
+            for node in nodes:
+                node.catch_up()
+
+    def settled(self, *names: str) -> list[Node]:
+        """Members that have shared out the tasks among them and caught up."""
+        nodes = [self.node(name) for name in names]
+        self.go_on(*nodes, for_ms=INITIAL_MS + SESSION_MS)
+        for node in nodes:
+            node.built.clear()
+            node.built_as_active.clear()
+        self.assert_served_by(*nodes)
+        return nodes
+
+    def assert_served_by(self, *nodes: Node) -> None:
+        """Each task is active once, and a standby on another member where there is one."""
+        assert sorted(task for node in nodes for task in node.running_actives) == list(TOPOLOGY.tasks)
+        expected = list(TOPOLOGY.tasks) if len(nodes) > 1 else []
+        assert sorted(task for node in nodes for task in node.standbys) == expected
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.membership._disconnect()
+
+
+@pytest.fixture
+def group(tmp_path: Path, changelog: SqliteChangelog) -> Iterator[Group]:
+    group = Group(tmp_path / "group.db", changelog)
+    yield group
+    group.close()
+
+
+def remove_database(path: Path) -> None:
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+
+
+def roles(*nodes: Node) -> list[tuple[frozenset[TaskId], set[TaskId]]]:
+    return [(node.running_actives, node.standbys) for node in nodes]
+
+
+def test_the_first_assignment_waits_for_the_others(group):
+    a, b = group.node("a"), group.node("b")
+    group.round(a, b)
+    group.go_on(a, b, for_ms=INITIAL_MS - TICK_MS)
+    assert (a.membership.state, a.map.generation, a.offsets) == ("joining", NO_GENERATION, {})
+    group.go_on(a, b, for_ms=2 * TICK_MS)
+    assert (a.membership.state, b.membership.state) == ("member", "member")
+    group.assert_served_by(a, b)
+
+
+def test_actives_are_shared_out_and_standbys_are_on_other_hosts(group):
+    nodes = group.settled("a", "b", "c")
+    assert {len(node.running_actives) for node in nodes} == {2}
+    assert {len(node.standbys) for node in nodes} == {2}
+    for active, standbys in nodes[0].map.by_topic_partition.values():
+        assert len({active, *standbys}) == 2
+    assert nodes[0].map == nodes[1].map == nodes[2].map
+
+
+def test_a_settled_group_writes_nothing_more(group):
+    nodes = group.settled("a", "b", "c")
+    generation = nodes[0].map.generation
+    group.go_on(*nodes, for_ms=2 * REBUILD_MS)
+    assert nodes[0].map.generation == generation
+
+
+def test_the_actives_of_a_silent_member_move_to_its_standbys_and_nothing_is_built_before_the_delay(group):
+    a, b, silent = group.settled("a", "b", "c")
+    lost = silent.running_actives
+    group.go_on(a, b, for_ms=SESSION_MS + TICK_MS)
+    assert silent.running_actives == frozenset()
+    assert a.running_actives | b.running_actives == set(TOPOLOGY.tasks)
+    assert lost <= a.running_actives | b.running_actives
+    group.go_on(a, b, for_ms=REBUILD_MS - SESSION_MS)
+    assert a.built | b.built == set()
+    group.go_on(a, b, for_ms=SESSION_MS + 4 * TICK_MS)
+    assert a.built | b.built != set()
+    group.assert_served_by(a, b)
+
+
+def test_a_member_that_leaves_gives_its_actives_away_at_once(group):
+    a, b, leaver = group.settled("a", "b", "c")
+    leaver.membership.leave()
+    assert leaver.running_actives == frozenset()
+    group.round(a, b, a)
+    assert a.running_actives | b.running_actives == set(TOPOLOGY.tasks)
+    assert a.built | b.built == set()
+
+
+def test_a_leader_that_leaves_is_followed_at_once(group):
+    leaver, b, c = group.settled("a", "b", "c")
+    leaver.membership.leave()
+    group.round(b, c)
+    assert b.running_actives | c.running_actives == set(TOPOLOGY.tasks)
+
+
+def test_a_bounce_within_the_delay_changes_nothing_for_good(group):
+    a, b, c = group.settled("a", "b", "c")
+    before = roles(a, b, c)
+    c.membership.leave()
+    group.go_on(a, b, for_ms=REBUILD_MS / 2)
+    assert roles(a, b) != before[:2]
+    back = group.node("c", on_disk=c)
+    group.go_on(a, b, back, for_ms=SESSION_MS)
+    assert roles(a, b, back) == before
+    assert a.built | b.built | back.built == set()
+
+
+def test_a_rolling_restart_builds_nothing(group):
+    nodes = group.settled("a", "b", "c")
+    before = roles(*nodes)
+    for i, node in enumerate(nodes):
+        node.membership.leave()
+        group.go_on(*nodes[:i], *nodes[i + 1 :], for_ms=SESSION_MS)
+        nodes[i] = group.node(node.name, on_disk=node)
+        group.go_on(*nodes, for_ms=SESSION_MS)
+    assert roles(*nodes) == before
+    assert [node.built for node in nodes] == [set(), set(), set()]
+
+
+def test_a_leader_that_was_stopped_within_its_round_changes_nothing(group, monkeypatch):
+    leader, b, c = group.settled("a", "b", "c")
+    joiner = group.node("d")
+    group.round(joiner)
+    written: list[Generation] = []
+
+    def stopped(wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
+        # The leader has read the group and is about to write; meanwhile the others go on without it.
+        monkeypatch.setattr(leader.membership, "_changelog", group.changelog)
+        group.go_on(b, c, joiner, for_ms=SESSION_MS + 2 * TICK_MS)
+        written.append(b.map.generation)
+        return group.changelog.end_offsets(wanted)
+
+    monkeypatch.setattr(leader.membership, "_changelog", Interrupted(stopped))
+    before = leader.map.generation
+    group.round(leader)
+    assert written[0] > before
+    assert leader.map.generation == before
+    assert leader.running_actives == frozenset()
+    group.round(b, c, joiner)
+    assert b.map.generation == written[0]
+    # It wakes as one of the members, and the tasks are shared among all.
+    group.go_on(leader, b, c, joiner, for_ms=2 * SESSION_MS)
+    group.assert_served_by(leader, b, c, joiner)
+
+
+@dataclass
+class Interrupted:
+    """A changelog whose ends take so long to read that something else happens meanwhile."""
+
+    end_offsets: Callable[[list[TopicPartition]], dict[TopicPartition, int]]
+
+
+def test_a_stopped_member_is_active_for_nothing_until_it_knows_the_newest_generation(group):
+    a, b, stopped = group.settled("a", "b", "c")
+    lost = stopped.running_actives
+    group.go_on(a, b, for_ms=2 * SESSION_MS)
+    assert stopped.running_actives == frozenset()
+    group.round(stopped)
+    assert stopped.running_actives == frozenset()
+    assert stopped.offsets.keys() >= lost
+    group.go_on(a, b, stopped, for_ms=SESSION_MS)
+    assert stopped.running_actives == lost
+
+
+def test_a_member_of_another_topology_gets_no_task_and_keeps_what_it_serves(group, caplog):
+    a, b = group.settled("a", "b")
+    before = roles(a, b)
+    other = group.node("c", OTHER_TOPOLOGY, on_disk=b)
+    held = dict(other.offsets)
+    group.go_on(a, b, other, for_ms=2 * REBUILD_MS)
+    assert other.membership.state == "other-topology"
+    assert other.offsets == held
+    assert other.running_actives == frozenset()
+    assert roles(a, b) == before
+    assert {metadata.host for metadata in a.map.hosts} == {a.host, b.host}
+    said = [record.message for record in caplog.records if "follows topology" in record.message]
+    assert said == [
+        f"the group's leader follows topology {TOPOLOGY.fingerprint}, this worker {OTHER_TOPOLOGY.fingerprint}: "
+        "it goes on serving what it holds. Restart it with the group's topology."
+    ]
+
+
+def test_members_whose_leader_follows_another_topology_keep_their_roles(group):
+    other = group.node("a", OTHER_TOPOLOGY)
+    group.go_on(other, for_ms=INITIAL_MS + SESSION_MS)
+    assert other.running_actives == set(OTHER_TOPOLOGY.tasks)
+    late = group.node("b")
+    group.go_on(other, late, for_ms=SESSION_MS)
+    assert late.membership.state == "other-topology"
+    assert other.running_actives == set(OTHER_TOPOLOGY.tasks)
+
+
+def test_a_member_of_another_topology_does_not_lead_the_rest_when_their_leader_goes(group):
+    leader, b, c = group.settled("a", "b", "c")
+    other = group.node("d", OTHER_TOPOLOGY)
+    group.go_on(leader, b, c, other, for_ms=SESSION_MS)
+    leader.membership.leave()
+    group.go_on(other, b, c, for_ms=SESSION_MS)
+    assert b.running_actives | c.running_actives == set(TOPOLOGY.tasks)
+    assert (b.membership.state, other.membership.state) == ("member", "other-topology")
+
+
+def test_a_group_restarted_with_another_topology_follows_it(group):
+    old = group.node("a", OTHER_TOPOLOGY)
+    group.go_on(old, for_ms=INITIAL_MS + SESSION_MS)
+    old.membership.leave()
+    new = group.node("a", on_disk=old)
+    group.go_on(new, for_ms=INITIAL_MS + SESSION_MS)
+    assert new.membership.state == "member"
+    assert new.running_actives == set(TOPOLOGY.tasks)
+
+
+def test_a_database_made_anew_goes_on_above_what_members_know(group):
+    nodes = group.settled("a", "b", "c")
+    known = nodes[0].map.generation
+    remove_database(group.path)
+    group.go_on(*nodes, for_ms=INITIAL_MS + SESSION_MS)
+    assert nodes[0].map.generation.incarnation > known.incarnation
+    assert nodes[0].map == nodes[1].map == nodes[2].map
+    group.assert_served_by(*nodes)
+
+
+def test_a_database_made_anew_makes_nobody_active_for_what_it_has_no_copy_of(group):
+    nodes = group.settled("a", "b", "c")
+    remove_database(group.path)
+    group.go_on(*nodes, for_ms=INITIAL_MS + SESSION_MS)
+    group.assert_served_by(*nodes)
+    assert [node.built_as_active for node in nodes] == [set(), set(), set()]
+
+
+def test_a_database_made_anew_after_the_clock_was_set_back_goes_on_above_what_members_know(group, monkeypatch):
+    nodes = group.settled("a", "b")
+    known = nodes[0].map.generation
+    step_wall_clock(monkeypatch, -86_400)
+    remove_database(group.path)
+    group.go_on(*nodes, for_ms=INITIAL_MS + SESSION_MS)
+    assert nodes[0].map.generation > known
+    assert nodes[0].map == nodes[1].map
+    group.assert_served_by(*nodes)
+
+
+def test_a_database_restored_from_before_goes_on_above_what_members_know(group, tmp_path):
+    a = group.settled("a")[0]
+    backup = sqlite3.connect(tmp_path / "backup.db")
+    live = sqlite3.connect(group.path)
+    live.backup(backup)
+    b = group.node("b")
+    group.go_on(a, b, for_ms=2 * SESSION_MS)
+    known = a.map.generation
+    backup.backup(live)
+    for connection in (backup, live):
+        connection.close()
+    group.go_on(a, b, for_ms=INITIAL_MS + SESSION_MS)
+    assert a.map.generation > known
+    group.assert_served_by(a, b)
+
+
+def test_leases_from_before_a_reboot_are_void(group, tmp_path, monkeypatch):
+    a, b = group.settled("a", "b")
+    reboot(group, tmp_path, monkeypatch)
+    after = [group.node(node.name, on_disk=node) for node in (b, a)]
+    # The clock began anew, so the old leases would hold for as long as the machine ran before.
+    group.go_on(*after, for_ms=INITIAL_MS + SESSION_MS)
+    assert [node.membership.state for node in after] == ["member", "member"]
+    group.assert_served_by(*after)
+
+
+@pytest.mark.parametrize("rebooted", [False, True], ids=["restarted", "rebooted"])
+def test_a_group_that_comes_back_as_a_whole_is_as_before_and_builds_nothing(
+    group, tmp_path, monkeypatch, rebooted
+):
+    nodes = group.settled("a", "b", "c")
+    before = roles(*nodes)
+    for node in nodes:
+        node.membership.leave()
+    if rebooted:
+        reboot(group, tmp_path, monkeypatch)
+    first, *rest = [group.node(node.name, on_disk=node) for node in nodes]
+    group.go_on(first, for_ms=INITIAL_MS - TICK_MS)
+    group.go_on(first, *rest, for_ms=SESSION_MS)
+    assert roles(first, *rest) == before
+    assert [node.built for node in (first, *rest)] == [set(), set(), set()]
+
+
+def test_a_lone_worker_is_active_again_at_once_after_a_restart(group):
+    alone = group.settled("a")[0]
+    alone.membership.leave()
+    back = group.node("a", on_disk=alone)
+    group.go_on(back, for_ms=TICK_MS)
+    group.assert_served_by(back)
+
+
+def reboot(group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group.close()
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("another boot\n")
+    monkeypatch.setattr(group_sqlite, "_BOOT_ID", boot_id)
+    group.clock.now = 10_000.0
+
+
+def test_the_group_of_another_application_is_refused(group):
+    group.settled("a")
+    stranger = group.node("b", parse_topology({"application_id": "stranger", "subtopology": [COUNTS]}))
+    with pytest.raises(ConfigurationError) as refused:
+        stranger.membership.start(stranger.subscription, stranger.on_assignment)
+    assert "is of application 'app' (format 1)" in str(refused.value)
+    assert "Give each application its own --group" in str(refused.value)
+
+
+def test_a_directory_of_the_group_that_cannot_be_made_is_refused(group, tmp_path):
+    (tmp_path / "file").touch()
+    group.path = tmp_path / "file" / "group.db"
+    node = group.node("a")
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        node.membership.start(node.subscription, node.on_assignment)
+
+
+def test_an_address_of_a_live_member_is_refused(group):
+    a, _ = group.settled("a", "b")
+    twin = group.node("twin")
+    twin.host = a.host
+    with pytest.raises(ConfigurationError, match="a:1 is advertised by another live worker"):
+        twin.membership.start(twin.subscription, twin.on_assignment)
+
+
+@pytest.mark.parametrize("gone", ["left", "expired"])
+def test_an_address_of_a_member_that_is_gone_may_be_taken(group, gone):
+    a, b = group.settled("a", "b")
+    if gone == "left":
+        a.membership.leave()
+    else:
+        group.go_on(b, for_ms=SESSION_MS)
+    heir = group.node("heir")
+    heir.host = a.host
+    heir.membership.start(heir.subscription, heir.on_assignment)
+    heir.membership.leave()
+
+
+@pytest.mark.parametrize("step_s", [3_600, -3_600])
+def test_a_stepped_wall_clock_changes_nothing(group, monkeypatch, step_s):
+    nodes = group.settled("a", "b", "c")
+    before, generation = roles(*nodes), nodes[0].map.generation
+    step_wall_clock(monkeypatch, step_s)
+    group.go_on(*nodes, for_ms=REBUILD_MS)
+    assert roles(*nodes) == before
+    assert nodes[0].map.generation == generation
+
+
+def step_wall_clock(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + step_s)
+
+
+def fill_with_garbage(path: Path) -> None:
+    for file in path.parent.glob(f"{path.name}*"):
+        file.write_bytes(b"not a database, " * (file.stat().st_size // 16 + 1))
+
+
+def tick_or_fail(node: Node) -> None:
+    try:
+        node.membership.tick()
+    except sqlite3.Error:
+        # As the thread does: the next round connects anew.
+        node.membership._disconnect()
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+def test_members_of_a_corrupted_group_become_standbys(group, restarted):
+    nodes = group.settled("a", "b")
+    if restarted:
+        group.close()
+        nodes = [group.node(node.name, on_disk=node) for node in nodes]
+    held = [set(node.offsets) for node in nodes]
+    fill_with_garbage(group.path)
+    for _ in range(13):
+        group.clock.now += TICK_MS
+        for node in nodes:
+            tick_or_fail(node)
+        actives = [task for node in nodes for task in node.running_actives]
+        assert len(actives) == len(set(actives))
+    assert [node.running_actives for node in nodes] == [frozenset(), frozenset()]
+    assert [set(node.offsets) for node in nodes] == held
+    # The remedy is to remove it.
+    remove_database(group.path)
+    group.go_on(*nodes, for_ms=INITIAL_MS + SESSION_MS)
+    group.assert_served_by(*nodes)
+
+
+def test_a_worker_starts_beside_a_corrupted_group_and_joins_once_it_is_removed(group, caplog):
+    group.path.write_bytes(b"not a database, " * 1_000)
+    times = GroupTimes(120, REBUILD_MS, 0)
+    membership = SqliteMembership(group.path, TOPOLOGY, group.changelog, POLICY, times)
+    node = Node("a", membership, TOPOLOGY, group.clock)
+    caplog.set_level(logging.WARNING)
+    membership.start(node.subscription, node.on_assignment)
+    try:
+        warned = f"the worker group {group.path} cannot be reached: file is not a database"
+        wait_until(lambda: [record.message for record in caplog.records].count(warned) >= 3, "three attempts")
+        assert (membership.state, membership.lease_until_boot_ms) == ("joining", 0.0)
+        remove_database(group.path)
+        wait_until(lambda: membership.state == "member", "joining")
+        assert node.actives == set(TOPOLOGY.tasks)
+    finally:
+        membership.leave()
+    assert membership.lease_until_boot_ms == 0.0
+
+
+def beyond(raw: bytes) -> bytes:
+    return zlib.compress(json.dumps({"v": VERSION + 1, "least": VERSION + 1, "data": len(raw)}).encode())
+
+
+def test_a_member_of_a_newer_wire_version_does_not_stop_the_leader(group, monkeypatch, caplog):
+    a, b, c = group.settled("a", "b", "c")
+    newer = group.node("d")
+    with monkeypatch.context() as patched:
+        encode = SubscriptionInfo.encode
+        patched.setattr(SubscriptionInfo, "encode", lambda self: beyond(encode(self)))
+        group.round(newer)
+    c.membership.leave()
+    group.go_on(a, b, for_ms=SESSION_MS - TICK_MS)
+    assert a.running_actives | b.running_actives == set(TOPOLOGY.tasks)
+    assert newer.host not in {metadata.host for metadata in a.map.hosts}
+    assert [record.message for record in caplog.records if "needs a reader of version" in record.message] != []
+
+
+def test_a_member_that_cannot_read_a_newer_leader_counts_as_gone_and_does_not_lead(group):
+    older = group.settled("a", "b", "c")[2]
+    known = older.map.generation
+    with sqlite3.connect(group.path) as connection:
+        (written,) = connection.execute("SELECT assignment FROM grp").fetchone()
+        connection.execute("UPDATE grp SET generation = generation + 1, assignment = ?", (beyond(written),))
+    connection.close()
+    leases = Leases(group.path)
+    before = leases.until(older)
+    group.clock.now += TICK_MS
+    with pytest.raises(UnsupportedVersion):
+        group.round(older)
+    assert leases.until(older) == before
+    group.clock.now += SESSION_MS
+    with pytest.raises(UnsupportedVersion):
+        group.round(older)
+    assert older.running_actives == frozenset()
+    assert older.map.generation == known
+    assert leases.leader() != older.name
+
+
+@dataclass
+class Leases:
+    """What the database says, whatever its members think."""
+
+    path: Path
+
+    def until(self, node: Node) -> float:
+        return float(self._one("SELECT lease_until FROM member WHERE id = ?", node.name))
+
+    def leader(self) -> str:
+        return str(self._one("SELECT leader FROM grp"))
+
+    def _one(self, query: str, *parameters: object) -> object:
+        with contextlib.closing(sqlite3.connect(self.path)) as connection:
+            return connection.execute(query, parameters).fetchone()[0]
+
+
+def test_an_assignment_that_could_not_be_followed_is_tried_again_and_no_lease_vouches_meanwhile(group):
+    a, b = group.settled("a", "b")
+    follow, lease = b.on_assignment, b.membership.lease_until_boot_ms
+
+    def fails(info: AssignmentInfo) -> None:
+        raise RuntimeError("no space left")
+
+    b.membership._on_assignment = fails
+    a.membership.leave()
+    for _ in range(2):
+        group.clock.now += TICK_MS
+        with pytest.raises(RuntimeError):
+            group.round(b)
+    assert b.membership.lease_until_boot_ms <= lease + TICK_MS
+    b.membership._on_assignment = follow
+    group.go_on(b, for_ms=TICK_MS)
+    assert b.running_actives == set(TOPOLOGY.tasks)

@@ -1,0 +1,164 @@
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.metadata import Generation, HostInfo
+from forebay.tasks import TaskId
+from forebay.topology import parse_topology
+from forebay_worker.group.assignor import Assignment, Placement
+from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
+
+TOPOLOGY = parse_topology(
+    {
+        "application_id": "app",
+        "subtopology": [
+            {"name": "counts", "partitions": 3, "store": [{"name": "counts"}]},
+            {"name": "rest", "partitions": 2, "store": [{"name": "hours"}, {"name": "pairs"}]},
+        ],
+    }
+)
+
+names = st.text(min_size=1, max_size=12)
+numbers = st.integers(0, 2**63 - 1)
+generations = st.builds(Generation, numbers, numbers)
+host_infos = st.builds(HostInfo, names, st.integers(1, 65535))
+tasks = st.builds(TaskId, st.integers(0, 1_000), st.integers(0, 100_000))
+subscriptions = st.builds(
+    SubscriptionInfo,
+    process_id=names,
+    incarnation=numbers,
+    host=host_infos,
+    fingerprint=names,
+    offsets=st.dictionaries(tasks, st.integers(-2, 2**63 - 1), max_size=20),
+    known_generation=generations,
+)
+
+
+@st.composite
+def assignments(draw: st.DrawFn) -> AssignmentInfo:
+    """Placements of the topology's tasks; some members are meant to come back and have no address now."""
+    everyone = draw(st.lists(names, min_size=1, max_size=6, unique=True))
+    present = everyone[: draw(st.integers(1, len(everyone)))]
+    addresses = draw(st.lists(host_infos, min_size=len(present), max_size=len(present), unique=True))
+
+    def placement(members: list[str]) -> Placement:
+        chosen = draw(st.lists(st.sampled_from(members), min_size=1, unique=True))
+        return Placement(chosen[0], tuple(chosen[1:]))
+
+    placed = draw(st.sets(st.sampled_from(TOPOLOGY.tasks)))
+    actual = {task: placement(present) for task in placed}
+    intended = {task: actual[task] if draw(st.booleans()) else placement(everyone) for task in placed}
+    return AssignmentInfo(
+        draw(generations),
+        draw(names),
+        dict(zip(present, addresses, strict=True)),
+        Assignment(actual, intended),
+    )
+
+
+def changed(raw: bytes, **members: object) -> bytes:
+    return zlib.compress(json.dumps({**json.loads(zlib.decompress(raw)), **members}).encode())
+
+
+AN_ASSIGNMENT = AssignmentInfo(
+    Generation(7, 3),
+    TOPOLOGY.fingerprint,
+    {"a": HostInfo("one", 1), "b": HostInfo("two", 2)},
+    Assignment(*[{task: Placement("a", ("b",)) for task in TOPOLOGY.tasks}] * 2),
+)
+A_SUBSCRIPTION = SubscriptionInfo("a", 5, HostInfo("one", 1), TOPOLOGY.fingerprint, {TaskId(0, 1): 9})
+MESSAGES = pytest.mark.parametrize(
+    ("message", "decode"),
+    [(AN_ASSIGNMENT, AssignmentInfo.decode), (A_SUBSCRIPTION, SubscriptionInfo.decode)],
+    ids=["AssignmentInfo", "SubscriptionInfo"],
+)
+
+
+@given(subscriptions)
+def test_a_subscription_comes_back_as_it_was(subscription):
+    assert SubscriptionInfo.decode(subscription.encode()) == subscription
+
+
+@given(assignments())
+def test_an_assignment_comes_back_as_it_was(info):
+    assert AssignmentInfo.decode(info.encode()) == info
+
+
+@given(assignments())
+def test_the_same_assignment_has_the_same_bytes(info):
+    backwards = AssignmentInfo(
+        info.generation,
+        info.fingerprint,
+        dict(reversed(info.hosts.items())),
+        Assignment(
+            dict(reversed(info.assignment.actual.items())), dict(reversed(info.assignment.intended.items()))
+        ),
+    )
+    assert backwards.encode() == info.encode()
+
+
+@MESSAGES
+def test_what_a_newer_writer_adds_is_ignored(message: Any, decode: Callable[[bytes], Any]):
+    newer = changed(message.encode(), v=VERSION + 1, least=VERSION, rack="r1", more={"deep": [1]})
+    assert decode(newer) == message
+
+
+@MESSAGES
+def test_a_message_beyond_this_reader_is_refused_with_what_to_do(message: Any, decode: Callable[[bytes], Any]):
+    beyond = changed(message.encode(), v=VERSION + 3, least=VERSION + 2)
+    with pytest.raises(UnsupportedVersion) as refused:
+        decode(beyond)
+    assert str(refused.value) == (
+        f"{type(message).__name__} of version {VERSION + 3} needs a reader of version {VERSION + 2}; this worker "
+        f"reads version {VERSION}. Upgrade it."
+    )
+
+
+@MESSAGES
+def test_a_message_beyond_this_reader_is_refused_whatever_else_it_holds(
+    message: Any, decode: Callable[[bytes], Any]
+):
+    beyond = zlib.compress(json.dumps({"v": VERSION + 1, "least": VERSION + 1}).encode())
+    with pytest.raises(UnsupportedVersion):
+        decode(beyond)
+
+
+@given(assignments())
+def test_partitions_by_host_are_those_of_the_placements(info):
+    actives = info.active_partitions_by_host(TOPOLOGY)
+    standbys = info.standby_partitions_by_host(TOPOLOGY)
+    assert actives.keys() == standbys.keys() == set(info.hosts.values())
+    for member, host in info.hosts.items():
+        active, standby = info.tasks_of(member)
+        assert actives[host] == {tp for task in active for tp in TOPOLOGY.topic_partitions(task)}
+        assert standbys[host] == {tp for task in standby for tp in TOPOLOGY.topic_partitions(task)}
+
+
+@given(assignments())
+def test_the_map_says_who_holds_each_topic_partition(info):
+    cluster_map = info.map(TOPOLOGY)
+    assert cluster_map.generation == info.generation
+    assert [metadata.host for metadata in cluster_map.hosts] == sorted(info.hosts.values())
+    assert cluster_map.by_topic_partition == {
+        tp: (
+            info.hosts[placement.active],
+            tuple(sorted(info.hosts[member] for member in placement.standbys)),
+        )
+        for task, placement in info.assignment.actual.items()
+        for tp in TOPOLOGY.topic_partitions(task)
+    }
+
+
+@given(assignments())
+def test_the_map_names_the_stores_of_each_host(info):
+    store_by_topic = {spec.topic: spec.name for spec in TOPOLOGY.stores.values()}
+    for metadata in info.map(TOPOLOGY).hosts:
+        assert metadata.active_store_names == {store_by_topic[tp.topic] for tp in metadata.active_topic_partitions}
+        assert metadata.standby_store_names == {
+            store_by_topic[tp.topic] for tp in metadata.standby_topic_partitions
+        }
