@@ -15,6 +15,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -166,7 +167,7 @@ class SqliteMembership:
             incarnation, number, leader, leader_until, assignment = row
             if assignment is not None and Generation(incarnation, number) > self._known:
                 # A member that cannot read it rolls back: it must neither lead nor count as present.
-                AssignmentInfo.decode(assignment)
+                _read_assignment(assignment)
             connection.execute(
                 "INSERT OR REPLACE INTO member VALUES (?, ?, ?, ?, ?, ?)",
                 (mine.process_id, mine.incarnation, str(mine.host), mine.fingerprint, mine.encode(), until),
@@ -226,7 +227,7 @@ class SqliteMembership:
     def _take_over(self, seen: _Seen) -> None:
         if seen.assignment is None or seen.generation <= self._known:
             return
-        info = AssignmentInfo.decode(seen.assignment)
+        info = _read_assignment(seen.assignment)
         if info.fingerprint != self._topology.fingerprint and self._fingerprint != info.fingerprint:
             log.error(
                 "the group's leader follows topology %s, this worker %s: it goes on serving what it holds. "
@@ -246,7 +247,7 @@ class SqliteMembership:
             for name, subscription in seen.subscriptions.items()
             if subscription.fingerprint == self._topology.fingerprint
         }
-        previous = None if seen.assignment is None else AssignmentInfo.decode(seen.assignment)
+        previous = None if seen.assignment is None else _read_assignment(seen.assignment)
         followed = previous is not None and previous.fingerprint == self._topology.fingerprint
         before = previous.assignment if previous is not None and followed else NO_ASSIGNMENT
         if not before.actual and not self._waited_for_members(seen.generation.incarnation, now):
@@ -415,3 +416,9 @@ def group_path(url: str, changelog_url: str) -> Path:
     if not chosen.startswith("sqlite:///"):
         raise ConfigurationError(f"The group {chosen!r} is not of the form sqlite:///PATH.")
     return Path(unquote(chosen.removeprefix("sqlite://")))
+
+
+@lru_cache(maxsize=2)
+def _read_assignment(raw: bytes) -> AssignmentInfo:
+    """The assignment as it was written; every look at the database brings the same bytes again."""
+    return AssignmentInfo.decode(raw)
