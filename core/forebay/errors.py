@@ -32,7 +32,10 @@ ForebayError
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from forebay.lag import Lag
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
@@ -95,6 +98,9 @@ class Problem(ForebayError):
     status: ClassVar[int] = 500
     name: ClassVar[str] = "internal-error"
     title: ClassVar[str] = "The service failed"
+
+    lag: Lag | None = None
+    """How far behind the replica was that said so; set on problems that a client received."""
 
     def __init__(self, detail: str, *, retry_after_s: int | None = None, **members: Any) -> None:
         super().__init__(detail)

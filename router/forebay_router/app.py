@@ -101,12 +101,28 @@ async def _read(router: Router, route: ReadRoute, request: Request, parameters: 
     if route.scan is None:
         assert segment is not None
         return respond(await router.key(store, segment, path, query, parameters))
+    admission = contextlib.ExitStack()
+    admission.enter_context(router.admitted())
     try:
-        with router.admitted():
-            gather = await Gather.begin(router, route.scan, store, segment, path, query, parameters)
+        gather = await Gather.begin(router, route.scan, store, segment, path, query, parameters)
     except ScanRefused as refused:
+        admission.close()
         return respond(refused.answer)
-    return StreamingResponse(gather.body(), media_type="application/json", headers={"cache-control": "no-store"})
+    except BaseException:
+        admission.close()
+        raise
+    # In flight until the last piece is sent, or the client has gone.
+    return StreamingResponse(
+        _until_sent(gather.body(), admission),
+        media_type="application/json",
+        headers={"cache-control": "no-store"},
+    )
+
+
+async def _until_sent(body: AsyncIterator[bytes], admission: contextlib.ExitStack) -> AsyncIterator[bytes]:
+    with admission:
+        async for piece in body:
+            yield piece
 
 
 def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:

@@ -63,6 +63,7 @@ class Gather:
     parameters: ReadParameters
     path: bytes
     query: bytes
+    deadline_boot_ms: float
     parts: dict[int, _PartitionScan] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
 
@@ -79,7 +80,7 @@ class Gather:
     ) -> Gather:
         """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` if one cannot be had."""
         scan = make_scan(route, router.spec(store), segment, parameters)
-        gather = cls(router, scan, parameters, path, query)
+        gather = cls(router, scan, parameters, path, query, router.deadline(parameters))
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
         gather.missing.update(cursor.missing if cursor else ())
         for partition in gather._partitions(segment):
@@ -166,7 +167,7 @@ class Gather:
         request = ReplicaRequest(
             self.scan.spec, part.partition, self.path + b"?" + b"&".join(query), accept=_FRAMES, alone=True
         )
-        return await self.router.ask(request, self.parameters, self.router.deadline(self.parameters))
+        return await self.router.ask(request, self.parameters, self.deadline_boot_ms)
 
     def _sources(self) -> list[dict[str, Any]]:
         return [part.page.source for part in self.parts.values() if part.page is not None]

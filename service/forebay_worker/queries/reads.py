@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from forebay.codecs import from_segment
-from forebay.errors import NotHostedHere, Problem
+from forebay.errors import BadParameter, NotHostedHere, Problem
 from forebay.lag import Lag
 from forebay.rest.answers import (
     JSON_HEAD,
@@ -59,6 +59,10 @@ class Reads:
 
     def _read(self, spec: StoreSpec, plain: bytes, parameters: ReadParameters) -> tuple[Provenance, bytes]:
         admission = self._admission
+        if parameters.as_of_ms is not None and spec.kind != "versioned":
+            raise BadParameter(
+                f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
+            )
         partition = admission.partition(spec, plain) if parameters.partition is None else parameters.partition
         replica = admission.replica(spec, partition)
         admitted = admission.admit(replica, parameters)

@@ -1,0 +1,235 @@
+"""The client that awaits: what is asked, and what comes of it, is as in ``forebay.client.blocking``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import httpx
+
+from forebay.client.exchange import Exchange, Pause, Plan, Reply
+from forebay.client.lists import Listing
+from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
+from forebay.client.positions import Positions
+from forebay.client.reads import ListRequest, Reads
+from forebay.client.results import Answer, Entry, SessionWindow, Version, Window
+from forebay.errors import Problem
+from forebay.rest.parameters import DEFAULT_LIMIT
+
+T = TypeVar("T")
+
+
+class AsyncDriver:
+    """Takes the steps of plans, one after the other."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport | None) -> None:
+        self.http = httpx.AsyncClient(transport=transport)
+
+    async def run(self, plan: Plan[T]) -> T:
+        """What the plan comes to; raises what it raises."""
+        reply: Reply = None
+        while True:
+            try:
+                step = plan.send(reply)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            if isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                reply = None
+                continue
+            try:
+                reply = await self.http.request(
+                    step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
+                )
+            except httpx.TransportError as error:
+                reply = error
+
+
+class AsyncItems(Listing[T], AsyncIterator[T]):
+    """The items of a list; ``next`` raises ``forebay.errors.Problem`` where a page is refused."""
+
+    def __init__(
+        self, driver: AsyncDriver, reads: Reads, wanted: ListRequest[T], limit: int | None, page_size: int
+    ) -> None:
+        super().__init__(reads, wanted, limit, page_size)
+        self._driver = driver
+
+    async def __anext__(self) -> T:
+        while not self._in_hand:
+            if self._over:
+                raise StopAsyncIteration
+            await self._driver.run(self._next_page())
+        return self._in_hand.popleft()
+
+
+class AsyncReader:
+    """The reads, of a client or of a session.
+
+    Each takes ``ReadOptions`` and raises the ``forebay.errors.Problem`` that the server answers with, or
+    ``NoReplica`` where no server can be reached and ``DeadlineExceeded`` where the time is over.
+    """
+
+    def __init__(self, driver: AsyncDriver, reads: Reads) -> None:
+        self._driver = driver
+        self._reads = reads
+
+    async def get(
+        self, store: str, key: Any, *, as_of: Time | None = None, **options: Unpack[ReadOptions]
+    ) -> Answer:
+        """The value of a key, a JSON value; of a versioned store, as of a time.
+
+        Raises ``UnknownKey`` where there is none: its ``lag`` says how far behind that is known. Where no replica
+        is within the bounds, raises ``LagExceedsTolerance`` with the best ``lag`` found.
+        """
+        return await self._driver.run(self._reads.get(store, key, as_of, options))
+
+    async def get_many(
+        self, store: str, keys: Sequence[Any], *, as_of: Time | None = None, **options: Unpack[ReadOptions]
+    ) -> list[Answer | Problem]:
+        """The answer or the problem of each key, in the order of the keys, whose number is not limited.
+
+        A key's problem is returned, not raised, and the key not asked for again.
+        """
+        return await self._driver.run(self._reads.get_many(store, keys, as_of, options))
+
+    def entries(
+        self,
+        store: str,
+        *,
+        start: Any = None,
+        end: Any = None,
+        prefix: str | bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        page_size: int = DEFAULT_LIMIT,
+        allow_partial: bool = False,
+        **options: Unpack[ReadOptions],
+    ) -> AsyncItems[Entry]:
+        """The entries of a key-value store whose keys are in ``[start, end)``, in stored order.
+
+        ``prefix`` is what the keys' bytes begin with, such as the first letters of strings. ``limit`` is the most
+        entries in all, ``page_size`` the most that are asked for at once.
+        """
+        wanted = ListRequest(Entry, store, ALL_KEYS, start, end, reverse, options, allow_partial, prefix)
+        return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
+
+    def windows(
+        self,
+        store: str,
+        key: Any = ALL_KEYS,
+        *,
+        start: Time | None = None,
+        end: Time | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        page_size: int = DEFAULT_LIMIT,
+        allow_partial: bool = False,
+        **options: Unpack[ReadOptions],
+    ) -> AsyncItems[Window]:
+        """The windows, of a key or of all, that start in ``[start, end)``: by key, then by start.
+
+        ``limit`` is the most windows in all, ``page_size`` the most that are asked for at once. Only a list of
+        all keys may be partial.
+        """
+        wanted = ListRequest(Window, store, key, start, end, reverse, options, allow_partial)
+        return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
+
+    def sessions(
+        self,
+        store: str,
+        key: Any = ALL_KEYS,
+        *,
+        start: Time | None = None,
+        end: Time | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        page_size: int = DEFAULT_LIMIT,
+        allow_partial: bool = False,
+        **options: Unpack[ReadOptions],
+    ) -> AsyncItems[SessionWindow]:
+        """The session windows, of a key or of all, that overlap ``[start, end)``: by key, then by end.
+
+        ``limit``, ``page_size`` and ``allow_partial`` are as for ``windows``.
+        """
+        wanted = ListRequest(SessionWindow, store, key, start, end, reverse, options, allow_partial)
+        return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
+
+    def versions(
+        self,
+        store: str,
+        key: Any,
+        *,
+        start: Time | None = None,
+        end: Time | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        page_size: int = DEFAULT_LIMIT,
+        **options: Unpack[ReadOptions],
+    ) -> AsyncItems[Version]:
+        """The versions of a key that became valid in ``[start, end)``, the oldest first.
+
+        ``limit`` and ``page_size`` are as for ``windows``.
+        """
+        wanted = ListRequest(Version, store, key, start, end, reverse, options)
+        return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
+
+
+class AsyncClient(AsyncReader):
+    """Reads from a router or a worker, or from the first of several that can be reached.
+
+    ``timeout_ms`` is the time of calls that name none. Threads may share a client. Raises ``ValueError`` for
+    what is not an HTTP URL.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        reads = Reads(Exchange(urls, timeout_ms))
+        super().__init__(AsyncDriver(transport), reads)
+
+    def session(self) -> AsyncSession:
+        """A session: its reads never go back in time. It is over when the client is closed."""
+        return AsyncSession(self._driver, self._reads)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._driver.http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncSession(AsyncReader):
+    """Reads that never go back in time: each sees at least what those before it saw, from whichever replica.
+
+    A read raises ``PositionNotReached`` where no replica is that far: give it ``wait_ms`` to wait. Once a log was
+    replaced, what was seen is of another, and reads raise ``PositionOfAnotherLog``: go on with a new session.
+    """
+
+    def __init__(self, driver: AsyncDriver, reads: Reads) -> None:
+        self._positions = Positions()
+        super().__init__(driver, reads.in_session(self._positions))
+
+    def position(self, store: str) -> str | None:
+        """The token of what was seen of a store, None before anything was."""
+        return self._positions.get(store)
+
+    def read_after(self, token: str | None, store: str) -> None:
+        """See at least what a token holds, such as ``sink.position(store)``; None holds nothing.
+
+        Raises ``BadParameter`` if it is no position token.
+        """
+        if token is not None:
+            self._positions.add(store, token)

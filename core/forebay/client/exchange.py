@@ -1,0 +1,149 @@
+"""The exchange of requests for answers: where they go, until when, and what is tried again.
+
+It does no I/O: a plan is a generator that yields steps, and a blocking or an asynchronous client takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import httpx
+
+from forebay.client.options import query_string
+from forebay.client.problems import problem_of_response
+from forebay.errors import DeadlineExceeded, NoReplica, Problem
+
+_TRIES_PER_URL = 2
+"""A server may close an idle connection just as a request is sent on it: that says nothing of the server."""
+_GRACE_MS = 100.0
+"""A server's own word that the time is over, which says who was asked, is waited for this much longer."""
+_LEAST_PAUSE_S = 0.1
+_PASSING = frozenset({429, 503})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Send:
+    """A step: send a request and reply with the response, or with the error that prevented one."""
+
+    method: str
+    url: str
+    body: bytes | None
+    timeout: httpx.Timeout
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers beyond the usual."""
+        return {} if self.body is None else {"content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A step: wait so many seconds."""
+
+    seconds: float
+
+
+Reply: TypeAlias = httpx.Response | httpx.TransportError | None
+Plan: TypeAlias = Generator[Send | Pause, Reply, T]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to ask, of whichever server; a body is asked with POST."""
+
+    path: str
+    parameters: dict[str, Any]
+    body: bytes | None = None
+    timed: bool = True
+    """Whether the path takes ``timeout_ms``."""
+
+
+class Exchange:
+    """Asks the first of several servers that can be reached, again where it says that waiting helps."""
+
+    def __init__(
+        self, urls: str | Sequence[str], timeout_ms: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._urls = [_checked(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self._urls:
+            raise ValueError("A client needs the URL of at least one router or worker.")
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+        self._first = 0
+
+    def deadline(self, timeout_ms: int | None) -> float:
+        """When a call that begins now must be answered, in milliseconds of the clock."""
+        return self._now_ms() + (self._timeout_ms if timeout_ms is None else timeout_ms)
+
+    def ask(self, request: Request, deadline_ms: float) -> Plan[dict[str, Any]]:
+        """The document that answers a request; raises ``Problem``.
+
+        On 429 and 503 it is repeated after ``Retry-After``, if there is that much time.
+        """
+        while True:
+            response = yield from self._reach(request, deadline_ms)
+            if response.status_code == 200:
+                return _document(response)
+            problem = problem_of_response(response)
+            pause_s = problem.retry_after_s
+            if (
+                response.status_code not in _PASSING
+                or pause_s is None
+                or self._now_ms() + pause_s * 1000 >= deadline_ms
+            ):
+                raise problem
+            yield Pause(max(pause_s, _LEAST_PAUSE_S))
+            self._first += 1
+
+    def _reach(self, request: Request, deadline_ms: float) -> Plan[httpx.Response]:
+        """The response of the first server that gives one."""
+        attempts: list[dict[str, str]] = []
+        first, tries = self._first, _TRIES_PER_URL * len(self._urls)
+        for turn in range(tries):
+            url = self._urls[(first + turn) % len(self._urls)]
+            left_ms = deadline_ms - self._now_ms()
+            if left_ms <= 0:
+                raise DeadlineExceeded("No server answered in time.", attempts=attempts)
+            reply = yield self._send(request, url, left_ms, max(1, len(self._urls) - turn))
+            if isinstance(reply, httpx.Response):
+                self._first = first + turn
+                return reply
+            attempts.append({"host": url, "outcome": f"{type(reply).__name__}: {reply}"})
+        raise NoReplica(f"None of {', '.join(self._urls)} could be reached.", attempts=attempts)
+
+    def _send(self, request: Request, url: str, left_ms: float, urls_left: int) -> Send:
+        parameters = dict(request.parameters)
+        if request.timed:
+            parameters["timeout_ms"] = math.ceil(left_ms)
+        query = query_string(parameters)
+        # Each server gets its share of the time to be connected to; one that is connected gets all of it.
+        timeout = httpx.Timeout((left_ms + _GRACE_MS) / 1000, connect=left_ms / urls_left / 1000)
+        method = "GET" if request.body is None else "POST"
+        return Send(method, f"{url}{request.path}{'?' if query else ''}{query}", request.body, timeout)
+
+    def _now_ms(self) -> float:
+        return self._clock() * 1000
+
+
+def _checked(url: str) -> str:
+    parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080.")
+    return url.rstrip("/")
+
+
+def _document(response: httpx.Response) -> dict[str, Any]:
+    try:
+        document = json.loads(response.content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise Problem(f"{response.url} answered 200 with something else than a JSON object.", status=200)
+    return document

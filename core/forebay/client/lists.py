@@ -1,0 +1,61 @@
+"""Lists while they are read: what is in hand, and which page is next."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+from forebay.client.exchange import Plan
+from forebay.client.reads import ListRequest, Reads
+from forebay.client.results import Page
+from forebay.lag import UNKNOWN_LAG, Lag
+from forebay.rest.answers import Provenance
+
+T = TypeVar("T")
+
+
+class Listing(Generic[T]):
+    """A list that is read page by page, as its items are asked for.
+
+    What it says of lag and partitions is of the newest page. An entry present throughout is returned exactly
+    once, but pages are no snapshot. After an error the page that failed is asked for again.
+    """
+
+    def __init__(self, reads: Reads, wanted: ListRequest[T], limit: int | None, page_size: int) -> None:
+        self._reads = reads
+        self._wanted = wanted
+        self._left = limit
+        self._page_size = page_size
+        self._in_hand: deque[T] = deque()
+        self._over = limit == 0
+        self._page: Page[T] | None = None
+
+    @property
+    def lag(self) -> Lag:
+        """Figure by figure the worst of the partitions; unknown before the first page."""
+        return UNKNOWN_LAG if self._page is None else self._page.lag
+
+    @property
+    def partitions(self) -> tuple[Provenance, ...]:
+        """Which replica answered for each partition, and how far it was."""
+        return () if self._page is None else self._page.partitions
+
+    @property
+    def complete(self) -> bool:
+        """Whether no partition is missing; False before the first page."""
+        return self._page is not None and self._page.complete
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The partitions left out, where ``allow_partial`` was asked for."""
+        return () if self._page is None else self._page.missing
+
+    def _next_page(self) -> Plan[None]:
+        cursor = None if self._page is None else self._page.cursor
+        limit = self._page_size if self._left is None else min(self._left, self._page_size)
+        page = yield from self._reads.page(self._wanted, cursor, limit)
+        self._page = page
+        self._in_hand.extend(page.items)
+        if self._left is not None:
+            self._left -= len(page.items)
+        self._over = page.cursor is None or self._left == 0

@@ -1,0 +1,65 @@
+"""What every read may ask for, and how it looks in a query string."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, TypeAlias, TypedDict
+from urllib.parse import quote, urlencode
+
+from forebay.rest.parameters import parse_time
+
+DEFAULT_TIMEOUT_MS = 5_000
+
+Time: TypeAlias = datetime | int
+"""A time zone's datetime, or epoch milliseconds."""
+
+
+class _AllKeys(enum.Enum):
+    ALL_KEYS = "all keys"
+
+
+ALL_KEYS: Final = _AllKeys.ALL_KEYS
+"""In place of a key, which may be any JSON value, None included."""
+
+
+class ReadOptions(TypedDict, total=False):
+    """How far behind an answer may be, and how long it may take; all bounds given must hold.
+
+    Without any bound the store's own holds.
+    """
+
+    max_record_lag: int
+    """Most changelog records that the answer may be behind."""
+    max_time_lag_ms: int
+    """Most milliseconds that it may be behind the log."""
+    max_age_ms: int
+    """Most milliseconds that it may be behind the source."""
+    require_active: bool
+    """Only a running active answers."""
+    min_position: str
+    """Position token of an answer or of a sink's batch: read at least that."""
+    wait_ms: int
+    """How long a replica may wait to meet the bounds or the position."""
+    timeout_ms: int
+    """Time for the call, waits and repetitions included; of a list, for each page."""
+
+
+def check(options: ReadOptions) -> None:
+    """Raise ``TypeError`` for an option that there is not: a misspelt bound must not become none."""
+    unknown = sorted(options.keys() - ReadOptions.__annotations__.keys())
+    if unknown:
+        known = ", ".join(ReadOptions.__annotations__)
+        raise TypeError(f"There is no read option {unknown[0]!r}; there are {known}.")
+
+
+def query_string(parameters: Mapping[str, Any]) -> str:
+    """The parameters that are not None, percent-encoded; flags are set or left out."""
+    given = {name: "true" if value is True else value for name, value in parameters.items()}
+    return urlencode({k: v for k, v in given.items() if v is not None and v is not False}, quote_via=quote)
+
+
+def epoch_ms_of(parameter: str, time: Time | None) -> int | None:
+    """A time as a query parameter; raises ``BadParameter`` for a datetime without a time zone."""
+    return parse_time(parameter, time.isoformat().encode()) if isinstance(time, datetime) else time

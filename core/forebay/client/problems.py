@@ -1,0 +1,52 @@
+"""Problem documents as the exceptions that they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from forebay.errors import Problem
+from forebay.lag import Lag
+
+_PREFIX = "urn:forebay:problem:"
+_CLASSES = {kind.name: kind for kind in Problem.__subclasses__()}
+_OWN_MEMBERS = ("type", "title", "status", "detail")
+
+
+def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) -> Problem:
+    """The exception of a problem document: of the class with its type, else ``Problem`` with the whole document.
+
+    One whose document states a lag has it as ``lag``.
+    """
+    detail = str(document.get("detail", ""))
+    kind = _CLASSES.get(str(document.get("type", "")).removeprefix(_PREFIX))
+    own = _OWN_MEMBERS if kind else ("detail",)
+    members = {name: value for name, value in document.items() if name not in own}
+    problem = (kind or Problem)(detail, retry_after_s=retry_after_s, **members)
+    lag = document.get("lag")
+    if isinstance(lag, Mapping):
+        problem.lag = Lag(*(lag.get(figure) for figure in Lag._fields))
+    return problem
+
+
+def problem_of_response(response: httpx.Response) -> Problem:
+    """The exception of a response that is no answer; one that is no problem document, as a proxy's, is told."""
+    retry_after = response.headers.get("retry-after", "")
+    retry_after_s = int(retry_after) if retry_after.isdecimal() else None
+    try:
+        document = json.loads(response.content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or "type" not in document:
+        said = f"{response.status_code} {response.reason_phrase}"
+        document = {
+            "type": "about:blank",
+            "title": response.reason_phrase,
+            "status": response.status_code,
+            "detail": f"{response.url} answered {said} without a problem document: "
+            "what answers there is neither a router nor a worker.",
+        }
+    return problem_of(document, retry_after_s)

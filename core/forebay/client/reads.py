@@ -1,0 +1,193 @@
+"""The plans of all reads: what is asked in which order, and what the documents say. No I/O is done here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from forebay.client.exchange import Exchange, Plan, Request
+from forebay.client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of
+from forebay.client.positions import Positions
+from forebay.client.problems import problem_of
+from forebay.client.results import Answer, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
+from forebay.codecs import to_segment
+from forebay.errors import Problem, TopologyError, UnknownKey
+from forebay.position import later_position
+from forebay.rest.batches import MOST_KEYS
+from forebay.topology import StoreSpec
+
+_REWRITTEN = ("", ".", "..")
+"""Key segments that a path loses on its way."""
+
+_ITEMS: dict[type, str] = {
+    Entry: "entries",
+    Window: "windows",
+    SessionWindow: "sessions",
+    Version: "versions",
+}
+"""The list routes' last segment, and the member that holds the items, by what the items are."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ListRequest(Generic[T]):
+    """One list, whichever page of it. ``start`` and ``end`` are keys for entries, else times."""
+
+    kind: type[T]
+    store: str
+    key: Any
+    start: Any
+    end: Any
+    reverse: bool
+    options: ReadOptions
+    allow_partial: bool = False
+    prefix: str | bytes | None = None
+
+    def __post_init__(self) -> None:
+        check(self.options)
+
+
+class Reads:
+    """Plans every read; of a session, each asks for what the session has seen, and is noted there."""
+
+    def __init__(
+        self, exchange: Exchange, specs: dict[str, StoreSpec] | None = None, positions: Positions | None = None
+    ) -> None:
+        self._exchange = exchange
+        self._specs = {} if specs is None else specs
+        self._positions = positions
+
+    def in_session(self, positions: Positions) -> Reads:
+        """The same, of a session."""
+        return Reads(self._exchange, self._specs, positions)
+
+    def get(self, store: str, key: Any, as_of: Time | None, options: ReadOptions) -> Plan[Answer]:
+        """One key; raises ``Problem``."""
+        check(options)
+        deadline_ms = self._exchange.deadline(options.get("timeout_ms"))
+        spec = yield from self._spec(store, deadline_ms)
+        plain = spec.key_codec.from_json(key)
+        parameters = self._parameters(store, options, _partition(spec, plain), as_of=epoch_ms_of("as_of", as_of))
+        segment = to_segment(spec.key_codec, plain)
+        result: Answer | Problem
+        if segment in _REWRITTEN:
+            [result] = yield from self._batch(store, [key], parameters, deadline_ms)
+        else:
+            request = Request(f"{_path(store)}/keys/{segment}", parameters)
+            try:
+                result = answer_of((yield from self._exchange.ask(request, deadline_ms)))
+            except UnknownKey as miss:
+                result = miss
+        self._note(store, result)
+        if isinstance(result, Problem):
+            raise result
+        return result
+
+    def get_many(
+        self, store: str, keys: Sequence[Any], as_of: Time | None, options: ReadOptions
+    ) -> Plan[list[Answer | Problem]]:
+        """Several keys, as many requests as it takes; raises ``Problem`` if one is refused as a whole."""
+        check(options)
+        deadline_ms = self._exchange.deadline(options.get("timeout_ms"))
+        results: list[Answer | Problem] = []
+        for at in range(0, len(keys), MOST_KEYS):
+            parameters = self._parameters(store, options, None, as_of=epoch_ms_of("as_of", as_of))
+            found = yield from self._batch(store, keys[at : at + MOST_KEYS], parameters, deadline_ms)
+            for result in found:
+                self._note(store, result)
+            results += found
+        return results
+
+    def _batch(
+        self, store: str, keys: Sequence[Any], parameters: dict[str, Any], deadline_ms: float
+    ) -> Plan[list[Answer | Problem]]:
+        body = json.dumps({"keys": list(keys)}, allow_nan=False).encode()
+        request = Request(f"{_path(store)}/batch-get", parameters, body)
+        document = yield from self._exchange.ask(request, deadline_ms)
+        return [_result(result) for result in document["results"]]
+
+    def page(self, wanted: ListRequest[T], cursor: str | None, limit: int) -> Plan[Page[T]]:
+        """One page of a list; raises ``Problem``."""
+        store, items = wanted.store, _ITEMS[wanted.kind]
+        deadline_ms = self._exchange.deadline(wanted.options.get("timeout_ms"))
+        path, partition = _path(store), None
+        if wanted.key is not ALL_KEYS:
+            spec = yield from self._spec(store, deadline_ms)
+            plain = spec.key_codec.from_json(wanted.key)
+            partition = _partition(spec, plain)
+            # Dots alone would be taken for steps in the path.
+            path += f"/keys/{to_segment(spec.key_codec, plain).replace('.', '%2E')}"
+        start, end = yield from self._bounds(wanted, deadline_ms)
+        parameters = self._parameters(
+            store,
+            wanted.options,
+            partition,
+            **{"from": start, "to": end},
+            prefix=wanted.prefix,
+            reverse=wanted.reverse,
+            allow_partial=wanted.allow_partial,
+            limit=limit,
+            cursor=cursor,
+        )
+        document = yield from self._exchange.ask(Request(f"{path}/{items}", parameters), deadline_ms)
+        page = page_of(document, items, wanted.kind)
+        if self._positions is not None:
+            for source in page.partitions:
+                self._positions.add(store, source.position)
+        return page
+
+    def _bounds(self, wanted: ListRequest[T], deadline_ms: float) -> Plan[tuple[bytes | int | None, ...]]:
+        bounds = {"from": wanted.start, "to": wanted.end}
+        if wanted.kind is not Entry:
+            return tuple(epoch_ms_of(name, time) for name, time in bounds.items())
+        codec = (yield from self._spec(wanted.store, deadline_ms)).key_codec
+        return tuple(None if key is None else codec.to_text(codec.from_json(key)) for key in bounds.values())
+
+    def _spec(self, store: str, deadline_ms: float) -> Plan[StoreSpec]:
+        spec = self._specs.get(store)
+        if spec is None:
+            document = yield from self._exchange.ask(Request(_path(store), {}, timed=False), deadline_ms)
+            spec = self._specs[store] = StoreSpec.from_document(document)
+        return spec
+
+    def _parameters(
+        self, store: str, options: ReadOptions, partition: int | None, **others: Any
+    ) -> dict[str, Any]:
+        parameters: dict[str, Any] = {**options, **others}
+        if self._positions is not None:
+            seen = self._positions.get(store, partition)
+            parameters["min_position"] = later_position(seen, options.get("min_position"))
+        return parameters
+
+    def _note(self, store: str, result: Answer | Problem) -> None:
+        """Remember what was seen: a miss is seen too, a refusal is not."""
+        position = None
+        if isinstance(result, Answer):
+            position = result.position
+        elif isinstance(result, UnknownKey):
+            position = result.members.get("position")
+        if self._positions is not None and position is not None:
+            self._positions.add(store, position)
+
+
+def _path(store: str) -> str:
+    return f"/v1/stores/{quote(store, safe='')}"
+
+
+def _partition(spec: StoreSpec, plain: bytes) -> int | None:
+    """The partition of a key; None where its partitioner is not known, or not installed, here."""
+    try:
+        partitioner = spec.stream_partitioner
+    except TopologyError:
+        return None
+    return None if partitioner is None else partitioner.partition(plain, spec.partitions)
+
+
+def _result(document: dict[str, Any]) -> Answer | Problem:
+    if "problem" not in document:
+        return answer_of(document)
+    return problem_of({"key": document["key"], **document["problem"]})

@@ -1,0 +1,116 @@
+"""What a client hands out: answers, items of lists and pages, all frozen. Times are epoch milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from forebay.lag import Lag
+from forebay.rest.answers import Provenance
+
+T = TypeVar("T")
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The value of one key, a JSON value, and which replica read it, how far behind."""
+
+    store: str
+    key: Any
+    value: Any
+    partition: int
+    position: str
+    """Position token: a read with it as ``min_position`` sees no less than this one."""
+    role: str
+    """``active``, ``restoring`` or ``standby``."""
+    host: str
+    lag: Lag
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key and its value."""
+
+    key: Any
+    value: Any
+
+
+@dataclass(frozen=True)
+class Window:
+    """A key's value in the window ``[start_ms, end_ms)``."""
+
+    key: Any
+    start_ms: int
+    end_ms: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """A key's value in the session window from ``start_ms`` to ``end_ms``."""
+
+    key: Any
+    start_ms: int
+    end_ms: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Version:
+    """A key's value from ``valid_from_ms`` on; None where the key was deleted then."""
+
+    key: Any
+    valid_from_ms: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """One answer of a list: its items, the cursor of the next page if any, and where they came from.
+
+    ``lag`` is, figure by figure, the worst of ``partitions``; ``missing`` are the partitions left out because
+    ``allow_partial`` was asked for, and ``complete`` says that there are none.
+    """
+
+    items: tuple[T, ...]
+    cursor: str | None
+    lag: Lag
+    partitions: tuple[Provenance, ...]
+    missing: tuple[int, ...]
+    complete: bool
+
+
+# Members that this version does not know are passed over: a newer server may add some.
+
+
+def lag_of(document: Document) -> Lag:
+    """The three figures of a document's ``lag`` member."""
+    return Lag(*(document["lag"].get(figure) for figure in Lag._fields))
+
+
+def answer_of(document: Document) -> Answer:
+    """The answer that a document is."""
+    return Answer(document["store"], document["key"], document["value"], *provenance_of(document))
+
+
+def provenance_of(document: Document) -> Provenance:
+    """The replica that a document says it is from."""
+    partition, position, role, host = (document[name] for name in ("partition", "position", "role", "host"))
+    return Provenance(partition, position, role, host, lag_of(document))
+
+
+def page_of(document: Document, items: str, kind: type[T]) -> Page[T]:
+    """The page that a document is; its member ``items`` holds what ``kind``, a dataclass, is made of."""
+    # A list of one key names the key once, beside the items.
+    shared = {"key": document.get("key")}
+    names = kind.__match_args__  # type: ignore[attr-defined]
+    return Page(
+        items=tuple([kind(*({**shared, **item}[name] for name in names)) for item in document[items]]),
+        cursor=document["next"],
+        lag=lag_of(document),
+        partitions=tuple([provenance_of(partition) for partition in document["partitions"]]),
+        missing=tuple(document.get("missing", ())),
+        complete=document["complete"],
+    )

@@ -1,0 +1,139 @@
+"""The actual placement: what to do now on the way to what is intended, among the members that are there.
+
+Where the intended active is not caught up, a member that is stays active while the intended one warms up, and a
+caught-up replica is released only once enough others are caught up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forebay.tasks import TaskId
+from forebay_worker.group.placement import AssignmentPolicy, Copies, Placement
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What decides about the next step towards what is intended; everything by task."""
+
+    present: frozenset[str]
+    copies: Copies
+    intended: Mapping[TaskId, Placement]
+    before: Mapping[TaskId, Placement]
+    policy: AssignmentPolicy
+
+    def near(self, task: TaskId) -> list[str]:
+        """The members that are caught up, nearest first."""
+        limit = self.policy.acceptable_recovery_lag
+        return [name for name, lag in self.copies[task].items() if lag <= limit]
+
+    def had(self, task: TaskId) -> tuple[str, ...]:
+        """The present members that held the task."""
+        held = self.before[task].members if task in self.before else ()
+        return tuple(name for name in held if name in self.present)
+
+    def absent(self, task: TaskId) -> int:
+        """How many of the intended holders are expected back."""
+        return sum(name not in self.present for name in self.intended[task].members)
+
+
+def serve(tasks: list[TaskId], now: Situation) -> dict[TaskId, Placement]:
+    """What to do now, among the members that are there."""
+    actives = _actives(tasks, now)
+    standbys = {task: _held_standbys(task, actives[task], now) for task in tasks}
+    warm_ups = now.policy.max_warmup_replicas
+    warm_ups -= sum(_warming(task, standbys[task], now) for task in tasks)
+    for task in tasks:
+        warm_ups -= _build(task, actives[task], standbys[task], warm_ups, now)
+    return {task: _placement(task, actives[task], standbys[task], now) for task in tasks}
+
+
+def _placement(task: TaskId, active: str, standbys: list[str], now: Situation) -> Placement:
+    """In the order intended, so that a detour ends where it began."""
+    order = [*now.intended[task].members, *now.had(task)]
+    return Placement(active, tuple(sorted(standbys, key=order.index)))
+
+
+def _actives(tasks: list[TaskId], now: Situation) -> dict[TaskId, str]:
+    """One active for each task; where there is a choice, members that serve less come first.
+
+    In a round in which actives went with their member, no other active moves: fail-over first.
+    """
+    failing_over = any(task in now.before and now.before[task].active not in now.present for task in tasks)
+    evident = {task: _evident_active(task, failing_over, now) for task in tasks}
+    serving = Counter(name for name in evident.values() if name is not None)
+    actives: dict[TaskId, str] = {}
+    for task, name in evident.items():
+        if name is None:
+            goal = now.intended[task].members
+            choice = now.near(task) or now.present
+            name = min(choice, key=lambda name: (name not in goal, serving[name], name))
+            serving[name] += 1
+        actives[task] = name
+    return actives
+
+
+def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | None:
+    """The intended active if it is caught up, else the one before; where nobody is, the nearest copy.
+
+    The one before counts as nearest while it is within the acceptable lag of it, so the choice does not flap.
+    """
+    goal = now.intended[task].active
+    was = now.before[task].active if task in now.before else None
+    preferred = [was, goal] if failing_over else [goal, was]
+    near, copies = now.near(task), now.copies[task]
+    if near:
+        return next((name for name in preferred if name in near), None)
+    if copies:
+        least = min(copies.values())
+        if was is not None and copies.get(was, math.inf) <= least + now.policy.acceptable_recovery_lag:
+            return was
+        return min(copies, key=lambda name: (copies[name], name != goal, name))
+    return next((name for name in (was, goal) if name in now.present), None)
+
+
+def _held_standbys(task: TaskId, active: str, now: Situation) -> list[str]:
+    """The standbys that cost nothing: those intended, and others that are not to be released yet.
+
+    A caught-up replica stays until ``num_standby_replicas`` + 1 others are caught up, any other until there are
+    as many.
+    """
+    near, had = now.near(task), now.had(task)
+    wanted = [name for name in now.intended[task].members if name in now.present and name != active]
+    standbys = [name for name in wanted if name in had or name in near]
+    enough = now.policy.num_standby_replicas + 1
+    for name in sorted(had, key=lambda name: name not in near):
+        if name == active or name in wanted:
+            continue
+        others = [other for other in (active, *standbys) if other in near or name not in near]
+        if len(others) < enough:
+            standbys.append(name)
+    return standbys
+
+
+def _warming(task: TaskId, standbys: list[str], now: Situation) -> int:
+    """How many of a task's standbys are warm-ups: beyond ``num_standby_replicas``, and not caught up."""
+    extra = len(standbys) + now.absent(task) - now.policy.num_standby_replicas
+    near = now.near(task)
+    return max(0, min(extra, sum(name not in near for name in standbys)))
+
+
+def _build(task: TaskId, active: str, standbys: list[str], warm_ups: int, now: Situation) -> int:
+    """Add the intended replicas that are still to be built; returns how many warm-ups that takes.
+
+    Nothing is built while an intended holder is expected back.
+    """
+    if now.absent(task):
+        return 0
+    taken = 0
+    for name in now.intended[task].members:
+        if name == active or name in standbys:
+            continue
+        extra = len(standbys) >= now.policy.num_standby_replicas
+        if not extra or taken < warm_ups:
+            standbys.append(name)
+            taken += extra
+    return taken

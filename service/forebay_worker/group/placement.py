@@ -1,0 +1,68 @@
+"""Members and placements: what the assignor is given and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from forebay.tasks import TaskId
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member as the assignor sees it.
+
+    ``lags`` holds, in records, how far behind its copy of a task is; a task it has no copy of is missing.
+    An absent member is expected back: it keeps its intended place, and gets nothing meanwhile.
+    ``rack`` names what fails together with it (KIP-708).
+    """
+
+    id: str
+    lags: Mapping[TaskId, int] = field(default_factory=dict)
+    absent: bool = False
+    rack: str | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Who holds one task; standbys are in order of preference."""
+
+    active: str
+    standbys: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Every holder."""
+        return (self.active, *self.standbys)
+
+
+@dataclass(frozen=True)
+class AssignmentPolicy:
+    """The numbers that an assignment follows; with no warm-up allowed, nothing new would ever take over."""
+
+    num_standby_replicas: int = 1
+    acceptable_recovery_lag: int = 10_000
+    max_warmup_replicas: int = 2
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The outcome of a round: what to do now, and what it leads to."""
+
+    actual: Mapping[TaskId, Placement]
+    intended: Mapping[TaskId, Placement]
+
+    @property
+    def settled(self) -> bool:
+        """Whether another round would have nothing left to do."""
+        return all(
+            (placement.active, set(placement.standbys))
+            == (self.intended[task].active, set(self.intended[task].standbys))
+            for task, placement in self.actual.items()
+        )
+
+
+NO_ASSIGNMENT = Assignment({}, {})
+
+Copies = Mapping[TaskId, Mapping[str, int]]
+"""By task, the lag of each present member's copy, nearest first."""

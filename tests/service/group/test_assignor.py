@@ -1,0 +1,541 @@
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forebay.metadata import Generation, HostInfo
+from forebay.tasks import TaskId
+from forebay_worker.group.assignor import (
+    NO_ASSIGNMENT,
+    Assignment,
+    AssignmentPolicy,
+    Member,
+    Placement,
+    assign,
+)
+from forebay_worker.group.wire import AssignmentInfo
+
+properties = settings(
+    derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+ACCEPTABLE_LAG = 100
+SETTLING_ROUNDS = 3
+"""Rounds beyond one for each batch of warm-ups: fail-over, the first warm-ups, the last release."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A worker group between two rounds."""
+
+    tasks: tuple[TaskId, ...]
+    members: Mapping[str, Member]
+    policy: AssignmentPolicy
+    assignment: Assignment = NO_ASSIGNMENT
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.members)
+
+    @property
+    def present(self) -> list[str]:
+        return sorted(name for name, member in self.members.items() if not member.absent)
+
+    @property
+    def standbys(self) -> int:
+        return min(self.policy.num_standby_replicas, len(self.members) - 1)
+
+    def near(self, task: TaskId) -> set[str]:
+        return {name for name in self.present if self.members[name].lags.get(task, 1 << 60) <= ACCEPTABLE_LAG}
+
+    def holders(self, task: TaskId) -> set[str]:
+        return {name for name in self.present if task in self.members[name].lags}
+
+    def assigned(self) -> "Group":
+        """One round; nothing is copied yet."""
+        return replace(self, assignment=assign(self.tasks, self.members.values(), self.assignment, self.policy))
+
+    def caught_up(self) -> "Group":
+        """Every present member holds what it is assigned, caught up, and nothing else."""
+        held: dict[str, dict[TaskId, int]] = {name: {} for name in self.members}
+        for task, placement in self.assignment.actual.items():
+            for name in placement.members:
+                held[name][task] = 0
+        return replace(
+            self,
+            members={
+                name: member if member.absent else replace(member, lags=held[name])
+                for name, member in self.members.items()
+            },
+        )
+
+    def without(self, name: str) -> "Group":
+        return replace(self, members={other: m for other, m in self.members.items() if other != name})
+
+    def having(self, *members: Member) -> "Group":
+        return replace(self, members={**self.members, **{member.id: member for member in members}})
+
+    def settled(self) -> "Group":
+        return list(self.rounds())[-1].caught_up()
+
+    def rounds(self) -> "Iterator[Group]":
+        """The rounds until nothing changes any more, each as it was decided, before anyone caught up."""
+        group = self
+        for _ in range(self.bound()):
+            before, group = group, group.assigned()
+            yield group
+            if group.assignment == before.assignment and group.caught_up() == before:
+                return
+            group = group.caught_up()
+        raise AssertionError(f"not settled after {self.bound()} rounds")
+
+    def bound(self) -> int:
+        """One round for each ``max_warmup_replicas`` moves, and a few; the last one only confirms."""
+        intended = self.assigned().assignment.intended
+        moves = sum(len(set(goal.members) - self.near(task)) for task, goal in intended.items())
+        return -(-moves // self.policy.max_warmup_replicas) + SETTLING_ROUNDS + 1
+
+
+def names_of(count: int) -> list[str]:
+    return [f"worker-{i}" for i in range(count)]
+
+
+tasks = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(
+    lambda sizes: tuple(TaskId(ordinal, i) for ordinal, size in enumerate(sizes) for i in range(size))
+)
+policies = st.builds(
+    AssignmentPolicy,
+    num_standby_replicas=st.integers(0, 3),
+    acceptable_recovery_lag=st.just(ACCEPTABLE_LAG),
+    max_warmup_replicas=st.integers(1, 4),
+)
+racks = st.sampled_from([None, "a", "b", "c"])
+lags = st.sampled_from([0, ACCEPTABLE_LAG, ACCEPTABLE_LAG + 1, 10 * ACCEPTABLE_LAG, 1_000 * ACCEPTABLE_LAG])
+
+
+@st.composite
+def settled_groups(
+    draw: st.DrawFn, least: int = 1, most: int = 7, racks: st.SearchStrategy[str | None] = racks
+) -> Group:
+    """Groups that came to rest, some after a member joined and one left."""
+    names = names_of(draw(st.integers(least, most)))
+    members = {name: Member(name, rack=draw(racks)) for name in names}
+    group = Group(draw(tasks), members, draw(policies)).settled()
+    if draw(st.booleans()):
+        group = group.having(Member("another", rack=draw(racks))).settled()
+        group = group.without(draw(st.sampled_from(group.names))).settled()
+    return group
+
+
+@st.composite
+def any_groups(draw: st.DrawFn, absent: bool = True) -> Group:
+    """Groups in any state: any assignment, of members that may be gone, and any copies."""
+    ids = names_of(draw(st.integers(1, 6)))
+    held = draw(tasks)
+    members = {
+        name: Member(
+            name,
+            draw(st.dictionaries(st.sampled_from(held), lags)),
+            absent and name != ids[0] and draw(st.booleans()),
+            draw(racks),
+        )
+        for name in ids
+    }
+    placements = st.lists(st.sampled_from([*ids, "gone", "long-gone"]), min_size=1, unique=True).map(
+        lambda names: Placement(names[0], tuple(names[1:]))
+    )
+    known = draw(st.lists(st.sampled_from(held), unique=True))
+    previous = Assignment(*({task: draw(placements) for task in known} for _ in range(2)))
+    return Group(held, members, draw(policies), previous)
+
+
+def loads(
+    placements: Mapping[TaskId, Placement], names: list[str], pick: Callable[[Placement], Iterable[str]]
+) -> list[Counter[str]]:
+    """How much each member has: of each sub-topology, and last in total."""
+    ordinals = sorted({task.ordinal for task in placements})
+    counts = {ordinal: Counter(dict.fromkeys(names, 0)) for ordinal in [*ordinals, -1]}
+    for task, placement in placements.items():
+        counts[task.ordinal].update(pick(placement))
+        counts[-1].update(pick(placement))
+    return list(counts.values())
+
+
+def actives(placement: Placement) -> tuple[str, ...]:
+    return (placement.active,)
+
+
+def standbys(placement: Placement) -> tuple[str, ...]:
+    return placement.standbys
+
+
+def warm_ups(group: Group, task: TaskId) -> int:
+    placement = group.assignment.actual[task]
+    extra = len(placement.standbys) - group.policy.num_standby_replicas
+    return max(0, min(extra, len(set(placement.standbys) - group.near(task))))
+
+
+def clashes(group: Group, names: Iterable[str]) -> int:
+    known = [group.members[name].rack for name in names if group.members[name].rack is not None]
+    return len(known) - len(set(known))
+
+
+# Every task is served ------------------------------------------------------------------------------------------
+
+
+@properties
+@given(any_groups())
+def test_every_task_is_active_once_and_on_distinct_present_members(group: Group) -> None:
+    for state in (group.assigned(), group.assigned().caught_up().assigned()):
+        assert state.assignment.actual.keys() == state.assignment.intended.keys() == set(group.tasks)
+        for task in group.tasks:
+            actual, intended = state.assignment.actual[task], state.assignment.intended[task]
+            assert set(actual.members) <= set(group.present)
+            assert set(intended.members) <= set(group.names)
+            assert len(set(actual.members)) == len(actual.members)
+            assert len(set(intended.members)) == len(intended.members) == group.standbys + 1
+
+
+def test_without_a_present_member_nothing_is_assigned() -> None:
+    group = Group((TaskId(0, 0),), {"worker-0": Member("worker-0", absent=True)}, AssignmentPolicy())
+    assert group.assigned().assignment == NO_ASSIGNMENT
+
+
+@properties
+@given(any_groups())
+def test_a_caught_up_member_is_active_where_there_is_one_else_the_nearest_copy(group: Group) -> None:
+    for task, placement in group.assigned().assignment.actual.items():
+        lags = {name: group.members[name].lags[task] for name in group.holders(task)}
+        if group.near(task):
+            assert placement.active in group.near(task)
+        elif lags:
+            assert lags[placement.active] <= min(lags.values()) + ACCEPTABLE_LAG
+
+
+@properties
+@given(any_groups(), st.randoms(use_true_random=False))
+def test_input_order_does_not_matter(group: Group, random: Random) -> None:
+    expected = group.assigned().assignment
+    shuffled_tasks, members = list(group.tasks), list(group.members.values())
+    for items in (shuffled_tasks, members):
+        random.shuffle(items)
+    previous = Assignment(
+        dict(reversed(group.assignment.actual.items())), dict(reversed(group.assignment.intended.items()))
+    )
+    members = [replace(member, lags=dict(reversed(member.lags.items()))) for member in members]
+    outcome = assign(shuffled_tasks, members, previous, group.policy)
+    assert outcome == expected
+    assert list(outcome.actual) == list(expected.actual)
+
+
+@properties
+@given(any_groups())
+def test_the_wire_message_carries_an_assignment_unchanged(group: Group) -> None:
+    group = group.assigned()
+    hosts = {name: HostInfo(name, 8080) for name in group.present}
+    info = AssignmentInfo(Generation(1, 2), "fingerprint", hosts, group.assignment)
+    assert AssignmentInfo.decode(info.encode()) == info
+
+
+# Balance and movement -----------------------------------------------------------------------------------------
+
+
+@properties
+@given(any_groups(absent=False))
+def test_actives_and_standbys_are_balanced_once_settled(group: Group) -> None:
+    group = group.settled()
+    assert group.assignment.settled
+    for pick in (actives, standbys):
+        *each, total = loads(group.assignment.actual, group.names, pick)
+        assert all(is_even(load, group.names) for load in each)
+        assert is_even(total, group.names) or (pick is standbys and not can_be_even(group))
+
+
+def can_be_even(group: Group) -> bool:
+    """Whether the standbys' total can be even, given the actives: a task's active can't be its standby too."""
+    options = []
+    for ordinal in sorted({task.ordinal for task in group.tasks}):
+        own = Counter(group.assignment.actual[task].active for task in group.tasks if task.ordinal == ordinal)
+        base, odd = divmod(own.total() * group.standbys, len(group.names))
+        able = [name for name in group.names if own.total() - own[name] > base]
+        options.append(list(itertools.combinations(able, odd)))
+    return any(is_even(Counter(itertools.chain(*choice)), group.names) for choice in itertools.product(*options))
+
+
+@properties
+@given(any_groups(absent=False))
+def test_any_state_settles_in_a_round_per_batch_of_warm_ups_and_a_few(group: Group) -> None:
+    assert len(list(group.rounds())) <= group.bound()
+
+
+@properties
+@given(settled_groups())
+def test_a_settled_assignment_is_a_fixpoint(group: Group) -> None:
+    assert group.assigned().assignment == group.assignment
+
+
+@properties
+@given(any_groups())
+def test_what_is_intended_is_a_fixpoint_from_any_state(group: Group) -> None:
+    once = group.assigned()
+    assert once.assigned().assignment.intended == once.assignment.intended
+    assert once.caught_up().assigned().assignment.intended == once.assignment.intended
+
+
+@properties
+@given(settled_groups(least=2), st.data(), st.booleans())
+def test_a_leaver_moves_only_its_own_actives_in_the_first_round(
+    group: Group, data: st.DataObject, absent: bool
+) -> None:
+    leaver = data.draw(st.sampled_from(group.names))
+    left = group.having(Member(leaver, absent=True)) if absent else group.without(leaver)
+    for task, placement in left.assigned().assignment.actual.items():
+        was = group.assignment.actual[task]
+        assert placement.active == was.active or was.active == leaver
+        assert placement.active in was.members or not was.standbys
+
+
+@properties
+@given(settled_groups(least=3, most=6, racks=st.none()), st.data())
+def test_dropping_a_member_moves_only_what_balance_requires(group: Group, data: st.DataObject) -> None:
+    leaver = data.draw(st.sampled_from(group.names))
+    left = group.without(leaver)
+    before, after = group.assignment.intended, left.assigned().assignment.intended
+    held = {task: (placement.active,) for task, placement in before.items() if placement.active != leaver}
+    assert sum(after[task].active != active for task, (active,) in held.items()) == least_moves(left, held, 1)
+
+    held = {
+        task: tuple(name for name in placement.standbys if name not in (leaver, after[task].active))
+        for task, placement in before.items()
+    }
+    moves = sum(name not in after[task].standbys for task, names in held.items() for name in names)
+    # A member that holds a task already can't have it twice, so a lost replica may push another one on.
+    lost = sum(leaver in placement.members for placement in before.values())
+    assert moves <= least_moves(left, held, left.standbys) + lost
+
+
+def least_moves(group: Group, held: Mapping[TaskId, tuple[str, ...]], per_task: int) -> int:
+    """How many replicas must move for balance, if any member could take any task: by trying everything."""
+    options = []
+    for ordinal in sorted({task.ordinal for task in group.tasks}):
+        own = [task for task in group.tasks if task.ordinal == ordinal]
+        has = Counter(name for task in own for name in held.get(task, ()))
+        base, odd = divmod(len(own) * per_task, len(group.names))
+        options.append(
+            [
+                (extra, sum(max(0, has[name] - base - (name in extra)) for name in group.names))
+                for extra in itertools.combinations(group.names, odd)
+            ]
+        )
+    return min(
+        sum(moves for _, moves in choice)
+        for choice in itertools.product(*options)
+        if is_even(Counter(name for extra, _ in choice for name in extra), group.names)
+    )
+
+
+def is_even(load: Counter[str], names: list[str]) -> bool:
+    counts = [load[name] for name in names]
+    return max(counts) - min(counts) <= 1
+
+
+@properties
+@given(settled_groups(least=2), st.data())
+def test_a_joiner_takes_over_only_what_it_is_to_have(group: Group, data: st.DataObject) -> None:
+    joined = group.having(Member("joiner", rack=data.draw(racks))).settled()
+    for ordinal_load in loads(joined.assignment.actual, joined.names, actives):
+        assert max(ordinal_load.values()) - min(ordinal_load.values()) <= 1
+    moved = [
+        task
+        for task, placement in joined.assignment.actual.items()
+        if placement.active != group.assignment.actual[task].active
+    ]
+    to_joiner = [task for task in moved if joined.assignment.actual[task].active == "joiner"]
+    assert len(moved) <= len(to_joiner) + len({task.ordinal for task in group.tasks})
+
+
+# Away and back -------------------------------------------------------------------------------------------------
+
+
+@properties
+@given(settled_groups(least=2), st.data(), lags)
+def test_a_bounce_ends_where_it_began_and_builds_nothing(group: Group, data: st.DataObject, lag: int) -> None:
+    bouncer = group.members[data.draw(st.sampled_from(group.names))]
+    away = group.having(replace(bouncer, lags={}, absent=True))
+    for _ in range(3):
+        decided = away.assigned()
+        for task, placement in decided.assignment.actual.items():
+            assert set(placement.members) <= away.holders(task) or not away.holders(task)
+        away = decided.caught_up()
+    back = away.having(replace(bouncer, lags=dict.fromkeys(bouncer.lags, lag))).settled()
+    assert back.assignment == group.assignment
+    assert back.members == group.members
+
+
+@properties
+@given(settled_groups(least=3), st.data())
+def test_a_rolling_restart_ends_where_it_began(group: Group, data: st.DataObject) -> None:
+    rolling = group
+    for name in data.draw(st.permutations(group.names)):
+        member = rolling.members[name]
+        away = rolling.having(replace(member, lags={}, absent=True)).assigned().caught_up()
+        rolling = away.having(member).assigned().caught_up()
+    assert rolling.settled() == group
+
+
+@properties
+@given(any_groups())
+def test_nothing_is_built_where_a_holder_is_expected_back(group: Group) -> None:
+    decided = group.assigned()
+    for task, goal in decided.assignment.intended.items():
+        if set(goal.members) <= set(group.present):
+            continue
+        held = set(group.assignment.actual[task].members) if task in group.assignment.actual else set()
+        built = set(decided.assignment.actual[task].members) - group.holders(task) - held
+        assert not built or not group.holders(task)
+
+
+# Warm-ups and release -----------------------------------------------------------------------------------------
+
+
+@properties
+@given(settled_groups(), st.integers(1, 3), racks)
+def test_a_joiner_gets_no_active_before_it_is_caught_up(group: Group, count: int, rack: str | None) -> None:
+    joiners = [f"joiner-{i}" for i in range(count)]
+    group = group.having(*(Member(name, rack=rack) for name in joiners))
+    for decided in group.rounds():
+        for task, placement in decided.assignment.actual.items():
+            assert placement.active in decided.near(task)
+    assert is_even(Counter(p.active for p in decided.assignment.actual.values()), decided.names)
+
+
+@properties
+@given(any_groups(), st.integers(1, 4))
+def test_no_warm_up_begins_beyond_max_warmup_replicas(group: Group, rounds: int) -> None:
+    """From any state: more may be under way already, and these are not sent away."""
+    for _ in range(rounds):
+        decided = group.assigned()
+        warming = {task: warm_ups(decided, task) for task in group.tasks}
+        if sum(warming.values()) > group.policy.max_warmup_replicas:
+            for task in (task for task, count in warming.items() if count):
+                held = group.assignment.actual[task].members if task in group.assignment.actual else ()
+                assert set(decided.assignment.actual[task].standbys) <= {*held, *decided.near(task)}
+        group = decided.caught_up()
+
+
+@properties
+@given(settled_groups(), st.integers(1, 3), st.data())
+def test_warm_ups_stay_within_their_number_while_the_group_changes(
+    group: Group, joiners: int, data: st.DataObject
+) -> None:
+    group = group.having(*(Member(f"joiner-{i}") for i in range(joiners)))
+    if len(group.names) > joiners + 1 and data.draw(st.booleans()):
+        group = group.without(data.draw(st.sampled_from(group.names)))
+    for decided in group.rounds():
+        assert sum(warm_ups(decided, task) for task in group.tasks) <= group.policy.max_warmup_replicas
+
+
+@properties
+@given(settled_groups(), st.integers(1, 3), st.lists(st.booleans(), min_size=30, max_size=30))
+def test_warm_ups_that_take_several_rounds_count_until_they_are_caught_up(
+    group: Group, joiners: int, ready: list[bool]
+) -> None:
+    group = group.having(*(Member(f"joiner-{i}") for i in range(joiners)))
+    for is_ready in ready:
+        group = group.assigned()
+        assert sum(warm_ups(group, task) for task in group.tasks) <= group.policy.max_warmup_replicas
+        if is_ready:
+            group = group.caught_up()
+
+
+@properties
+@given(any_groups())
+def test_a_caught_up_replica_stays_until_enough_others_are_caught_up(group: Group) -> None:
+    for _ in range(3):
+        decided = group.assigned()
+        for task, was in group.assignment.actual.items():
+            holders = set(decided.assignment.actual[task].members)
+            if (set(was.members) & group.near(task)) - holders:
+                assert len(holders & group.near(task)) >= group.policy.num_standby_replicas + 1
+        group = decided.caught_up()
+
+
+@properties
+@given(any_groups(absent=False), st.data())
+def test_the_nearest_copy_does_not_flap_while_lags_wobble(group: Group, data: st.DataObject) -> None:
+    """Nobody is caught up; lags rise and fall by up to the acceptable lag."""
+    base = {
+        name: {task: 5 * ACCEPTABLE_LAG + lag % (9 * ACCEPTABLE_LAG) for task, lag in member.lags.items()}
+        for name, member in group.members.items()
+    }
+    chosen: dict[TaskId, list[str]] = {task: [] for task in group.tasks}
+    for _ in range(4):
+        wobbling = {
+            name: replace(
+                member,
+                lags={
+                    task: lag + data.draw(st.integers(0, ACCEPTABLE_LAG // 2)) for task, lag in base[name].items()
+                },
+            )
+            for name, member in group.members.items()
+        }
+        group = replace(group, members=wobbling).assigned()
+        for task, placement in group.assignment.actual.items():
+            chosen[task].append(placement.active)
+    # One that was not the nearest to begin with may be given up once.
+    assert all(len(list(itertools.groupby(names))) <= 2 for names in chosen.values())
+    assert all(len(set(names)) == len(list(itertools.groupby(names))) for names in chosen.values())
+
+
+# Racks ---------------------------------------------------------------------------------------------------------
+
+
+@properties
+@given(st.sampled_from([2, 3, 4, 6, 12]), st.integers(2, 4), st.integers(1, 3), st.booleans(), st.data())
+def test_no_two_replicas_share_a_rack_where_all_divides_evenly(
+    count: int, rack_count: int, standbys: int, later: bool, data: st.DataObject
+) -> None:
+    rack_count = max(size for size in range(1, rack_count + 1) if count % size == 0)
+    names = data.draw(st.permutations(names_of(count)))
+    racked = [Member(name, rack=f"rack-{i % rack_count}") for i, name in enumerate(names)]
+    plain = {name: Member(name) for name in names}
+    policy = AssignmentPolicy(min(standbys, rack_count - 1), ACCEPTABLE_LAG, 4)
+    tasks = tuple(TaskId(ordinal, i) for ordinal in range(2) for i in range(12))
+    group = Group(tasks, plain, policy)
+    # Racks may become known after the group has settled without them.
+    group = (group.settled() if later else group).having(*racked).settled()
+    for placement in group.assignment.actual.values():
+        assert clashes(group, placement.members) == 0
+
+
+@properties
+@given(any_groups(absent=False))
+def test_no_exchange_within_a_sub_topology_would_spread_replicas_better(group: Group) -> None:
+    intended = group.assigned().assignment.intended
+    for (one, its), (other, theirs) in itertools.combinations(intended.items(), 2):
+        if one.ordinal != other.ordinal:
+            continue
+        clashing = clashes(group, its.members) + clashes(group, theirs.members)
+        for mine, yours in itertools.product(its.standbys, theirs.standbys):
+            if mine in theirs.members or yours in its.members:
+                continue
+            after = [{*its.members, yours} - {mine}, {*theirs.members, mine} - {yours}]
+            assert sum(clashes(group, names) for names in after) >= clashing
+
+
+@properties
+@given(settled_groups(racks=st.none()), st.sampled_from(["a", "b"]))
+def test_one_rack_for_all_is_as_none(group: Group, rack: str) -> None:
+    racked = {name: replace(member, rack=rack) for name, member in group.members.items()}
+    assert replace(group, members=racked).assigned().assignment == group.assignment
+
+
+def test_a_standby_leaves_the_rack_of_its_active_when_another_rack_appears() -> None:
+    members = {name: Member(name, rack="a") for name in names_of(2)}
+    tasks = tuple(TaskId(0, i) for i in range(4))
+    group = Group(tasks, members, AssignmentPolicy(1, ACCEPTABLE_LAG, 2)).settled()
+    group = group.having(*(Member(f"other-{i}", rack="b") for i in range(2))).settled()
+    assert all(clashes(group, placement.members) == 0 for placement in group.assignment.actual.values())
