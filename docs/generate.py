@@ -34,8 +34,8 @@ def problems_page() -> str:
     lines = [
         "# Problems",
         "",
-        "Every 4xx and 5xx answer is RFC 9457 `application/problem+json`; its `type` is `urn:forebay:problem:` and",
-        "one of these names. Generated from `core/forebay/errors.py` by `python -m docs.generate`.",
+        "Every 4xx and 5xx answer is RFC 9457 `application/problem+json`; its `type` is `urn:forebay:problem:`",
+        "and one of these names. Generated from `core/forebay/errors.py` by `python -m docs.generate`.",
         "",
         "| status | name | meaning |",
         "|---|---|---|",
