@@ -1,0 +1,102 @@
+"""``forebay changelog``: look after a SQLite changelog by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from forebay.changelog import open_changelog
+from forebay.changelog.sqlite import DEFAULT_DELETE_RETENTION_MS, DEFAULT_MIN_COMPACTION_LAG_MS, SqliteChangelog
+from forebay.errors import SettingError
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec, Topology, load_topology
+
+
+@click.group()
+def changelog() -> None:
+    """List, compact and reset the logs of a topology's stores."""
+
+
+def _common(function: Callable[..., None]) -> Callable[..., None]:
+    function = click.option(
+        "--topology",
+        required=True,
+        envvar="FOREBAY_TOPOLOGY",
+        type=click.Path(path_type=Path),
+        help="Topology file.",
+    )(function)
+    return click.option("--changelog", "url", required=True, envvar="FOREBAY_CHANGELOG", help="Changelog URL.")(
+        function
+    )
+
+
+@changelog.command("ls")
+@_common
+def list_logs(topology: Path, url: str) -> None:
+    """Show every store's log: partitions, records' ends, identity."""
+    opened, loaded = _open(topology, url)
+    table = Table()
+    for column in ("store", "topic", "partitions", "end offsets", "identity"):
+        table.add_column(column, overflow="fold")
+    for spec in loaded.stores.values():
+        opened.ensure_topic(spec.topic, spec.partitions)
+        partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
+        ends = opened.end_offsets(partitions)
+        shown = ", ".join(str(ends.get(tp, "?")) for tp in partitions)
+        table.add_row(spec.name, spec.topic, str(spec.partitions), shown, opened.identity(spec.topic))
+    Console().print(table)
+
+
+@changelog.command("compact")
+@_common
+@click.argument("store")
+@click.option("--min-compaction-lag-ms", default=DEFAULT_MIN_COMPACTION_LAG_MS, show_default=True)
+@click.option("--delete-retention-ms", default=DEFAULT_DELETE_RETENTION_MS, show_default=True)
+def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
+    """Keep the last record of each key of STORE; younger records and tombstones stay."""
+    opened, loaded = _open(topology, url)
+    spec = _spec(loaded, store)
+    if spec.history_retention_ms is not None:
+        durations["min_compaction_lag_ms"] = max(
+            durations["min_compaction_lag_ms"], spec.history_retention_ms + DEFAULT_DELETE_RETENTION_MS
+        )
+    click.echo(f"{opened.compact(spec.topic, **durations)} records removed from {spec.topic}")
+
+
+@changelog.command("reset")
+@_common
+@click.argument("store")
+@click.confirmation_option(prompt="This empties the log, and every replica of the store with it. Go on?")
+def reset(topology: Path, url: str, store: str) -> None:
+    """Empty the log of STORE and give it a new identity; every replica is rebuilt."""
+    opened, loaded = _open(topology, url)
+    identity = opened.reset(_spec(loaded, store).topic)
+    click.echo(f"{store} begins anew, as {identity}")
+
+
+@changelog.command("retire-writer")
+@_common
+@click.argument("store")
+@click.argument("writer")
+def retire_writer(topology: Path, url: str, store: str, writer: str) -> None:
+    """Take a WRITER of STORE that is gone for good out of the store's age."""
+    opened, loaded = _open(topology, url)
+    opened.retire_writer(_spec(loaded, store).topic, writer)
+    click.echo(f"{writer} no longer counts in the age of {store}")
+
+
+def _open(topology: Path, url: str) -> tuple[SqliteChangelog, Topology]:
+    opened = open_changelog(url)
+    assert isinstance(opened, SqliteChangelog)
+    return opened, load_topology(topology)
+
+
+def _spec(topology: Topology, store: str) -> StoreSpec:
+    if store not in topology.stores:
+        raise SettingError(f"There is no store {store!r} in the topology; there are {', '.join(topology.stores)}.")
+    return topology.stores[store]

@@ -1,0 +1,44 @@
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from forebay.changelog.command import changelog
+from forebay.errors import SettingError
+from tests.cluster import wait_until
+
+
+def run(cluster, *arguments):
+    name, *rest = arguments
+    common = ["--topology", str(cluster.topology_path), "--changelog", cluster.changelog.url]
+    outcome = CliRunner().invoke(changelog, [name, *common, *rest])
+    if outcome.exception and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+def test_logs_are_listed_compacted_and_reset(cluster):
+    cluster.put("counts", {b"a": b"1"})
+    cluster.put("counts", {b"a": b"2"})
+    assert "counts" in run(cluster, "ls")
+    assert "0 records removed" in run(cluster, "compact", "counts")
+    removed = run(cluster, "compact", "counts", "--min-compaction-lag-ms", "0")
+    # The first value, and in each of the four partitions the first heartbeat.
+    assert removed.startswith("5 records removed")
+    before = cluster.changelog.identity("test-counts-changelog")
+    run(cluster, "reset", "counts", "--yes")
+    assert cluster.changelog.identity("test-counts-changelog") != before
+
+
+def test_a_store_that_is_not_in_the_topology_is_named(cluster):
+    with pytest.raises(SettingError, match="no store 'nope'"):
+        run(cluster, "reset", "nope", "--yes")
+
+
+def test_a_retired_writer_no_longer_counts_in_the_age(cluster):
+    cluster.put("counts", {b"a": b"1"}, writer="gone")
+    address = cluster.start_worker()
+    url = f"http://{address}/v1/stores/counts/keys/a"
+    assert httpx.get(url).json()["lag"]["age_ms"] is not None
+    run(cluster, "retire-writer", "counts", "gone")
+    wait_until(lambda: httpx.get(url).json()["lag"]["age_ms"] is None, "the writer's retirement")
