@@ -1,0 +1,213 @@
+"""Every store: whatever is put, deleted, committed, closed and opened, it holds what was committed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stores import CommittedOffset
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import StoreSpec
+from forebay_worker.state.checkpoint import CheckpointFile
+from forebay_worker.state.checkpointed import CheckpointedStore
+from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.memory import MemoryStore
+from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+
+TP, OTHER = TopicPartition("log", 0), TopicPartition("log", 1)
+MEMORY = RocksDbMemory(8 << 20, 8 << 20)
+KEYS = st.sampled_from([USER_TAG + key for key in (b"", b"a", b"a\x00", b"b", b"\xff")])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), KEYS, st.binary(max_size=3)),
+        st.tuples(st.just("delete"), KEYS),
+        st.tuples(st.just("commit")),
+        st.tuples(st.just("flush")),
+        st.tuples(st.just("reopen")),
+    ),
+    max_size=25,
+)
+
+
+def run(steps: list[Any], store: Any, reopen: Any, persistent: bool) -> None:
+    committed: dict[bytes, bytes] = {}
+    pending: dict[bytes, bytes | None] = {}
+    position = 0
+    for step, *arguments in steps:
+        if step == "put":
+            store.put(*arguments)
+            pending[arguments[0]] = arguments[1]
+        elif step == "delete":
+            store.delete(*arguments)
+            pending[arguments[0]] = None
+        elif step == "commit":
+            position += 1
+            store.commit({TP: CommittedOffset(position, position), OTHER: CommittedOffset(7)})
+            for key, value in pending.items():
+                committed.pop(key, None)
+                if value is not None:
+                    committed[key] = value
+            pending = {}
+        elif step == "flush":
+            store.flush()
+        else:
+            store.close()
+            store = reopen()
+            pending = {}
+            if not persistent:
+                committed, position = {}, 0
+        assert dict(store.scan(USER_TAG, END_OF_USER_KEYS)) == committed
+        assert [key for key, _ in store.scan(USER_TAG, END_OF_USER_KEYS, reverse=True)] == sorted(committed)[::-1]
+        assert store.get_many([USER_TAG + b"a", USER_TAG + b"b"]) == [
+            committed.get(USER_TAG + b"a"),
+            committed.get(USER_TAG + b"b"),
+        ]
+        found = store.committed_offset(TP)
+        assert (found.position if found else 0) == position
+        if position:
+            assert store.committed_offset(OTHER).position == 7
+    store.close()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(steps=STEPS)
+def test_a_rocksdb_store_holds_what_was_committed(tmp_path_factory, steps):
+    path = tmp_path_factory.mktemp("store") / "s"
+
+    def open_store() -> RocksDbStore:
+        return RocksDbStore("s", path, MEMORY.options())
+
+    run(steps, open_store(), open_store, persistent=True)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(steps=STEPS)
+def test_an_in_memory_store_holds_what_was_committed_since_it_was_opened(steps):
+    run(steps, MemoryStore("s"), lambda: MemoryStore("s"), persistent=False)
+
+
+class LegacyStore(MemoryStore):
+    """A user's store that keeps content in a file of its own, and no offsets."""
+
+    persistent = True
+    manages_offsets = False
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name)
+        self._path = path / "content"
+        if self._path.exists():
+            for line in self._path.read_text().splitlines():
+                key, value = line.split()
+                self.put(bytes.fromhex(key), bytes.fromhex(value[1:]))
+            self.commit({})
+
+    def flush(self) -> None:
+        rows = self.scan(b"", b"\xff")
+        self._path.write_text("".join(f"{key.hex()} x{value.hex()}\n" for key, value in rows))
+
+    def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
+        return None
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [0.0]
+
+
+def checkpointed(directory: Path, clock: list[float], end_offset: int = 0) -> CheckpointedStore:
+    (directory / "rocksdb" / "s").mkdir(parents=True, exist_ok=True)
+    inner = LegacyStore("s", directory / "rocksdb" / "s")
+    return CheckpointedStore(inner, CheckpointFile.of(directory), TP, end_offset, 300_000, lambda: clock[0])
+
+
+def test_a_checkpoint_is_written_after_its_interval_or_ten_thousand_records_and_at_close(tmp_path, clock):
+    store, file = checkpointed(tmp_path, clock), CheckpointFile.of(tmp_path)
+    store.put(USER_TAG + b"a", b"1")
+    store.commit({TP: CommittedOffset(1, 1)})
+    assert file.read() == {}
+    clock[0] += 300_000
+    store.commit({TP: CommittedOffset(2, 2)})
+    assert file.read() == {TP: 2}
+    for i in range(10_000):
+        store.put(USER_TAG + b"%d" % i, b"1")
+    store.commit({TP: CommittedOffset(10_002, 10_002)})
+    assert file.read() == {TP: 10_002}
+    store.commit({TP: CommittedOffset(10_003, 10_003)})
+    store.close()
+    assert file.read() == {TP: 10_003}
+
+
+def test_after_a_crash_a_legacy_store_is_at_no_point_of_history_before_the_end_at_open(tmp_path, clock):
+    store = checkpointed(tmp_path, clock)
+    clock[0] += 300_000
+    store.commit({TP: CommittedOffset(5, 5)})
+    # No close: the process was killed, its content may be ahead of the checkpoint.
+    reopened = checkpointed(tmp_path, clock, end_offset=40)
+    found = reopened.committed_offset(TP)
+    assert (found.position, found.consistent_position, found.pending_end) == (5, None, 40)
+
+
+@pytest.fixture
+def opener(tmp_path: Path) -> StoreOpener:
+    changelog = SqliteChangelog(tmp_path / "log")
+    changelog.ensure_topic("log", 1)
+    return StoreOpener(StateDirectory(tmp_path / "state", "app"), changelog, MEMORY, 300_000)
+
+
+SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1)
+TASK = TaskId(0, 0)
+
+
+def test_a_store_of_another_log_kind_or_codec_is_set_aside_and_begun_anew(opener):
+    opened = opener.open(TASK, SPEC)
+    opened.store.put(USER_TAG + b"a", b"1")
+    opened.store.commit({TP: CommittedOffset(1, 1)})
+    opened.store.close()
+    again = opener.open(TASK, SPEC)
+    assert again.store.get(USER_TAG + b"a") == b"1"
+    assert (again.set_aside, again.log) == ([], opened.log)
+    again.store.close()
+    other = opener.open(TASK, StoreSpec("s", "key-value", "string", "string", "murmur2", "log", 1))
+    assert other.store.get(USER_TAG + b"a") is None
+    assert other.store.committed_offset(TP) is None
+    assert [path.is_dir() for path in other.set_aside] == [True]
+    other.store.close()
+
+
+def test_a_store_that_cannot_be_read_is_set_aside_and_begun_anew(opener):
+    opened = opener.open(TASK, SPEC)
+    opened.store.put(USER_TAG + b"a", b"1")
+    opened.store.commit({TP: CommittedOffset(1, 1)})
+    opened.store.close()
+    path = opener.directory.store_path(TASK, "s")
+    (path / "CURRENT").write_text("garbage")
+    again = opener.open(TASK, SPEC)
+    assert again.store.committed_offset(TP) is None
+    assert len(again.set_aside) == 1
+    again.store.close()
+
+
+def test_an_old_checkpoint_is_taken_over_once_and_only_with_its_store(opener):
+    path = opener.directory.store_path(TASK, "s")
+    checkpoint = CheckpointFile.of(path.parents[1])
+    path.mkdir(parents=True)
+    checkpoint.write({TP: 12})
+    # A line without its store: an empty store must not resume at an offset that it doesn't have.
+    opened = opener.open(TASK, SPEC)
+    assert opened.store.committed_offset(TP) is None
+    assert checkpoint.read() == {}
+    opened.store.close()
+    # Content without offset or identity, as a store that did not manage them left it.
+    old = RocksDbStore("s", path, MEMORY.options())
+    old._db.put(USER_TAG + b"a", b"1")
+    old.close()
+    checkpoint.write({TP: 12})
+    again = opener.open(TASK, SPEC)
+    assert again.store.committed_offset(TP).position == 12
+    assert checkpoint.read() == {}
+    again.store.close()

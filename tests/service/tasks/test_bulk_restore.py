@@ -1,0 +1,160 @@
+"""Bulk restore with real processes: what is ingested equals the log's fold, whatever happens to a process."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from forebay.changelog import sqlite_partition
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stores import CommittedOffset
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import StoreSpec
+from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.tasks import bulk_restore
+from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
+from forebay_worker.tasks.replica import Replica
+from tests.cluster import wait_until
+
+TP = TopicPartition("log", 0)
+RECORDS = 120_000
+SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1)
+
+
+def record(offset: int) -> tuple[bytes, bytes | None]:
+    return b"k%d" % (offset * 7 % 20_011), None if offset % 11 == 5 else b"%d" % offset
+
+
+@pytest.fixture(scope="module")
+def changelog(tmp_path_factory: pytest.TempPathFactory) -> SqliteChangelog:
+    changelog = SqliteChangelog(tmp_path_factory.mktemp("log"))
+    changelog.ensure_topic("log", 1)
+    rows = [(*record(offset), 0) for offset in range(RECORDS)]
+    sqlite_partition.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    return changelog
+
+
+@pytest.fixture(scope="module")
+def folded() -> dict[bytes, bytes]:
+    content: dict[bytes, bytes] = {}
+    for offset in range(RECORDS):
+        key, value = record(offset)
+        content.pop(USER_TAG + key, None)
+        if value is not None:
+            content[USER_TAG + key] = value
+    return content
+
+
+class Restore:
+    """A replica being restored; the caller's thread stands for the applier's, under a lock."""
+
+    def __init__(self, changelog: SqliteChangelog, directory: Path, spec: StoreSpec = SPEC) -> None:
+        store = RocksDbStore("s", directory / "store", RocksDbMemory(8 << 20, 8 << 20).options())
+        store.commit({})
+        self.replica = Replica(spec, TaskId(0, 0), store)
+        self.done: list[Restoration] = []
+        self._lock = threading.Lock()
+        self.bulk = BulkRestore(changelog.url, 1, directory / "scratch", self._call, self.done.append)
+
+    def _call(self, function):  # type: ignore[no-untyped-def]
+        with self._lock:
+            function()
+
+    def child(self) -> int:
+        wait_until(lambda: self.bulk._children, "a restore process")
+        return self.bulk._children[0].pid
+
+    def finish(self) -> dict[bytes, bytes]:
+        wait_until(lambda: self.done, "the end of the restore", 60)
+        return dict(self.replica.store.scan(USER_TAG, END_OF_USER_KEYS))
+
+    def close(self) -> None:
+        self.bulk.stop()
+        self.replica.store.close()
+
+
+def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folded, tmp_path, monkeypatch):
+    # Small files, so that later ones overwrite and delete what earlier ones brought.
+    monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 3 << 20)
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    assert restore.finish() == folded
+    committed = restore.replica.store.committed_offset(TP)
+    assert (committed.position, committed.consistent_position, committed.complete) == (RECORDS, RECORDS, True)
+    assert restore.done[0].records == RECORDS
+    assert restore.replica.progress.position == RECORDS
+    child = restore.child()
+    restore.close()
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), "the end of the restore process")
+    assert not (tmp_path / "scratch").exists()
+    reopened = RocksDbStore("s", tmp_path / "store", RocksDbMemory(8 << 20, 8 << 20).options())
+    assert reopened.committed_offset(TP) == committed
+    assert dict(reopened.scan(USER_TAG, END_OF_USER_KEYS)) == folded
+    reopened.close()
+
+
+def test_a_killed_process_costs_a_retry_and_never_a_gap(changelog, folded, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 3 << 20)
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    killed = set()
+    for floor in (0, 40_000, 80_000):
+        wait_until(
+            lambda floor=floor: restore.replica.progress.position > floor or restore.done, "some progress", 30
+        )
+        child = restore.child()
+        killed.add(child)
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda child=child: restore.bulk._children[:1] != [child] or restore.done, "another process")
+    assert restore.finish() == folded
+    assert restore.replica.store.committed_offset(TP).position == RECORDS
+    assert len(killed) >= 2
+    restore.close()
+
+
+def test_a_file_that_does_not_begin_where_the_store_is_is_dropped(changelog, folded, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    moved = CommittedOffset(1000, 1000)
+    for offset in range(1000):
+        key, value = record(offset)
+        if value is None:
+            restore.replica.store.delete(USER_TAG + key)
+        else:
+            restore.replica.store.put(USER_TAG + key, value)
+    # While the process folds from 0, something else brings the store to 1000.
+    restore.replica.store.commit({TP: moved})
+    assert restore.finish() == folded
+    restore.close()
+
+
+def test_a_cancelled_restore_leaves_the_store_as_it_is(changelog, tmp_path):
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    restore.bulk.cancel(restore.replica)
+    other = Restore(changelog, tmp_path / "other")
+    other.bulk.submit(other.replica)
+    other.finish()
+    assert not restore.done
+    assert restore.replica.store.committed_offset(TP) is None
+    restore.close()
+    other.close()
+
+
+def test_a_job_that_cannot_be_done_is_tried_again(changelog, folded, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    path = Path(changelog.path(TP))
+    away = path.with_suffix(".away")
+    path.rename(away)
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    first = restore.child()
+    wait_until(lambda: restore.bulk._children and restore.bulk._children[0].pid != first, "a second try", 30)
+    away.rename(path)
+    assert restore.finish() == folded
+    restore.close()
