@@ -74,6 +74,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Address under which others reach this worker; by default the listen address, or the host's full "
         "name where that is a wildcard.",
     ),
+    Setting(
+        "rack",
+        "text",
+        None,
+        WORKER,
+        "What fails together with this worker, such as its zone; standbys prefer another (KIP-708).",
+    ),
     Setting("num_standby_replicas", "integer", 1, WORKER, "Standbys of each task, on other hosts."),
     Setting(
         "acceptable_recovery_lag",
@@ -225,6 +232,7 @@ class WorkerSettings:
     group: str | None
     listen: HostInfo
     advertise: HostInfo | None
+    rack: str | None
     num_standby_replicas: int
     acceptable_recovery_lag: int
     max_warmup_replicas: int

@@ -167,7 +167,12 @@ class Worker:
             if proven:
                 offsets[task] = CAUGHT_UP
         return SubscriptionInfo(
-            self._directory.process_id, self.incarnation, self.host, self.topology.fingerprint, offsets
+            self._directory.process_id,
+            self.incarnation,
+            self.host,
+            self.topology.fingerprint,
+            offsets,
+            rack=self.settings.rack,
         )
 
     def _proven_active(self) -> dict[Any, bool]:

@@ -152,3 +152,15 @@ def test_status_watch_outlives_the_worker_that_it_asks(cluster):
         terminal.clear()
         cluster.start_worker(address, ready=False)
         wait_until(lambda: "active" in terminal.text, "the table after the restart")
+
+
+def test_standbys_are_on_another_rack_than_their_active(cluster):
+    for rack in ("a", "a", "b", "b"):
+        cluster.start_worker(None, "--rack", rack, ready=False)
+    racks = dict(zip(cluster.workers, ("a", "a", "b", "b"), strict=True))
+    for address in cluster.workers:
+        cluster.wait_ready(address)
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+    for hosts in cluster.roles(router, "counts").values():
+        assert sorted(racks[host] for host in hosts) == ["a", "b"]

@@ -253,7 +253,7 @@ class SqliteMembership:
         if not before.actual and not self._waited_for_members(seen.generation.incarnation, now):
             return
         members = [
-            Member(name, absent=seen.lease_until[name] <= now)
+            Member(name, absent=seen.lease_until[name] <= now, rack=alike[name].rack)
             for name in alike
             if seen.lease_until[name] > now - self._times.standby_rebuild_delay_ms
         ]

@@ -39,6 +39,7 @@ class SubscriptionInfo:
     fingerprint: str
     offsets: Mapping[TaskId, int] = field(default_factory=dict)
     known_generation: Generation = NO_GENERATION
+    rack: str | None = None
 
     def encode(self) -> bytes:
         """The message's bytes."""
@@ -50,6 +51,7 @@ class SubscriptionInfo:
                 "fingerprint": self.fingerprint,
                 "offsets": [[*task, offset] for task, offset in sorted(self.offsets.items())],
                 "known": self.known_generation,
+                "rack": self.rack,
             }
         )
 
@@ -64,6 +66,7 @@ class SubscriptionInfo:
             document["fingerprint"],
             {TaskId(ordinal, partition): offset for ordinal, partition, offset in document["offsets"]},
             Generation(*document["known"]),
+            document.get("rack"),
         )
 
 
