@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
-from forebay.codecs import from_segment
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -26,16 +23,10 @@ from forebay.errors import (
     UnknownStore,
     WrongStoreKind,
 )
-from forebay.lag import epoch_ms
-from forebay.rest.answers import json_answer, problem_answer
-from forebay.rest.application import make_application, respond, responses
+from forebay.rest.answers import problem_answer
+from forebay.rest.application import make_application, respond
 from forebay.rest.batches import read_batch_keys
-from forebay.rest.documents import (
-    key_metadata_document,
-    metadata_document,
-    store_metadata_document,
-    stores_document,
-)
+from forebay.rest.document_routes import add_document_routes
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES, ReadRoute, add_batch_route, add_read_route
 from forebay_router.metrics import RouterMetrics
@@ -77,7 +68,7 @@ def make_app(router: Router, metrics: RouterMetrics) -> FastAPI:
     for route in READ_ROUTES:
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(router, route, metrics))
     add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(router, metrics))
-    _add_documents(app, router)
+    add_document_routes(app, router)
     return app
 
 
@@ -139,82 +130,3 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
         return respond(answer)
 
     return endpoint
-
-
-def _add_documents(app: FastAPI, router: Router) -> None:
-    cluster = router.cluster
-    incarnation, sequence = int(epoch_ms()), itertools.count(1)
-
-    def get(path: str, operation_id: str, *problems: type[Problem]) -> Callable[..., object]:
-        return app.get(
-            path,
-            tags=["metadata"],
-            operation_id=operation_id,
-            response_class=Response,
-            responses=responses(NotReady, *problems),
-        )
-
-    def application_id() -> str:
-        if cluster.application_id is None:
-            raise NotReady("The router has not reached any worker yet.", retry_after_s=1)
-        return cluster.application_id
-
-    @get("/v1/stores", "list_stores")
-    async def stores() -> Response:
-        """Every store: kind, codecs, partitions."""
-        return respond(
-            json_answer(stores_document(application_id(), cluster.fingerprint, cluster.metadata.stores.values()))
-        )
-
-    @get("/v1/stores/{store}", "describe_store", UnknownStore)
-    async def store(store: str) -> Response:
-        """One store: kind, codecs, partitions."""
-        application_id()
-        return respond(json_answer(cluster.spec(store).document()))
-
-    @get("/v1/metadata", "all_metadata")
-    async def all_metadata() -> Response:
-        """StreamsMetadata of every host, as of the newest generation known here."""
-        return respond(json_answer(metadata_document(application_id(), cluster.fingerprint, cluster.metadata)))
-
-    @get("/v1/metadata/stores/{store}", "metadata_for_store", UnknownStore)
-    async def store_metadata(store: str) -> Response:
-        """The hosts that are active for a store, and those that hold standbys."""
-        application_id()
-        return respond(json_answer(store_metadata_document(store, cluster.metadata)))
-
-    @get("/v1/metadata/stores/{store}/keys/{key}", "metadata_for_key", UnknownStore, BadKey)
-    async def key_metadata(store: str, key: str) -> Response:
-        """KeyQueryMetadata: active host, standby hosts and partition of a key."""
-        application_id()
-        codec = cluster.spec(store).key_codec
-        plain = from_segment(codec, key.encode("ascii"))
-        found = cluster.metadata.key_query_metadata(store, plain)
-        return respond(json_answer(key_metadata_document(store, codec, plain, found)))
-
-    @get("/v1/lags", "lags")
-    async def lags() -> Response:
-        """Per store, partition and live worker: position, end offset, lag, role, as last reported."""
-        return respond(json_answer({"lags": cluster.rows()}))
-
-    @get("/v1/status", "status")
-    async def status() -> Response:
-        """This process: tier, incarnation, sequence, state, generation, workers."""
-        generation = cluster.metadata.map.generation
-        return respond(
-            json_answer(
-                {
-                    "tier": "router",
-                    "application_id": cluster.application_id,
-                    "process_id": str(os.getpid()),
-                    "incarnation": incarnation,
-                    "sequence": next(sequence),
-                    "state": "ready" if router.readiness() is None else "not-ready",
-                    "generation": {"incarnation": generation.incarnation, "generation": generation.number},
-                    "workers": [
-                        {"host": str(host), "live": worker.live, "suspect": worker.suspect}
-                        for host, worker in sorted(cluster.workers.items())
-                    ],
-                }
-            )
-        )

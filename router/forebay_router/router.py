@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +15,8 @@ from typing import Any
 
 from forebay.codecs import from_segment
 from forebay.errors import DeadlineExceeded, NoReplica, NotReady, Overloaded, Problem
-from forebay.lag import Lag, boot_ms
-from forebay.metadata import HostInfo
+from forebay.lag import Lag, boot_ms, epoch_ms
+from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.parameters import ReadParameters
 from forebay.settings import RouterSettings
@@ -59,6 +61,8 @@ class Router:
         """Fail-overs, hedges and refused hedges, by name."""
         self.in_flight = 0
         self.draining = False
+        self._incarnation = int(epoch_ms())
+        self._sequence = itertools.count(1)
         self._choose = random.Random()
 
     def readiness(self) -> Problem | None:
@@ -68,6 +72,38 @@ class Router:
         if not self.cluster.ready:
             return NotReady("No worker and no map of the workers is known yet.", retry_after_s=1)
         return None
+
+    @property
+    def metadata(self) -> StreamsMetadataState:
+        """Who holds what, by the newest map that a worker told."""
+        return self.cluster.metadata
+
+    def application(self) -> tuple[str, str]:
+        """Application id and topology fingerprint; raises ``NotReady`` before any worker was reached."""
+        if self.cluster.application_id is None:
+            raise NotReady("The router has not reached any worker yet.", retry_after_s=1)
+        return self.cluster.application_id, self.cluster.fingerprint
+
+    def replicas_document(self) -> list[dict[str, Any]]:
+        """The replicas of all workers that answer, as they last reported them."""
+        return self.cluster.rows()
+
+    def status_document(self) -> dict[str, Any]:
+        """``GET /v1/status``: this router, and which workers it can reach."""
+        generation = self.metadata.map.generation
+        return {
+            "tier": "router",
+            "application_id": self.cluster.application_id,
+            "process_id": str(os.getpid()),
+            "incarnation": self._incarnation,
+            "sequence": next(self._sequence),
+            "state": "ready" if self.readiness() is None else "not-ready",
+            "generation": {"incarnation": generation.incarnation, "generation": generation.number},
+            "workers": [
+                {"host": str(host), "live": worker.live, "suspect": worker.suspect}
+                for host, worker in sorted(self.cluster.workers.items())
+            ],
+        }
 
     def spec(self, store: str) -> StoreSpec:
         """A store's specification; raises ``NotReady`` before any worker was reached, or ``UnknownStore``."""

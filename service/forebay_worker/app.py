@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from forebay.codecs import from_segment
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -27,15 +26,10 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.lag import boot_ms
-from forebay.rest.answers import Answer, json_answer, problem_answer
-from forebay.rest.application import make_application, respond, responses
+from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.application import make_application, respond
 from forebay.rest.batches import batch_answer, batch_frames, read_batch_keys
-from forebay.rest.documents import (
-    key_metadata_document,
-    metadata_document,
-    store_metadata_document,
-    stores_document,
-)
+from forebay.rest.document_routes import add_document_routes
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES, ReadRoute, add_batch_route, add_read_route
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
@@ -74,7 +68,7 @@ def make_app(worker: Worker, metrics: WorkerMetrics) -> FastAPI:
     for route in READ_ROUTES:
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(worker, route, metrics), worker=True)
     add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(worker, metrics))
-    _add_documents(app, worker)
+    add_document_routes(app, worker)
     return app
 
 
@@ -144,56 +138,3 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
         return respond(answer)
 
     return endpoint
-
-
-def _add_documents(app: FastAPI, worker: Worker) -> None:
-    topology, metadata = worker.topology, worker.metadata
-
-    def get(path: str, operation_id: str, *problems: type[Problem]) -> Callable[..., object]:
-        return app.get(
-            path,
-            tags=["metadata"],
-            operation_id=operation_id,
-            response_class=Response,
-            responses=responses(*problems),
-        )
-
-    @get("/v1/stores", "list_stores")
-    async def stores() -> Response:
-        """Every store: kind, codecs, partitions."""
-        return respond(
-            json_answer(stores_document(topology.application_id, topology.fingerprint, topology.stores.values()))
-        )
-
-    @get("/v1/stores/{store}", "describe_store", UnknownStore)
-    async def store(store: str) -> Response:
-        """One store: kind, codecs, partitions."""
-        return respond(json_answer(worker.admission.spec(store).document()))
-
-    @get("/v1/metadata", "all_metadata")
-    async def all_metadata() -> Response:
-        """StreamsMetadata of every host, as of the newest generation known here."""
-        return respond(json_answer(metadata_document(topology.application_id, topology.fingerprint, metadata)))
-
-    @get("/v1/metadata/stores/{store}", "metadata_for_store", UnknownStore, NotReady)
-    async def store_metadata(store: str) -> Response:
-        """The hosts that are active for a store, and those that hold standbys."""
-        return respond(json_answer(store_metadata_document(store, metadata)))
-
-    @get("/v1/metadata/stores/{store}/keys/{key}", "metadata_for_key", UnknownStore, NotReady, BadKey)
-    async def key_metadata(store: str, key: str) -> Response:
-        """KeyQueryMetadata: active host, standby hosts and partition of a key."""
-        spec = worker.admission.spec(store)
-        plain = from_segment(spec.key_codec, key.encode("ascii"))
-        found = metadata.key_query_metadata(store, plain)
-        return respond(json_answer(key_metadata_document(store, spec.key_codec, plain, found)))
-
-    @get("/v1/lags", "lags")
-    async def lags() -> Response:
-        """Per store and partition held here: position, end offset, lag, role."""
-        return respond(json_answer({"lags": worker.replicas_document()}))
-
-    @get("/v1/status", "status")
-    async def status() -> Response:
-        """This process: tier, incarnation, sequence, state, generation, tasks."""
-        return respond(json_answer(worker.status_document()))

@@ -11,7 +11,7 @@ from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, epoch_ms
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.settings import WorkerSettings
-from forebay.topology import load_topology
+from forebay.topology import StoreSpec, load_topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.sqlite import GroupTimes, SqliteMembership, group_path
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
@@ -120,6 +120,14 @@ class Worker:
         for (store, partition), replica in sorted(self.tasks.replicas.items()):
             lags.setdefault(store, {})[partition] = self.admission.lag(replica)[1]
         return lags
+
+    def application(self) -> tuple[str, str]:
+        """Application id and topology fingerprint."""
+        return self.topology.application_id, self.topology.fingerprint
+
+    def spec(self, store: str) -> StoreSpec:
+        """A store's specification; raises ``UnknownStore``."""
+        return self.admission.spec(store)
 
     def replicas_document(self) -> list[dict[str, Any]]:
         """Every replica held: role, lag, position and end offset."""

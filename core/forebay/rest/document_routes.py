@@ -1,0 +1,100 @@
+"""The routes that describe rather than read: stores, metadata, lags, status; the same on both tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+
+from forebay.codecs import from_segment
+from forebay.errors import BadKey, NotReady, Problem, UnknownStore
+from forebay.metadata import StreamsMetadataState
+from forebay.rest.answers import json_answer
+from forebay.rest.application import respond, responses
+from forebay.rest.documents import (
+    key_metadata_document,
+    metadata_document,
+    store_metadata_document,
+    stores_document,
+)
+from forebay.topology import StoreSpec
+
+
+class Described(Protocol):
+    """A process that these routes describe."""
+
+    @property
+    def metadata(self) -> StreamsMetadataState:
+        """Who holds what, as far as is known here."""
+        ...
+
+    def application(self) -> tuple[str, str]:
+        """Application id and topology fingerprint; raises ``NotReady`` while they are not known."""
+        ...
+
+    def spec(self, store: str) -> StoreSpec:
+        """A store's specification; raises ``UnknownStore`` or ``NotReady``."""
+        ...
+
+    def replicas_document(self) -> list[dict[str, Any]]:
+        """Every replica known here: store, partition, host, role, position, end offset, lag."""
+        ...
+
+    def status_document(self) -> dict[str, Any]:
+        """This process: tier, incarnation, sequence, state, generation, and more by tier."""
+        ...
+
+
+def add_document_routes(app: FastAPI, described: Described) -> None:
+    """Add the routes to an application."""
+
+    def get(path: str, operation_id: str, *problems: type[Problem]) -> Callable[..., object]:
+        return app.get(
+            path,
+            tags=["metadata"],
+            operation_id=operation_id,
+            response_class=Response,
+            responses=responses(NotReady, *problems),
+        )
+
+    @get("/v1/stores", "list_stores")
+    async def stores() -> Response:
+        """Every store: kind, codecs, partitions."""
+        document = stores_document(*described.application(), described.metadata.stores.values())
+        return respond(json_answer(document))
+
+    @get("/v1/stores/{store}", "describe_store", UnknownStore)
+    async def store(store: str) -> Response:
+        """One store: kind, codecs, partitions."""
+        return respond(json_answer(described.spec(store).document()))
+
+    @get("/v1/metadata", "all_metadata")
+    async def all_metadata() -> Response:
+        """StreamsMetadata of every host, as of the newest generation known here."""
+        return respond(json_answer(metadata_document(*described.application(), described.metadata)))
+
+    @get("/v1/metadata/stores/{store}", "metadata_for_store", UnknownStore)
+    async def store_metadata(store: str) -> Response:
+        """The hosts that are active for a store, and those that hold standbys."""
+        described.spec(store)
+        return respond(json_answer(store_metadata_document(store, described.metadata)))
+
+    @get("/v1/metadata/stores/{store}/keys/{key}", "metadata_for_key", UnknownStore, BadKey)
+    async def key_metadata(store: str, key: str) -> Response:
+        """KeyQueryMetadata: active host, standby hosts and partition of a key."""
+        codec = described.spec(store).key_codec
+        plain = from_segment(codec, key.encode("ascii"))
+        found = described.metadata.key_query_metadata(store, plain)
+        return respond(json_answer(key_metadata_document(store, codec, plain, found)))
+
+    @get("/v1/lags", "lags")
+    async def lags() -> Response:
+        """Per store, partition and host known here: position, end offset, lag, role."""
+        return respond(json_answer({"lags": described.replicas_document()}))
+
+    @get("/v1/status", "status")
+    async def status() -> Response:
+        """This process: tier, incarnation, sequence, state, generation, and more by tier."""
+        return respond(json_answer(described.status_document()))
