@@ -198,6 +198,15 @@ def test_a_workers_partition_that_is_elsewhere_is_misdirected(served, tmp_path):
         assert get(router, "/v1/stores/counts/keys/a").json()["value"] == 1
 
 
+def test_a_worker_does_not_look_for_a_key_in_another_partition(served):
+    cluster, router = served
+    host = cluster.active_for(router, "counts", "a")
+    partition = get(router, "/v1/stores/counts/keys/a").json()["partition"]
+    assert get(host, "/v1/stores/counts/keys/a", partition=partition).status_code == 200
+    wrong = get(host, "/v1/stores/counts/keys/a", partition=(partition + 1) % 4)
+    assert (wrong.status_code, wrong.json()["type"]) == (400, "urn:forebay:problem:bad-parameter")
+
+
 def test_require_active_is_answered_by_the_active_only(served):
     cluster, router = served
     assert get(router, "/v1/stores/counts/keys/a", require_active="true").json()["role"] == "active"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from forebay.errors import (
+    BadParameter,
     LagExceedsTolerance,
     LogDiverged,
     NotActive,
@@ -80,13 +81,22 @@ class Admission:
             raise UnknownStore(f"There is no store {store!r}; GET /v1/stores lists them.", store=store)
         return spec
 
-    def partition(self, spec: StoreSpec, plain: bytes) -> int:
-        """The partition of a key; raises ``NotReady`` where the partitioner is unknown."""
+    def partition(self, spec: StoreSpec, plain: bytes, asked: int | None = None) -> int:
+        """The partition of a key, which must be the one asked for if any was.
+
+        Raises ``BadParameter`` where it is not: a miss in a partition that is not the key's would prove nothing.
+        Raises ``NotReady`` where the partitioner is unknown and none was asked for.
+        """
         if spec.stream_partitioner is None:
-            raise NotReady(
-                f"The partitioner of the store {spec.name!r} is 'unknown': name a partition.", store=spec.name
-            )
-        return spec.partition_of(plain)
+            if asked is None:
+                raise NotReady(
+                    f"The partitioner of the store {spec.name!r} is 'unknown': name a partition.", store=spec.name
+                )
+            return asked
+        partition = spec.partition_of(plain)
+        if asked is not None and asked != partition:
+            raise BadParameter(f"The key is of partition {partition}, not {asked}.", parameter="partition")
+        return partition
 
     def replica(self, spec: StoreSpec, partition: int) -> Replica:
         """The replica held here; raises ``NotHostedHere``, saying who holds one."""

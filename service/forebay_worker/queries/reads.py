@@ -63,7 +63,7 @@ class Reads:
             raise BadParameter(
                 f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
             )
-        partition = admission.partition(spec, plain) if parameters.partition is None else parameters.partition
+        partition = admission.partition(spec, plain, parameters.partition)
         replica = admission.replica(spec, partition)
         admitted = admission.admit(replica, parameters)
         value = _value(replica, plain, parameters)

@@ -1,0 +1,74 @@
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.lag import UNLIMITED, Lag, Tolerance
+from forebay.metadata import HostInfo
+from forebay_router.candidates import Holder, candidates
+
+FIGURE = st.one_of(st.none(), st.integers(0, 100))
+HOLDERS = st.lists(
+    st.builds(
+        Holder,
+        st.builds(HostInfo, st.just("h"), st.integers(1, 30)),
+        st.sampled_from(["active", "restoring", "standby"]),
+        st.builds(Lag, FIGURE, FIGURE, FIGURE),
+        st.booleans(),
+        st.booleans(),
+        st.integers(0, 9),
+    ),
+    max_size=8,
+    unique_by=lambda holder: holder.host,
+)
+TOLERANCES = st.builds(Tolerance, FIGURE, FIGURE, FIGURE)
+
+
+def host(port: int) -> HostInfo:
+    return HostInfo("h", port)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(holders=HOLDERS, tolerance=TOLERANCES, seed=st.integers(0, 99))
+def test_everyone_is_asked_once_and_whoever_is_well_and_within_tolerance_first(holders, tolerance, seed):
+    for prefer in ("active", "any"):
+        order = candidates(holders, tolerance, prefer, random.Random(seed))
+        assert sorted(order) == sorted(holder.host for holder in holders)
+        by_host = {holder.host: holder for holder in holders}
+        good = [by_host[h].live and not by_host[h].suspect and tolerance.met_by(by_host[h].lag) for h in order]
+        if prefer == "active" and all(holder.lag.record_lag is not None for holder in holders):
+            assert good == sorted(good, reverse=True)
+        dead = [not by_host[h].live for h in order]
+        assert dead == sorted(dead)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(holders=HOLDERS, tolerance=TOLERANCES)
+def test_the_order_does_not_depend_on_the_order_of_what_is_known(holders, tolerance):
+    assert candidates(holders, tolerance) == candidates(holders[::-1], tolerance)
+
+
+def test_the_active_first_then_by_lag_then_the_unknown_then_the_late_then_the_silent_then_the_dead():
+    within = Lag(0, 0, 0)
+    holders = [
+        Holder(host(6), "active", within, live=False),
+        Holder(host(5), "active", within, suspect=True),
+        Holder(host(4), "standby", Lag(500, 0, 0)),
+        Holder(host(3), "standby"),
+        Holder(host(2), "standby", Lag(9, 0, 0)),
+        Holder(host(1), "restoring", Lag(3, 0, 0)),
+        Holder(host(7), "active", within),
+    ]
+    assert [h.port for h in candidates(holders, Tolerance(max_record_lag=10))] == [7, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_sole_survivor_of_unknown_lag_is_asked():
+    assert candidates([Holder(host(1), "standby", live=True)], Tolerance(0, 0, 0)) == (host(1),)
+
+
+def test_any_spreads_reads_over_every_replica_within_tolerance_by_load():
+    holders = [Holder(host(port), "standby", Lag(0, 0, 0), load=port) for port in (1, 2, 3)]
+    chance = random.Random(0)
+    firsts = [candidates(holders, UNLIMITED, "any", chance)[0].port for _ in range(300)]
+    assert {1, 2} <= set(firsts)
+    assert firsts.count(1) > firsts.count(2)

@@ -1,0 +1,125 @@
+"""Connections to workers against a real socket server that answers as it is told to."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from forebay.metadata import HostInfo
+from forebay_router.upstream import UpstreamClosed, Upstreams
+
+
+def answer(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %b\r\nforebay-role: active\r\n%bcontent-length: %d\r\n\r\n%b" % (
+        status,
+        extra,
+        len(body),
+        body,
+    )
+
+
+@asynccontextmanager
+async def worker(*pieces: bytes | None) -> AsyncIterator[HostInfo]:
+    """A server that sends these pieces once it was sent anything, None to close."""
+
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.read(1)
+        for piece in pieces:
+            if piece is None:
+                writer.close()
+                return
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield HostInfo("127.0.0.1", server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+async def ask(host: HostInfo, count: int = 1) -> list[object]:
+    upstreams = Upstreams()
+    try:
+        async with asyncio.timeout(5):
+            connection = await upstreams._connection(host)
+            found: list[asyncio.Future[object]] = [
+                asyncio.get_running_loop().create_future() for _ in range(count)
+            ]
+            for future in found:
+                connection.send(b"GET / HTTP/1.1\r\n\r\n", future.set_result)
+            return list(await asyncio.gather(*found))
+    finally:
+        upstreams.close()
+
+
+async def test_an_answer_in_pieces_is_put_together():
+    whole = answer(b"hello")
+    async with worker(whole[:10], whole[10:50], whole[50:]) as host:
+        (got,) = await ask(host)
+        assert (got.status, got.body, got.head) == (200, b"hello", b"forebay-role: active\r\n")
+
+
+async def test_pipelined_answers_are_matched_in_order():
+    async with worker(answer(b"1") + answer(b"22", b"404 Not Found"), answer(b"333")) as host:
+        assert [(got.status, got.body) for got in await ask(host, 3)] == [(200, b"1"), (404, b"22"), (200, b"333")]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n",
+        b"SSH-2.0\r\n\r\n",
+        None,
+    ],
+)
+async def test_what_is_no_final_answer_ends_the_connection_and_every_read_on_it(bad):
+    async with worker(answer(b"1"), bad) as host:
+        got = await ask(host, 3)
+        assert got[0].body == b"1"
+        assert got[1:] == [None, None]
+
+
+async def test_an_answer_that_nobody_asked_for_closes_the_connection():
+    async with worker(answer(b"1") + answer(b"2")) as host:
+        upstreams = Upstreams()
+        connection = await upstreams._connection(host)
+        future = asyncio.get_running_loop().create_future()
+        connection.send(b"x", future.set_result)
+        assert (await future).body == b"1"
+        assert connection.closed
+        upstreams.close()
+
+
+async def test_a_worker_that_closes_after_its_answer_is_connected_to_anew():
+    async with worker(answer(b"1", extra=b"connection: close\r\n")) as host:
+        upstreams = Upstreams()
+        assert (await upstreams.request(host, b"x")).body == b"1"
+        assert (await upstreams.request(host, b"x")).body == b"1"
+        upstreams.close()
+
+
+async def test_a_refused_connection_is_an_error_of_the_os():
+    async with worker() as host:
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        await Upstreams().request(host, b"x")
+
+
+async def test_a_lost_connection_fails_a_lone_request():
+    async with worker(None) as host:
+        with pytest.raises(UpstreamClosed):
+            await Upstreams().request(host, b"x", alone=True)
