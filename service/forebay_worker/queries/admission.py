@@ -149,14 +149,12 @@ class Admission:
     def require_position(self, admitted: Admitted, wanted: Position) -> None:
         """Raise ``PositionOfAnotherLog``, or ``Refused`` if the replica has not reached a position."""
         replica = admitted.replica
-        if replica.task.partition not in wanted.offsets:
-            return
         if wanted.log != log_digest(replica.log or ""):
             raise PositionOfAnotherLog(
                 f"The position is not of the log that {replica.spec.name!r} has now; read without it.",
                 store=replica.spec.name,
             )
-        offset = wanted.offsets[replica.task.partition]
+        offset = wanted.offsets.get(replica.task.partition, 0)
         if (replica.progress.consistent_position or 0) < offset:
             raise self._refuse(
                 admitted, PositionNotReached(f"The replica has not reached offset {offset} of its partition.")
