@@ -104,7 +104,7 @@ def test_the_same_assignment_has_the_same_bytes(info):
 
 @MESSAGES
 def test_what_a_newer_writer_adds_is_ignored(message: Any, decode: Callable[[bytes], Any]):
-    newer = changed(message.encode(), v=VERSION + 1, least=VERSION, rack="r1", more={"deep": [1]})
+    newer = changed(message.encode(), v=VERSION + 1, least=VERSION, flavour="r1", more={"deep": [1]})
     assert decode(newer) == message
 
 
