@@ -1,0 +1,42 @@
+"""What a comparison is: a name, what it needs, and a function that measures it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.figures import Row
+
+APT_PACKAGES = {"wrk": "wrk", "haproxy": "haproxy", "nginx": "nginx", "redis-server": "redis-server"}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure, and where to put what is needed for it."""
+
+    rounds: int
+    seconds: int
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A named comparison; ``programs`` and ``modules`` must be installed for it."""
+
+    name: str
+    measure: Callable[[Effort], list[Row]]
+    programs: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    def obstacle(self) -> str | None:
+        """Why it cannot be run here, and what to do about it."""
+        for program in self.programs:
+            if shutil.which(program) is None:
+                return f"{program} is missing: apt-get install {APT_PACKAGES[program]}"
+        for module in self.modules:
+            if find_spec(module) is None:
+                return f"the Python package {module} is missing: .venv/bin/pip install {module}"
+        return None

@@ -1,0 +1,80 @@
+"""``scripts/bench``: every comparison in one run, or those named. A full run writes the page and its JSON."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import traceback
+from datetime import date
+from pathlib import Path
+
+import click
+from bench import changelog, failover, hop, many_keys, relocation, restart, restoration, single_key
+from bench.comparison import Comparison, Effort
+from bench.figures import Row
+from bench.machine import machine, versions
+from bench.report import Report, table
+
+ROOT = Path(__file__).parents[1]
+COMPARISONS = (
+    Comparison("constant", single_key.constant, ("wrk",)),
+    Comparison("redis", single_key.redis, ("wrk", "redis-server"), ("redis",)),
+    Comparison("static-file", single_key.static_file, ("wrk", "nginx")),
+    Comparison("haproxy", hop.haproxy, ("wrk", "haproxy")),
+    Comparison("added-latency", hop.added_latency, ("wrk", "haproxy")),
+    Comparison("httpx-proxy", hop.httpx_proxy, ("wrk",)),
+    Comparison("aiohttp-proxy", hop.aiohttp_proxy, ("wrk",), ("aiohttp",)),
+    Comparison("batch-get", many_keys.batches, ("wrk",)),
+    Comparison("scan", many_keys.scan),
+    Comparison("changelog", changelog.appends_and_reads),
+    Comparison("restoration", restoration.restoration),
+    Comparison("failover", failover.failover),
+    Comparison("restart", restart.restart),
+    Comparison("relocation", relocation.relocation),
+)
+
+
+@click.command(epilog="Comparisons: " + ", ".join(comparison.name for comparison in COMPARISONS))
+@click.argument("names", nargs=-1, type=click.Choice([comparison.name for comparison in COMPARISONS]))
+@click.option("--rounds", default=3, show_default=True, help="Rounds of every comparison.")
+@click.option("--seconds", default=3, show_default=True, help="Length of what is measured for a time.")
+def main(names: tuple[str, ...], rounds: int, seconds: int) -> None:
+    """Measure forebay against others on this machine; all comparisons unless some are named."""
+    before = machine()
+    rows: dict[str, list[Row]] = {}
+    skipped: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for comparison in COMPARISONS:
+        if names and comparison.name not in names:
+            continue
+        why = comparison.obstacle()
+        if why is not None:
+            click.echo(f"{comparison.name}: skipped, {why}")
+            skipped[comparison.name] = why
+            continue
+        try:
+            rows[comparison.name] = _measured(comparison, rounds, seconds)
+        except Exception as error:
+            # What the others found should not be lost.
+            why = f"it failed: {type(error).__name__}: {error}".splitlines()[0]
+            click.echo(f"{comparison.name}: {why}\n{traceback.format_exc()}")
+            failed[comparison.name] = why
+    report = Report(date.today().isoformat(), before, versions(), rounds, seconds, rows, {**skipped, **failed})
+    if not names:
+        (ROOT / "bench" / "results").mkdir(exist_ok=True)
+        (ROOT / "bench" / "results" / f"{report.date}.json").write_text(report.to_json())
+        (ROOT / "docs" / "performance.md").write_text(report.page())
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def _measured(comparison: Comparison, rounds: int, seconds: int) -> list[Row]:
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"forebay-bench-{comparison.name}-") as directory:
+        rows = comparison.measure(Effort(rounds, seconds, Path(directory)))
+    click.echo("\n".join([f"{comparison.name}: {time.monotonic() - begun:.0f} s", *table(rows), ""]))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A worker's single-key reads against a constant answer, a static file, and FastAPI with Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+from bench import opponents
+from bench.comparison import Effort
+from bench.deployment import STORE, served
+from bench.figures import Row, Target, interleaved
+from bench.wrk import Requests, load
+
+CONNECTIONS = 32
+_OURS = "worker, one key, lag attached"
+
+
+def constant(effort: Effort) -> list[Row]:
+    with served(effort.directory) as (_, worker, _, keys):
+        path = f"/v1/stores/{STORE}/keys/{keys[0]}"
+        body = httpx.get(f"http://{worker}{path}").text
+        with opponents.asgi("constant", BENCH_BODY=body) as constant:
+            return _row(effort, worker, path, "uvicorn, raw ASGI, constant answer", constant, "/", Target(4))
+
+
+def static_file(effort: Effort) -> list[Row]:
+    with served(effort.directory) as (_, worker, _, keys):
+        path = f"/v1/stores/{STORE}/keys/{keys[0]}"
+        body = httpx.get(f"http://{worker}{path}").content
+        with opponents.nginx(effort.directory, body) as nginx:
+            return _row(
+                effort,
+                worker,
+                path,
+                "nginx, static file of the same size, one process",
+                nginx,
+                "/body",
+                Target(0.8),
+            )
+
+
+def redis(effort: Effort) -> list[Row]:
+    with served(effort.directory) as (_, worker, _, keys), opponents.redis(effort.directory) as server:
+        path = f"/v1/stores/{STORE}/keys/{keys[0]}"
+        value = httpx.get(f"http://{worker}{path}").json()["value"]["text"]
+        with opponents.asgi("redis_lookup", BENCH_BODY=value, BENCH_REDIS=f"redis://{server}") as lookup:
+            return _row(effort, worker, path, "FastAPI + redis-py + Redis", lookup, "/keys/key", Target(30))
+
+
+def _row(
+    effort: Effort, worker: str, path: str, against: str, other: str, other_path: str, target: Target
+) -> list[Row]:
+    ours, theirs = interleaved(
+        effort.rounds, rate(effort, worker, Requests(path)), rate(effort, other, Requests(other_path))
+    )
+    return [Row(_OURS, "requests/s", ours, against, theirs, target)]
+
+
+def rate(effort: Effort, address: str, requests: Requests, connections: int = CONNECTIONS) -> Callable[[], float]:
+    """Measures requests a second."""
+    return lambda: load(address, requests, connections=connections, seconds=effort.seconds).requests_per_second
