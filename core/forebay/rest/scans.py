@@ -98,13 +98,14 @@ class Scan:
     def item(self, stored: bytes, value: bytes) -> bytes | None:
         """The JSON of one entry, None where it is not asked for or a deletion."""
         spec = self.spec
+        to_json = spec.value_codec.to_json
+        if self.route.items == "entries":
+            key_json = spec.key_codec.to_json(spec.key_codec.plain(stored[1:]))
+            return b'{"key":%b,"value":%b}' % (key_json, to_json(value))
         plain, times_ms = spec.stored_keys.parse(stored)
         if not self.passes(times_ms):
             return None
-        to_json = spec.value_codec.to_json
         match self.route.items:
-            case "entries":
-                return b'{"key":%b,"value":%b}' % (spec.key_codec.to_json(plain), to_json(value))
             case "versions":
                 shown = b"null" if value[:1] == DELETED_VERSION else to_json(value[1:])
                 return b'{"valid_from_ms":%d,"value":%b}' % (times_ms[0], shown)
