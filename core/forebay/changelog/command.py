@@ -61,9 +61,9 @@ def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
     """Keep the last record of each key of STORE; younger records and tombstones stay."""
     opened, loaded = _open(topology, url)
     spec = _spec(loaded, store)
-    if spec.history_retention_ms is not None:
-        durations["min_compaction_lag_ms"] = max(
-            durations["min_compaction_lag_ms"], spec.history_retention_ms + DEFAULT_DELETE_RETENTION_MS
+    if not spec.compactable:
+        raise SettingError(
+            f"{store!r} is a versioned store: its log is its history, and compacting would lose it."
         )
     click.echo(f"{opened.compact(spec.topic, **durations)} records removed from {spec.topic}")
 

@@ -120,7 +120,8 @@ class Sink:
         if time.monotonic() - self._compacted >= _COMPACTION_INTERVAL_S:
             self._compacted = time.monotonic()
             for spec in self.topology.stores.values():
-                self._changelog.compact(spec.topic)
+                if spec.compactable:
+                    self._changelog.compact(spec.topic)
 
 
 @dataclass

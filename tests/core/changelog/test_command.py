@@ -4,7 +4,7 @@ from click.testing import CliRunner
 
 from forebay.changelog.command import changelog
 from forebay.errors import SettingError
-from tests.cluster import wait_until
+from tests.cluster import TOPOLOGY, running_cluster, wait_until
 
 
 def run(cluster, *arguments):
@@ -42,3 +42,11 @@ def test_a_retired_writer_no_longer_counts_in_the_age(cluster):
     assert httpx.get(url).json()["lag"]["age_ms"] is not None
     run(cluster, "retire-writer", "counts", "gone")
     wait_until(lambda: httpx.get(url).json()["lag"]["age_ms"] is None, "the writer's retirement")
+
+
+def test_the_log_of_a_versioned_store_is_not_compacted(tmp_path):
+    text = TOPOLOGY + '[[subtopology.store]]\nname = "prices"\nkind = "versioned"\nhistory_retention_ms = 1000\n'
+    with running_cluster(tmp_path, topology_text=text) as cluster:
+        with pytest.raises(SettingError, match="its log is its history"):
+            run(cluster, "compact", "prices")
+        assert [spec.name for spec in cluster.topology.stores.values() if not spec.compactable] == ["prices"]
