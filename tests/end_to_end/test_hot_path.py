@@ -92,6 +92,15 @@ def test_the_same_bytes_as_the_route(served, path):
         wait_until(same, f"the same bytes from {address}", 5)
 
 
+def test_what_is_no_http_is_told_so_as_a_problem(served):
+    _, worker, router = served
+    for address in (worker, router):
+        (answer,) = exchange(address, b"GET /v1/stores HTTP/9 nonsense\r\n\r\n", 1)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"content-type: application/problem+json\r\n" in answer
+        assert b"urn:forebay:problem:bad-request" in answer
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_pieces_of_mixed_requests_are_answered_in_order(served, seed):
     _, worker, router = served

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from forebay.errors import BadRequest
 from forebay.hot_path.recogniser import HotRequest, recognise
-from forebay.rest.answers import Answer
+from forebay.rest.answers import Answer, problem_answer
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,12 @@ class HotPathProtocol(HttpToolsProtocol):
         """The parser has read a request whole."""
         self._in_message = False
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Tell a client whose bytes are no HTTP request, as every error is told, and close."""
+        answer = problem_answer(BadRequest(msg))
+        self.transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
+        self.transport.close()
 
     def shutdown(self) -> None:
         """Close once every answer is sent."""
