@@ -7,11 +7,12 @@ goes on as an ordinary read, which asks the others; the client's order of answer
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay.codecs import from_segment
-from forebay.errors import Problem
+from forebay.errors import InternalError, Problem
 from forebay.hot_path import HotPathProtocol, HotRequest, Slot
 from forebay.lag import Tolerance, boot_ms
 from forebay.metadata import HostInfo
@@ -23,6 +24,8 @@ from forebay_router.candidates import candidates
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router, is_final
 from forebay_router.upstream import UpstreamAnswer
+
+log = logging.getLogger(__name__)
 
 _PATH = READ_ROUTES[0].path
 _CHOICE_MAX_AGE_MS = 25.0
@@ -134,9 +137,15 @@ class RouterHotPath:
         request = read.request
         path = b"/v1/stores/%b/keys/%b" % (request.store.encode(), request.segment)
         try:
-            answer = await self._router.key(request.store, request.segment, path, request.query, read.parameters)
+            left_ms = int(self._router.settings.request_timeout_ms - (boot_ms() - read.sent_boot_ms))
+            parameters = replace(read.parameters, timeout_ms=max(1, left_ms))
+            answer = await self._router.key(request.store, request.segment, path, request.query, parameters)
         except Problem as problem:
             answer = problem_answer(problem)
+        except Exception:
+            # Left empty, the slot would hold back every later answer of the connection.
+            log.exception("a read that had left the hot path failed")
+            answer = problem_answer(InternalError("The service failed; its log says why."))
         self._counts[_PATH, answer.status] += 1
         read.slot.fill(answer)
 
