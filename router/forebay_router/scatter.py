@@ -48,11 +48,6 @@ class _PartitionScan:
     last: bytes | None = None
     at: str | None = None
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether nothing is left to fetch."""
-        return self.page is not None and not self.page.more
-
 
 @dataclass
 class Gather:

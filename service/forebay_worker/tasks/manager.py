@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from forebay.changelog import Changelog
@@ -77,8 +77,6 @@ class TaskManager:
         self._on_disk = OffsetCache()
         self._expiry = Expiry()
         self._released_boot_ms: dict[TaskId, float] = {}
-        self.released: Callable[[], None] = lambda: None
-        """Called after replicas left ``replicas`` and before they close: returns when no read uses them."""
 
     def start(self) -> None:
         """Hold what is on disk as standby, before any assignment, and begin to follow the log."""
@@ -135,8 +133,6 @@ class TaskManager:
         for replica in gone:
             del replicas[replica.spec.name, replica.task.partition]
         self.replicas = replicas
-        if gone:
-            self.released()
         for replica in gone:
             self._close(replica)
         held = {replica.task for replica in replicas.values()}
