@@ -1,9 +1,10 @@
-"""A real cluster on this machine for tests: worker and router processes over a SQLite changelog."""
+"""A real cluster on this machine for tests: worker and router processes over a SQLite or Kafka changelog."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,10 +17,10 @@ from typing import Any
 
 import httpx
 
-from forebay.changelog import Heartbeat, sqlite_partition
+from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.sqlite import SqliteChangelog
-from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, load_topology
+from tests.logs import KafkaLog, Log, Row, SqliteLog
 
 TOPOLOGY = """
 application_id = "test"
@@ -71,6 +72,8 @@ class Cluster:
     directory: Path
     topology_text: str = TOPOLOGY
     worker_options: tuple[str, ...] = ()
+    kafka: str | None = None
+    """URL of the brokers; without, the log is a SQLite changelog."""
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _state_dirs: dict[str, Path] = field(default_factory=dict)
     _routers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -78,30 +81,33 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.topology_path = self.directory / "topology.toml"
+        if self.kafka is not None:
+            # One broker serves many tests, and an application is what tells their topics and groups apart.
+            own = f'application_id = "{secrets.token_hex(4)}"'
+            self.topology_text = self.topology_text.replace('application_id = "test"', own)
         self.topology_path.write_text(self.topology_text)
         self.topology = load_topology(self.topology_path)
-        self.changelog = SqliteChangelog(self.directory / "log")
+        self.log: Log = (
+            SqliteLog(SqliteChangelog(self.directory / "log"))
+            if self.kafka is None
+            else KafkaLog(KafkaChangelog(self.kafka))
+        )
         for spec in self.topology.stores.values():
-            self.changelog.ensure_topic(spec.topic, spec.partitions)
+            self.changelog.ensure(spec)
+
+    @property
+    def changelog(self) -> Any:
+        """The changelog itself."""
+        return self.log.changelog
 
     def put(self, store: str, rows: Rows, writer: str | None = None) -> dict[int, int]:
         """Append rows, each to its partition, and a heartbeat; returns the end of every partition."""
         spec = self.topology.stores[store]
         self._batches += 1
-        split: dict[int, list[tuple[bytes, bytes | None, int]]] = {}
+        split: dict[int, list[Row]] = {}
         for key, value in rows.items():
             split.setdefault(self.partition(spec, key), []).append((key, value, int(time.time() * 1000)))
-        for partition, items in split.items():
-            sqlite_partition.append_batch(
-                self.changelog.path(TopicPartition(spec.topic, partition)),
-                items,
-                writer=writer or store,
-                query_id="q",
-                batch_id=self._batches,
-                write_name=store,
-            )
-        beat = Heartbeat(int(time.time() * 1000), "q", self._batches).value()
-        return self.changelog.append_heartbeat(spec.topic, writer=writer or store, query_id="q", value=beat)
+        return self.log.append(spec, split, writer or store, self._batches)
 
     def partition(self, spec: StoreSpec, key: bytes) -> int:
         plain = spec.stored_keys.split_changelog(key, 0).plain

@@ -1,8 +1,11 @@
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from examples.broker import Broker
 from tests.cluster import Cluster, running_cluster
 
 
@@ -13,4 +16,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with running_cluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The broker that FOREBAY_TEST_KAFKA names, or a real one of the session's own."""
+    if "FOREBAY_TEST_KAFKA" in os.environ:
+        yield os.environ["FOREBAY_TEST_KAFKA"]
+        return
+    need_kafka()
+    with Broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker.url
+
+
+def need_kafka() -> None:
+    for command in ("java", "mvn"):
+        if shutil.which(command) is None:
+            pytest.skip(f"NO KAFKA TESTED: {command!r} is not on the PATH; install it or set FOREBAY_TEST_KAFKA")
+
+
+@pytest.fixture
+def kafka_cluster(tmp_path: Path, kafka_url: str) -> Iterator[Cluster]:
+    with running_cluster(tmp_path, kafka=kafka_url) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
+def either_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster over each kind of log and group."""
+    kafka = request.getfixturevalue("kafka_url") if request.param == "kafka" else None
+    with running_cluster(tmp_path, kafka=kafka) as cluster:
         yield cluster

@@ -8,7 +8,9 @@ ForebayError
 │   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved
 │   └── ListenAddressInUse
 ├── ChangelogError              the log refuses, or cannot be reached
+│   ├── ChangelogUnreachable
 │   ├── TopicMissing
+│   ├── TopicRefused
 │   ├── PartitionCountMismatch
 │   ├── ChangelogElsewhere
 │   └── BatchConflict
@@ -66,6 +68,14 @@ class ListenAddressInUse(ConfigurationError):
 
 class ChangelogError(ForebayError):
     """The changelog refuses an operation or cannot be reached."""
+
+
+class ChangelogUnreachable(ChangelogError):
+    """No broker answers; what is on disk can be served meanwhile."""
+
+
+class TopicRefused(ChangelogError):
+    """The topic is configured so that a store made from it would lack records; the message names the remedy."""
 
 
 class TopicMissing(ChangelogError):

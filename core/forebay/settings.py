@@ -55,14 +55,22 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("topology", "path", None, WORKER, "The topology file.", required=True),
-    Setting("changelog", "text", None, WORKER, "URL of the changelog: `sqlite:///DIR`.", required=True),
+    Setting(
+        "changelog",
+        "text",
+        None,
+        WORKER,
+        "URL of the changelog: `sqlite:///DIR` or `kafka://HOST:PORT,…`.",
+        required=True,
+    ),
     Setting("state_dir", "path", None, WORKER, "Directory of the local state, one per worker.", required=True),
     Setting(
         "group",
         "text",
         None,
         WORKER,
-        "URL of the worker group; by default `group.db` beside the SQLite changelog.",
+        "URL of the worker group, `sqlite:///FILE` or `kafka://HOST:PORT,…`; by default `group.db` beside the "
+        "SQLite changelog, or the Kafka changelog's brokers.",
     ),
     Setting("seeds", "addresses", None, ROUTER, "Workers to learn the others from, comma-separated.", True),
     Setting("listen", "address", "127.0.0.1:8080", BOTH, "Address to listen on."),
@@ -112,7 +120,22 @@ SETTINGS: tuple[Setting, ...] = (
         WORKER,
         "How long an empty group waits for members before its first assignment.",
     ),
-    Setting("poll_interval_ms", "integer", 10, WORKER, "Pause between looks at an idle SQLite log.", least=1),
+    Setting(
+        "probing_rebalance_interval_ms",
+        "integer",
+        10_000,
+        WORKER,
+        "How often a Kafka group whose replicas are still moving is rebalanced, besides at every step it makes.",
+        least=100,
+    ),
+    Setting(
+        "create_topics",
+        "boolean",
+        True,
+        WORKER,
+        "Whether missing changelog topics are created; else `forebay topology apply` does.",
+    ),
+    Setting("poll_interval_ms", "integer", 10, WORKER, "Pause between looks at an idle log.", least=1),
     Setting(
         "apply_records_per_second",
         "integer",
@@ -239,6 +262,8 @@ class WorkerSettings:
     session_timeout_ms: int
     standby_rebuild_delay_ms: int
     initial_rebalance_delay_ms: int
+    probing_rebalance_interval_ms: int
+    create_topics: bool
     poll_interval_ms: int
     apply_records_per_second: int
     restore_processes: int

@@ -25,6 +25,9 @@ class CommittedOffset(NamedTuple):
     """The largest window or session end, or version, applied."""
     complete: bool = False
     """Whether an end of the log was ever reached: until then a missing key proves nothing."""
+    replay_since_epoch_ms: float | None = None
+    """When the replay began, from the log's beginning or from an offset written then: tombstones written
+    since were not missed."""
 
 
 class StateStore(Protocol):

@@ -62,6 +62,12 @@ class StoreSpec:
     max_record_lag: int | None = None
     max_time_lag_ms: int | None = None
     max_age_ms: int | None = None
+    foreign: bool = False
+    """Whether others than forebay's sink write the topic: its records are validated as they are applied."""
+    on_bad_value: str = "stop"
+    """What a record that does not fit the codecs of a foreign store does: ``stop`` or ``skip``."""
+    accept_uncompacted: bool = False
+    """Whether a topic that deletes by time will do, though a rebuilt store lacks what was deleted."""
 
     @cached_property
     def key_codec(self) -> KeyCodec:
@@ -237,7 +243,8 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     name = _name(table, "name", f"a store of {where}")
     where = f"store {name!r}"
     tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
-    common = {"name", "kind", "key", "value", "partitioner", "topic", "supplier", *tolerance}
+    foreign = ("foreign", "on_bad_value", "accept_uncompacted")
+    common = {"name", "kind", "key", "value", "partitioner", "topic", "supplier", *tolerance, *foreign}
     _refuse_unknown(table, common | set(_ALL_KIND_FIELDS), where)
     kind = _choice(table, "kind", KINDS, "key-value", where)
     required = _REQUIRED_BY_KIND[kind]
@@ -261,9 +268,25 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         topic=topic,
         partitions=partitions,
         supplier=_supplier(table, where),
+        foreign=_boolean(table, "foreign", where),
+        on_bad_value=_on_bad_value(table, where),
+        accept_uncompacted=_boolean(table, "accept_uncompacted", where),
         **durations,
         **{item: _integer(table, item, where, least=0) for item in tolerance if item in table},
     )
+
+
+def _on_bad_value(table: Mapping[str, Any], where: str) -> str:
+    if "on_bad_value" in table and table.get("foreign") is not True:
+        raise TopologyError(f"{where} has on_bad_value, which only stores with foreign = true have.")
+    return _choice(table, "on_bad_value", ("stop", "skip"), "stop", where)
+
+
+def _boolean(table: Mapping[str, Any], item: str, where: str) -> bool:
+    value = table.get(item, False)
+    if not isinstance(value, bool):
+        raise TopologyError(f"{where}: {item} = {value!r} is neither true nor false.")
+    return value
 
 
 def _supplier(table: Mapping[str, Any], where: str) -> str:

@@ -13,7 +13,8 @@ from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.settings import WorkerSettings
 from forebay.topology import StoreSpec, load_topology
 from forebay_worker.group.assignor import AssignmentPolicy
-from forebay_worker.group.sqlite import GroupTimes, SqliteMembership, group_path
+from forebay_worker.group.leader import GroupTimes
+from forebay_worker.group.opening import open_membership
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.queries.admission import Admission
 from forebay_worker.queries.reads import Reads
@@ -23,6 +24,7 @@ from forebay_worker.state.offsets import CAUGHT_UP
 from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
 from forebay_worker.tasks.manager import TaskManager, TaskPolicy
+from forebay_worker.topics import TopicCreation
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +37,8 @@ class Worker:
         self.host = host
         self.topology = load_topology(settings.topology)
         self._changelog = open_changelog(settings.changelog)
-        for spec in self.topology.stores.values():
-            self._changelog.ensure_topic(spec.topic, spec.partitions)
+        self._topics = TopicCreation(self._changelog, self.topology, settings.create_topics)
+        self._topics.start()
         self._directory = StateDirectory(settings.state_dir, self.topology.application_id)
         prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
         memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
@@ -52,8 +54,8 @@ class Worker:
                 settings.state_cleanup_delay_ms,
             ),
         )
-        self.membership = SqliteMembership(
-            group_path(settings.group or "", self._changelog.url),
+        self.membership = open_membership(
+            settings.group,
             self.topology,
             self._changelog,
             AssignmentPolicy(
@@ -63,6 +65,7 @@ class Worker:
                 settings.session_timeout_ms,
                 settings.standby_rebuild_delay_ms,
                 settings.initial_rebalance_delay_ms,
+                settings.probing_rebalance_interval_ms,
             ),
         )
         self.metadata = StreamsMetadataState(self.topology.stores, local_lags=self.local_lags)
@@ -93,6 +96,7 @@ class Worker:
         """Leave the group and close every store."""
         self.draining = True
         self.membership.leave()
+        self._topics.stop()
         self.tasks.stop()
         self._directory.close()
 

@@ -100,7 +100,7 @@ def test_a_state_directory_that_cannot_be_made(cluster, tmp_path):
 
 @pytest.mark.parametrize("url", ["redis://localhost", "sqlite://relative/path", "nonsense"])
 def test_a_changelog_url_of_an_unknown_form(cluster, url):
-    assert "is not of the form" in refused(forebay(*worker_arguments(cluster, changelog=url)))
+    assert "is neither of the form sqlite" in refused(forebay(*worker_arguments(cluster, changelog=url)))
 
 
 def test_a_group_of_another_application(cluster, tmp_path):

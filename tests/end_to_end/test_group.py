@@ -25,6 +25,11 @@ SHOW_CURSOR = b"\x1b[?25h"
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
+@pytest.fixture
+def cluster(either_cluster: Cluster) -> Cluster:
+    return either_cluster
+
+
 def state(address: str) -> str:
     return str(httpx.get(f"http://{address}/v1/status").json()["state"])
 

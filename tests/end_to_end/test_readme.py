@@ -10,8 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from forebay.changelog.sqlite import SqliteChangelog
 from forebay.topology import load_topology
 from tests.cluster import running_cluster
+from tests.logs import SqliteLog
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -65,7 +67,7 @@ query.awaitTermination()
     assert done.returncode == 0, done.stderr[-3000:]
     (tmp_path / "cluster").mkdir()
     with running_cluster(tmp_path / "cluster", topology_text=topology) as cluster:
-        cluster.changelog = type(cluster.changelog)(tmp_path / "changelog")
+        cluster.log = SqliteLog(SqliteChangelog(tmp_path / "changelog"))
         cluster.start_worker()
         router = cluster.start_router()
         cluster.wait_settled(router, replicas=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -10,8 +11,16 @@ from typing import Any, NamedTuple, Protocol
 from forebay.changelog.sqlite_partition import heartbeat_key
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
 
-__all__ = ["Batch", "Changelog", "Consumer", "Heartbeat", "Record", "heartbeat_key"]
+__all__ = [
+    "Batch",
+    "Changelog",
+    "Consumer",
+    "Heartbeat",
+    "Record",
+    "heartbeat_key",
+]
 
 
 Record = tuple[int, bytes, bytes | None, int, bool]
@@ -60,6 +69,9 @@ class Batch(NamedTuple):
     """A replica below this offset may have missed tombstones that compaction removed."""
     identity: str
     """The log's identity; another one than before means another log."""
+    tombstone_life_ms: float | None = None
+    """A replica that was last consistent longer ago may have missed tombstones; None where ``tombstone_floor``
+    says so."""
 
 
 class Consumer(Protocol):
@@ -71,6 +83,10 @@ class Consumer(Protocol):
 
     def unassign(self, topic_partition: TopicPartition) -> None:
         """Stop reading a partition."""
+        ...
+
+    def wait(self, wake: threading.Event, timeout_s: float) -> None:
+        """Return when something may be new, when ``wake`` is set, or after the time-out at the latest."""
         ...
 
     def poll(self, max_records: int) -> list[Batch]:
@@ -90,18 +106,37 @@ class Changelog(Protocol):
 
     url: str
 
-    def ensure_topic(self, topic: str, partitions: int) -> None:
-        """Create a topic unless it is there; raises ``PartitionCountMismatch`` if its count differs."""
+    def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
+        """Create a store's topic unless it is there.
+
+        Raises ``PartitionCountMismatch`` if its count differs, ``TopicRefused`` if it would lose records,
+        ``TopicMissing`` with ``create`` off, and ``ChangelogUnreachable``.
+        """
         ...
 
     def identity(self, topic: str, partition: int | None = None) -> str:
         """The identity of a topic, or of one partition's log; raises ``TopicMissing``."""
         ...
 
-    def consumer(self) -> Consumer:
-        """A new reader."""
+    def consumer(self, *, replay: bool = False) -> Consumer:
+        """A new reader; one for a ``replay`` reads further ahead."""
         ...
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The current ends; partitions that cannot be reached are left out."""
+        ...
+
+    def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
+        """Append a heartbeat to every partition; returns each one's next offset.
+
+        Raises ``BatchConflict`` where another query took over as ``writer``.
+        """
+        ...
+
+    def retire_writer(self, topic: str, writer: str) -> None:
+        """Take a writer that is gone for good out of the store's age."""
+        ...
+
+    def reset(self, spec: StoreSpec) -> str:
+        """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
         ...

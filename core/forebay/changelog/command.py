@@ -1,4 +1,4 @@
-"""``forebay changelog``: look after a SQLite changelog by hand."""
+"""``forebay changelog``: look after the logs of a topology's stores by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from forebay.changelog import open_changelog
+from forebay.changelog import Changelog, open_changelog
 from forebay.changelog.sqlite import DEFAULT_DELETE_RETENTION_MS, DEFAULT_MIN_COMPACTION_LAG_MS, SqliteChangelog
 from forebay.errors import SettingError
 from forebay.tasks import TopicPartition
@@ -44,7 +44,7 @@ def list_logs(topology: Path, url: str) -> None:
     for column in ("store", "topic", "partitions", "end offsets", "identity"):
         table.add_column(column, overflow="fold")
     for spec in loaded.stores.values():
-        opened.ensure_topic(spec.topic, spec.partitions)
+        opened.ensure(spec)
         partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
         ends = opened.end_offsets(partitions)
         shown = ", ".join(str(ends.get(tp, "?")) for tp in partitions)
@@ -65,6 +65,8 @@ def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
         raise SettingError(
             f"{store!r} is a versioned store: its log is its history, and compacting would lose it."
         )
+    if not isinstance(opened, SqliteChangelog):
+        raise SettingError("Kafka compacts its topics itself; see the topic's cleanup.policy and its kin.")
     click.echo(f"{opened.compact(spec.topic, **durations)} records removed from {spec.topic}")
 
 
@@ -75,7 +77,7 @@ def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
 def reset(topology: Path, url: str, store: str) -> None:
     """Empty the log of STORE and give it a new identity; every replica is rebuilt."""
     opened, loaded = _open(topology, url)
-    identity = opened.reset(_spec(loaded, store).topic)
+    identity = opened.reset(_spec(loaded, store))
     click.echo(f"{store} begins anew, as {identity}")
 
 
@@ -90,10 +92,8 @@ def retire_writer(topology: Path, url: str, store: str, writer: str) -> None:
     click.echo(f"{writer} no longer counts in the age of {store}")
 
 
-def _open(topology: Path, url: str) -> tuple[SqliteChangelog, Topology]:
-    opened = open_changelog(url)
-    assert isinstance(opened, SqliteChangelog)
-    return opened, load_topology(topology)
+def _open(topology: Path, url: str) -> tuple[Changelog, Topology]:
+    return open_changelog(url), load_topology(topology)
 
 
 def _spec(topology: Topology, store: str) -> StoreSpec:

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sqlite3
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from urllib.parse import quote
 
 from forebay.changelog import sqlite_partition
 from forebay.changelog.base import Batch, Consumer, Record
-from forebay.errors import ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
+from forebay.errors import BatchConflict, ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
 from forebay.lag import EndOffset, boot_ms
 from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,12 @@ class SqliteChangelog:
                 "CREATE TABLE IF NOT EXISTS topic (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL, "
                 "identity TEXT NOT NULL)"
             )
+
+    def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
+        """Create a store's topic unless it is there; see ``Changelog``."""
+        if not create:
+            self.partitions(spec.topic)
+        self.ensure_topic(spec.topic, spec.partitions)
 
     def ensure_topic(self, topic: str, partitions: int) -> None:
         """Create a topic unless it is there; raises ``PartitionCountMismatch`` if its count differs."""
@@ -100,7 +108,7 @@ class SqliteChangelog:
         """The partition's database."""
         return sqlite_partition.partition_path(str(self.directory), *topic_partition)
 
-    def consumer(self) -> Consumer:
+    def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader."""
         return SqliteConsumer(self)
 
@@ -113,21 +121,25 @@ class SqliteChangelog:
         return ends
 
     def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
-        """Append a heartbeat to every partition; returns each one's next offset."""
-        return {
-            partition: sqlite_partition.append_heartbeat(
-                self.path(TopicPartition(topic, partition)), writer=writer, query_id=query_id, value=value
-            )
-            for partition in range(self.partitions(topic))
-        }
+        """Append a heartbeat to every partition; see ``Changelog``."""
+        try:
+            return {
+                partition: sqlite_partition.append_heartbeat(
+                    self.path(TopicPartition(topic, partition)), writer=writer, query_id=query_id, value=value
+                )
+                for partition in range(self.partitions(topic))
+            }
+        except sqlite_partition.WriteRefused as error:
+            raise BatchConflict(str(error)) from None
 
     def retire_writer(self, topic: str, writer: str) -> None:
         """Take a writer that is gone for good out of the store's age."""
         for partition in range(self.partitions(topic)):
             sqlite_partition.retire_writer(self.path(TopicPartition(topic, partition)), writer)
 
-    def reset(self, topic: str) -> str:
-        """Empty a topic and give it a new identity; every replica is rebuilt. Returns the identity."""
+    def reset(self, spec: StoreSpec) -> str:
+        """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
+        topic = spec.topic
         identity = sqlite_partition.new_identity()
         for partition in range(self.partitions(topic)):
             sqlite_partition.reset(self.path(TopicPartition(topic, partition)), identity)
@@ -232,6 +244,10 @@ class SqliteConsumer:
         """Stop reading a partition."""
         self._positions.pop(topic_partition, None)
         self._disconnect(topic_partition)
+
+    def wait(self, wake: threading.Event, timeout_s: float) -> None:
+        """Return when ``wake`` is set, or after the time-out: SQLite tells nobody what is new."""
+        wake.wait(timeout_s)
 
     def close(self) -> None:
         """Close every connection."""

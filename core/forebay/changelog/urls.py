@@ -10,8 +10,19 @@ from forebay.errors import SettingError
 
 
 def open_changelog(url: str) -> Changelog:
-    """The changelog at a URL, ``sqlite:///DIR``; raises ``SettingError`` for any other form."""
+    """The changelog at a URL, ``sqlite:///DIR`` or ``kafka://HOST:PORT,…``; raises ``SettingError``."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1:
         return SqliteChangelog(unquote(parts.path))
-    raise SettingError(f"The changelog {url!r} is not of the form sqlite:///DIR (three slashes, then the path).")
+    if parts.scheme == "kafka":
+        try:
+            from forebay.changelog.kafka.changelog import KafkaChangelog
+        except ImportError as error:
+            raise SettingError(
+                f"A kafka:// changelog needs the package {error.name!r}: install 'forebay[kafka]'."
+            ) from None
+        return KafkaChangelog(url)
+    raise SettingError(
+        f"The changelog {url!r} is neither of the form sqlite:///DIR (three slashes, then the path) nor "
+        "kafka://HOST:PORT,HOST:PORT."
+    )

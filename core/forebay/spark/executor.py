@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from forebay.changelog.record_headers import VALID_FROM_HEADER
 from forebay.changelog.sqlite_partition import (
     WriteRefused,
     append_batch,
@@ -127,6 +128,55 @@ def write_rows(target: Target) -> Callable[[Batches], Batches]:
     return run
 
 
+def keyed_records(write_name: str, batch_id: int, ordered: bool, versioned: bool) -> Callable[[Batches], Batches]:
+    """A ``mapInArrow`` function: rows, sorted by partition and key, as records for Spark's Kafka sink.
+
+    Those of a versioned store carry their valid-from in a header. Raises ``WriteRefused``.
+    """
+
+    def run(batches: Batches) -> Batches:
+        previous = None
+        for batch in batches:
+            names = ["partition", "key", "value"]
+            columns = [batch.column(name) for name in names]
+            keys = columns[1]
+            if not ordered and len(keys):
+                repeated = keys[0] if keys[0].as_py() == previous else _first_repeated(keys)
+                if repeated is not None:
+                    raise _several_rows(repeated.as_py(), batch_id, write_name)
+                previous = keys[-1].as_py()
+            if versioned:
+                names.append("headers")
+                columns.append(_valid_from_headers(batch.column("timestamp_ms")))
+            yield pa.RecordBatch.from_arrays(columns, names=names)
+
+    return run
+
+
+def _first_repeated(keys: Any) -> Any:
+    """The first key that is equal to the one before it; equal keys are of one partition."""
+    equal = pc.equal(keys[1:], keys[:-1])
+    found = pc.index(equal, True).as_py()
+    return keys[found] if found >= 0 else None
+
+
+def _valid_from_headers(timestamps_ms: Any) -> Any:
+    return pa.array(
+        [
+            [{"key": VALID_FROM_HEADER, "value": time_ms.to_bytes(8, "big", signed=True)}]
+            for time_ms in timestamps_ms.to_pylist()
+        ],
+        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    )
+
+
+def _several_rows(key: bytes, batch_id: int, write_name: str) -> WriteRefused:
+    return WriteRefused(
+        f"Batch {batch_id} has more than one row for the key {key!r} of {write_name!r}, "
+        "and nothing says which is the later. Give the sink order_by=, or aggregate by the key."
+    )
+
+
 def _rows(batches: Batches) -> Iterator[tuple[int, bytes, bytes | None, int]]:
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("partition", "key", "value", "timestamp_ms")]
@@ -139,10 +189,7 @@ def _checked(
     previous = None
     for _, key, value, timestamp_ms in group:
         if key == previous and not target.ordered:
-            raise WriteRefused(
-                f"Batch {target.batch_id} has more than one row for the key {key!r} of {target.write_name!r}, "
-                "and nothing says which is the later. Give the sink order_by=, or aggregate by the key."
-            )
+            raise _several_rows(key, target.batch_id, target.write_name)
         previous = key
         yield key, value, timestamp_ms
 

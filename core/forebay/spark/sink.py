@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
 import sys
 import threading
 import time
@@ -15,48 +13,47 @@ from typing import Any
 
 import pyspark
 from pyspark import cloudpickle
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from forebay import partitioning
-from forebay.changelog import Heartbeat, open_changelog, sqlite_partition
+from forebay.changelog import Heartbeat, open_changelog, record_headers, sqlite_partition
 from forebay.changelog.sqlite import SqliteChangelog
-from forebay.errors import BatchConflict, SinkError
+from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import Position, encode_position, log_digest
 from forebay.spark import executor
 from forebay.spark.columns import Layout, lay_out
-from forebay.spark.executor import Target, partition_rows, write_rows
+from forebay.spark.destinations import BatchId, open_destination
+from forebay.spark.executor import partition_rows
 from forebay.spark.heartbeats import HeartbeatListener
 from forebay.topology import StoreSpec, Topology, load_topology
 
 _LEAST_SPARK = (4, 0)
 _COMPACTION_INTERVAL_S = 600.0
-_REFUSAL = re.compile(r"WriteRefused: (.*)")
-_BY_VALUE = (partitioning, sqlite_partition, executor)
+_BY_VALUE = (partitioning, record_headers, sqlite_partition, executor)
 
 
 class Sink:
     """Writes streaming queries to the stores of a topology.
 
-    ``topology`` is a path or a loaded topology, ``changelog`` a URL such as ``sqlite:///DIR``. Raises
-    ``TopologyError``, ``SettingError`` or ``ChangelogError``.
+    ``topology`` is a path or a loaded topology, ``changelog`` a URL such as ``sqlite:///DIR`` or
+    ``kafka://HOST:PORT,…``. Raises ``TopologyError``, ``SettingError`` or ``ChangelogError``; with
+    ``create_topics`` off, ``TopicMissing`` where a topic is not there.
 
         sink = Sink("topology.toml", changelog="sqlite:///var/lib/forebay/changelog")
         query = sink.write(delays, "carrier_delays", key="carrier").option("checkpointLocation", "…").start()
     """
 
-    def __init__(self, topology: str | Path | Topology, *, changelog: str) -> None:
+    def __init__(self, topology: str | Path | Topology, *, changelog: str, create_topics: bool = True) -> None:
         if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) < _LEAST_SPARK:
             raise SinkError(f"forebay needs Spark 4.0 or later; this is {pyspark.__version__}.")
         self.topology = topology if isinstance(topology, Topology) else load_topology(topology)
-        opened = open_changelog(changelog)
-        assert isinstance(opened, SqliteChangelog)
-        self._changelog = opened
+        self._changelog = open_changelog(changelog)
+        self._destination = open_destination(self._changelog)
         for spec in self.topology.stores.values():
-            self._changelog.ensure_topic(spec.topic, spec.partitions)
+            self._changelog.ensure(spec, create=create_topics)
         self._writes: dict[str, _Write] = {}
         self._positions: dict[str, str] = {}
         self._listening: list[SparkSession] = []
@@ -86,6 +83,7 @@ class Sink:
             names = ", ".join(self.topology.stores)
             raise SinkError(f"There is no store {store!r} in the topology; there are {names}.")
         session = _classic_session(df)
+        self._destination.check(session)
         if spec.value != "json":
             raise SinkError(f"{store!r} has the value codec {spec.value!r}; the sink writes 'json'.")
         if spec.stream_partitioner is None:
@@ -117,7 +115,9 @@ class Sink:
             self._compact_now_and_then()
 
     def _compact_now_and_then(self) -> None:
-        if time.monotonic() - self._compacted >= _COMPACTION_INTERVAL_S:
+        # Kafka compacts its topics itself.
+        due = time.monotonic() - self._compacted >= _COMPACTION_INTERVAL_S
+        if due and isinstance(self._changelog, SqliteChangelog):
             self._compacted = time.monotonic()
             for spec in self.topology.stores.values():
                 if spec.compactable:
@@ -159,20 +159,9 @@ class _Write:
             "slot int, partition int, key binary, value binary, timestamp_ms bigint"
             + "".join(f", {name} {types[name]}" for name in order),
         )
-        written = (
-            placed.repartition(self.spec.partitions, "slot")
-            .sortWithinPartitions("partition", "key", *order)
-            .mapInArrow(
-                write_rows(self._target(query_id, batch_id)), "partition int, row_count bigint, next_offset bigint"
-            )
-        )
-        try:
-            written.collect()
-        except PySparkException as error:
-            refusal = _REFUSAL.search(str(error))
-            if refusal is None:
-                raise
-            raise SinkError(f"{self.spec.name}: {refusal[1]}") from None
+        rows = placed.repartition(self.spec.partitions, "slot").sortWithinPartitions("partition", "key", *order)
+        ordered = bool(self.layout.order_by)
+        self.sink._destination.write(rows, self.spec, BatchId(query_id, batch_id, self.writer, ordered))
         self.beat(query_id, self.as_of_ms, batch_id)
 
     def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
@@ -181,31 +170,14 @@ class _Write:
             if as_of_ms is not None:
                 self.as_of_ms = max(as_of_ms, self.as_of_ms or as_of_ms)
             changelog = self.sink._changelog
-            try:
-                offsets = changelog.append_heartbeat(
-                    self.spec.topic,
-                    writer=self.writer,
-                    query_id=query_id,
-                    value=Heartbeat(self.as_of_ms, query_id, batch_id).value(),
-                )
-            except sqlite_partition.WriteRefused as error:
-                raise BatchConflict(str(error)) from None
+            offsets = changelog.append_heartbeat(
+                self.spec.topic,
+                writer=self.writer,
+                query_id=query_id,
+                value=Heartbeat(self.as_of_ms, query_id, batch_id).value(),
+            )
             log = log_digest(changelog.identity(self.spec.topic))
             self.sink._positions[self.spec.name] = encode_position(Position(log, offsets))
-
-    def _target(self, query_id: str, batch_id: int) -> Target:
-        changelog = self.sink._changelog
-        return Target(
-            directory=str(changelog.directory),
-            directory_id=changelog.directory_id,
-            driver_host=socket.gethostname(),
-            topic=self.spec.topic,
-            writer=self.writer,
-            query_id=query_id,
-            batch_id=batch_id,
-            write_name=self.writer,
-            ordered=bool(self.layout.order_by),
-        )
 
 
 class SinkWriter(DataStreamWriter):

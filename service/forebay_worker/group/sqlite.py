@@ -17,18 +17,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import unquote
 
 from forebay.changelog import Changelog
 from forebay.changelog.sqlite_partition import enable_wal, transaction
 from forebay.errors import ConfigurationError, ForebayError
 from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import NO_GENERATION, Generation
-from forebay.tasks import TaskId
 from forebay.topology import Topology
-from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, assign
+from forebay_worker.group.assignor import AssignmentPolicy
+from forebay_worker.group.leader import GroupTimes, Leader, holders
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
-from forebay_worker.state.offsets import CAUGHT_UP
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +41,6 @@ CREATE TABLE IF NOT EXISTS member (
     id TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, host TEXT NOT NULL, fingerprint TEXT NOT NULL,
     subscription BLOB NOT NULL, lease_until REAL NOT NULL);
 """
-
-
-@dataclass(frozen=True)
-class GroupTimes:
-    """The group's durations, in milliseconds; each is the setting of that name."""
-
-    session_timeout_ms: int
-    standby_rebuild_delay_ms: int
-    initial_rebalance_delay_ms: int
 
 
 @dataclass(frozen=True)
@@ -80,8 +69,7 @@ class SqliteMembership:
         self.lease_until_boot_ms = 0.0
         self._path = path
         self._topology = topology
-        self._changelog = changelog
-        self._policy = policy
+        self._leader = Leader(topology, changelog, policy)
         self._times = times
         self._clock = clock
         self._boot_id = _BOOT_ID.read_text().strip()
@@ -242,41 +230,20 @@ class SqliteMembership:
         self._known = info.generation
 
     def _lead(self, seen: _Seen, now: float) -> None:
-        alike = {
-            name: subscription
-            for name, subscription in seen.subscriptions.items()
-            if subscription.fingerprint == self._topology.fingerprint
-        }
+        alike = self._leader.alike(seen.subscriptions)
         previous = None if seen.assignment is None else _read_assignment(seen.assignment)
-        followed = previous is not None and previous.fingerprint == self._topology.fingerprint
-        before = previous.assignment if previous is not None and followed else NO_ASSIGNMENT
+        before = self._leader.before(previous)
         if not before.actual and not self._waited_for_members(seen.generation.incarnation, now):
             return
-        members = [
-            Member(name, absent=seen.lease_until[name] <= now, rack=alike[name].rack)
-            for name in alike
-            if seen.lease_until[name] > now - self._times.standby_rebuild_delay_ms
-        ]
-        present = {member.id for member in members if not member.absent}
-        hosts = {name: alike[name].host for name in present}
-        if (
-            previous is not None
-            and followed
-            and before.settled
-            and dict(previous.hosts) == hosts
-            and {member.id for member in members} == _holders(before) | present
-        ):
-            return
-        if self._waits_for_holders(_holders(before) - present, now):
-            return
-        lags = self._lags({name: alike[name].offsets for name in present})
-        members = [replace(member, lags=lags.get(member.id, {})) for member in members]
-        outcome = assign(self._topology.tasks, members, before, self._policy)
-        if previous is not None and followed and outcome == before and dict(previous.hosts) == hosts:
+        until = seen.lease_until
+        present = {name: alike[name] for name in alike if until[name] > now}
+        gone = now - self._times.standby_rebuild_delay_ms
+        absent = {name: alike[name].rack for name in alike if gone < until[name] <= now}
+        if self._waits_for_holders(holders(before) - present.keys(), now):
             return
         generation = Generation(seen.generation.incarnation, seen.generation.number + 1)
-        info = AssignmentInfo(generation, self._topology.fingerprint, hosts, outcome)
-        if self._write(info, seen.generation):
+        info = self._leader.next_assignment(present, absent, previous, generation)
+        if info is not None and self._write(info, seen.generation):
             log.info("generation %d: %d members", generation.number, len(present))
             self._take_over(replace(seen, generation=generation, assignment=info.encode()))
 
@@ -304,20 +271,6 @@ class SqliteMembership:
             and bool(missing)
             and now - self._founded_at < self._times.initial_rebalance_delay_ms
         )
-
-    def _lags(self, offsets: Mapping[str, Mapping[TaskId, int]]) -> dict[str, dict[TaskId, int]]:
-        """How far behind each member's copies are, in records."""
-        partitions = {task: list(self._topology.topic_partitions(task)) for task in self._topology.tasks}
-        ends = self._changelog.end_offsets([tp for tps in partitions.values() for tp in tps])
-        sums = {task: sum(ends.get(tp, 0) for tp in tps) for task, tps in partitions.items()}
-        return {
-            name: {
-                task: 0 if offset == CAUGHT_UP else max(0, sums[task] - offset)
-                for task, offset in held.items()
-                if task in sums
-            }
-            for name, held in offsets.items()
-        }
 
     def _refuse_taken_address(self) -> None:
         mine = self._subscription()
@@ -398,24 +351,12 @@ class SqliteMembership:
             self._connection = None
 
 
-def _holders(assignment: Assignment) -> set[str]:
-    return {name for placement in assignment.intended.values() for name in placement.members}
-
-
 def _file_id(path: Path) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-def group_path(url: str, changelog_url: str) -> Path:
-    """The database of a group URL, by default beside the SQLite changelog; raises ``ConfigurationError``."""
-    chosen = url or f"{changelog_url}/group.db"
-    if not chosen.startswith("sqlite:///"):
-        raise ConfigurationError(f"The group {chosen!r} is not of the form sqlite:///PATH.")
-    return Path(unquote(chosen.removeprefix("sqlite://")))
 
 
 @lru_cache(maxsize=2)

@@ -7,6 +7,7 @@ Only stores that do not manage their offsets need it (KIP-1035). The format is t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,8 +65,21 @@ class CheckpointFile:
         """Forget one topic-partition, which need not be there; raises ``CheckpointError``, ``OSError``."""
         offsets = self.read()
         offsets.pop(topic_partition, None)
+        moment = self.moment_epoch_ms()
         # Written even where the line was gone: whoever removed it may have been killed before it was durable.
         self.write(offsets)
+        if offsets and moment is not None:
+            os.utime(self.path, (moment / 1000, moment / 1000))
+
+    def moment_epoch_ms(self) -> float | None:
+        """When the offsets were written, in epoch milliseconds; None without a file.
+
+        The file's own time: removing a line leaves it, so that what is left does not look younger than it is.
+        """
+        try:
+            return self.path.stat().st_mtime * 1000
+        except FileNotFoundError:
+            return None
 
     def add(self, topic_partition: TopicPartition, offset: int) -> None:
         """Set one topic-partition's offset, leaving the others; raises ``CheckpointError``, ``OSError``."""

@@ -44,7 +44,13 @@ class CheckpointedStore:
         self._records_since = 0
         position = checkpoint.read().get(topic_partition) if inner.persistent else None
         self._committed = (
-            None if position is None else CommittedOffset(position, pending_end=max(end_offset, position))
+            None
+            if position is None
+            else CommittedOffset(
+                position,
+                pending_end=max(end_offset, position),
+                replay_since_epoch_ms=checkpoint.moment_epoch_ms(),
+            )
         )
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:

@@ -137,7 +137,9 @@ class StoreOpener:
             if offset is None:
                 continue
             if existed and store.committed_offset(tp) is None:
-                store.commit({tp: CommittedOffset(offset, pending_end=max(offset, self._end(tp)))})
+                pending_end = max(offset, self._end(tp))
+                since = file.moment_epoch_ms()
+                store.commit({tp: CommittedOffset(offset, pending_end=pending_end, replay_since_epoch_ms=since)})
                 store.flush()
                 log.info("%s: offset %d taken over from %s", tp, offset, file.path)
             file.remove(tp)

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from forebay.changelog import Batch, Changelog, Consumer
+from forebay.errors import ForebayError
 from forebay.lag import EndOffset, Progress, boot_ms, epoch_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
@@ -24,6 +25,9 @@ MAX_RECORDS_PER_POLL = 2_000
 _PACED_POLL_S = 0.1
 _RETRY_MS = 2_000.0
 _HOUSEKEEPING_MS = 200.0
+_MOMENT_KEPT_EVERY_MS = 60_000.0
+_TOMBSTONES_TRUSTED = 0.9
+"""A replica trusts tombstones for this part of the time for which the log keeps them."""
 
 
 class Applier:
@@ -124,7 +128,7 @@ class Applier:
                     applied += len(batch.records)
                     self._apply_safely(replica, batch)
             if not applied:
-                self._wake.wait(self._poll_interval_s)
+                self._consumer.wait(self._wake, self._poll_interval_s)
             elif self._records_per_second:
                 self._wake.wait(applied / self._records_per_second)
         self._run_commands()
@@ -146,10 +150,14 @@ class Applier:
     def _apply_safely(self, replica: Replica, batch: Batch) -> None:
         try:
             self.apply(replica, batch)
-        except Exception:
+        except Exception as error:
             # What was applied stands and is served; the rest is tried again, and the lag grows meanwhile.
-            log.exception(
-                "%s could not be applied; tried again in %.0f s", replica.topic_partition, _RETRY_MS / 1000
+            log.error(
+                "%s could not be applied; tried again in %.0f s: %s",
+                replica.topic_partition,
+                _RETRY_MS / 1000,
+                error,
+                exc_info=not isinstance(error, ForebayError),
             )
             self._consumer.unassign(replica.topic_partition)
             self._retry_at[replica.topic_partition] = boot_ms() + _RETRY_MS
@@ -180,11 +188,12 @@ class Applier:
         replica.ends.observe(batch.end)
         if not batch.records and batch.position == before.position and before.complete:
             replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
+            self._keep_moment(replica, before)
             return
         self._check_partition(replica, batch)
         fold = Fold.after(before)
         fold.add(replica.spec, batch.records)
-        after = advance(before, batch, fold.as_of_epoch_ms, fold.stream_time_ms, None)
+        after = advance(before, batch, fold.as_of_epoch_ms, fold.stream_time_ms, None, epoch_ms())
         as_of_boot_ms = replica.progress.as_of_boot_ms
         if after.pending_end is None and (
             after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
@@ -203,6 +212,14 @@ class Applier:
         replica.progress = progress
         replica.records_applied += len(batch.records)
         self._note_completeness(replica, after)
+
+    def _keep_moment(self, replica: Replica, before: CommittedOffset) -> None:
+        """Commit now and then that an idle log was read to its end: a restart must not look like an absence."""
+        current_until = _epoch(replica.progress.current_until_boot_ms)
+        kept = before.current_until_epoch_ms or 0.0
+        if current_until is not None and current_until - kept > _MOMENT_KEPT_EVERY_MS:
+            kept_offset = before._replace(current_until_epoch_ms=current_until)
+            replica.store.commit({replica.topic_partition: kept_offset})
 
     def _note_completeness(self, replica: Replica, committed: CommittedOffset) -> None:
         if committed.complete and not replica.complete:
@@ -242,6 +259,14 @@ def reason_for_distrust(replica: Replica, before: CommittedOffset, batch: Batch)
         return f"the log {replica.spec.topic!r} ends at {batch.end.offset}, before offset {before.position}"
     if 0 < before.position < batch.tombstone_floor:
         return f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
+    if batch.tombstone_life_ms is not None and before.position > 0:
+        moments = (_epoch(replica.progress.current_until_boot_ms), before.replay_since_epoch_ms)
+        away_ms = epoch_ms() - max([moment for moment in moments if moment is not None], default=0.0)
+        if away_ms > _TOMBSTONES_TRUSTED * batch.tombstone_life_ms:
+            return (
+                f"it was last consistent {away_ms / 1000:.0f} s ago, and the log {replica.spec.topic!r} keeps "
+                f"tombstones for {batch.tombstone_life_ms / 1000:.0f} s"
+            )
     return None
 
 

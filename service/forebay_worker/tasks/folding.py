@@ -77,6 +77,7 @@ def advance(
     as_of_epoch_ms: Mapping[str, int | None],
     stream_time_ms: int | None,
     current_until_epoch_ms: float | None,
+    now_epoch_ms: float,
 ) -> CommittedOffset:
     """The offset to commit with a batch: where it leaves the replica in the log's history.
 
@@ -98,6 +99,7 @@ def advance(
         as_of_epoch_ms,
         stream_time_ms,
         before.complete or reached,
+        before.replay_since_epoch_ms if before.position else now_epoch_ms,
     )
 
 

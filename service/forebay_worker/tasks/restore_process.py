@@ -13,12 +13,15 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.changelog import Consumer, open_changelog
+from forebay.changelog import Batch, Consumer, open_changelog
+from forebay.lag import epoch_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
@@ -28,6 +31,9 @@ from forebay_worker.tasks.folding import Fold, advance, misplaced_key
 RECORDS_PER_POLL = 50_000
 _NICENESS = 10
 _PR_SET_PDEATHSIG = 1
+_SILENCE_S = 10.0
+_PAUSE_S = 0.05
+_NEVER_SET = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def run_job(job: RestoreJob) -> Iterator[RestoreReport]:
     """The files of one job, in offset order, then its end."""
     spec = StoreSpec.from_document(job.store)
     tp = TopicPartition(spec.topic, job.partition)
-    consumer = open_changelog(job.changelog).consumer()
+    consumer = open_changelog(job.changelog).consumer(replay=True)
     try:
         consumer.assign(tp, job.committed[0])
         yield from _fold_files(job, spec, tp, consumer)
@@ -94,17 +100,19 @@ def _fold_files(
     misplaced: bytes | None = None
     fold = Fold.after(committed)
     while target < 0 or committed.position < target:
-        batches = consumer.poll(RECORDS_PER_POLL)
-        if not batches:
-            raise OSError(f"the log {tp} cannot be read")
-        (batch,) = batches
+        batch = _next_batch(consumer, tp)
         target = batch.end.offset if target < 0 else target
         misplaced = misplaced or misplaced_key(spec, job.partition, batch.records, records)
         fold.add(spec, batch.records)
         records += len(batch.records)
         held_bytes += sum([len(record[1]) + len(record[2] or b"") + 100 for record in batch.records])
         committed = advance(
-            committed, batch, fold.as_of_epoch_ms, fold.stream_time_ms, committed.current_until_epoch_ms
+            committed,
+            batch,
+            fold.as_of_epoch_ms,
+            fold.stream_time_ms,
+            committed.current_until_epoch_ms,
+            epoch_ms(),
         )
         if held_bytes < job.most_bytes and committed.position < target:
             continue
@@ -114,6 +122,16 @@ def _fold_files(
         yield RestoreReport(job.job, str(path), written_to, list(committed), records, batch.identity, shown)
         written_to, held_bytes, records, number = committed.position, 0, 0, number + 1
         fold = Fold.after(committed)
+
+
+def _next_batch(consumer: Consumer, tp: TopicPartition) -> Batch:
+    """What comes next; raises ``OSError`` where nothing does for a while, not even an end."""
+    deadline = time.monotonic() + _SILENCE_S
+    while not (batches := consumer.poll(RECORDS_PER_POLL)):
+        if time.monotonic() > deadline:
+            raise OSError(f"the log {tp} cannot be read")
+        consumer.wait(_NEVER_SET, _PAUSE_S)
+    return batches[0]
 
 
 def main() -> None:

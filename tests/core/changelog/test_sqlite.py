@@ -12,7 +12,9 @@ from forebay.changelog import Batch, Consumer, Record, heartbeat_key, sqlite_par
 from forebay.changelog.sqlite import SqliteChangelog
 from forebay.errors import ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
 from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
 
+SPEC = StoreSpec("t", "key-value", "string", "json", "murmur2", "t", 2)
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 DEADLINE_S = 60
 
@@ -108,7 +110,7 @@ def test_a_topic_whose_creation_was_cut_short_is_made_whole_with_one_identity(tm
 
 
 def test_a_topic_that_is_not_there_is_missing_by_name(changelog: SqliteChangelog) -> None:
-    for ask in (changelog.identity, changelog.partitions, changelog.reset, changelog.compact):
+    for ask in (changelog.identity, changelog.partitions, changelog.compact):
         with pytest.raises(TopicMissing, match="'nonesuch'"):
             ask("nonesuch")
     assert changelog.end_offsets([ZERO, TopicPartition("nonesuch", 0)]) == {ZERO: 0}
@@ -238,7 +240,7 @@ def test_an_open_consumer_sees_a_reset_as_another_log(changelog: SqliteChangelog
     append(changelog, ZERO, "a=1 b=1", 0)
     with consuming(changelog) as consumer:
         before = poll_one(consumer)
-        identity = changelog.reset("t")
+        identity = changelog.reset(SPEC)
         after = poll_one(consumer)
         assert after.identity == identity == changelog.identity("t")
         assert after.identity != before.identity
@@ -253,7 +255,7 @@ def test_a_reset_log_that_outgrew_a_consumer_is_still_another_log(changelog: Sql
     append(changelog, ZERO, "a=1", 0)
     with consuming(changelog) as consumer:
         before = poll_one(consumer)
-        changelog.reset("t")
+        changelog.reset(SPEC)
         append(changelog, ZERO, "x=1 y=1 z=1", 0)
         assert poll_one(consumer).identity != before.identity
 

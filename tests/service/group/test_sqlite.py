@@ -5,7 +5,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,8 @@ from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.group import sqlite as group_sqlite
 from forebay_worker.group.assignor import AssignmentPolicy
-from forebay_worker.group.sqlite import GroupTimes, SqliteMembership
+from forebay_worker.group.leader import GroupTimes
+from forebay_worker.group.sqlite import SqliteMembership
 from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from tests.cluster import wait_until
 
@@ -265,12 +266,13 @@ def test_a_leader_that_was_stopped_within_its_round_changes_nothing(group, monke
 
     def stopped(wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
         # The leader has read the group and is about to write; meanwhile the others go on without it.
-        monkeypatch.setattr(leader.membership, "_changelog", group.changelog)
+        monkeypatch.setattr(leader.membership, "_leader", leads)
         group.go_on(b, c, joiner, for_ms=SESSION_MS + 2 * TICK_MS)
         written.append(b.map.generation)
         return group.changelog.end_offsets(wanted)
 
-    monkeypatch.setattr(leader.membership, "_changelog", Interrupted(stopped))
+    leads = leader.membership._leader
+    monkeypatch.setattr(leader.membership, "_leader", replace(leads, changelog=Interrupted(stopped)))
     before = leader.map.generation
     group.round(leader)
     assert written[0] > before

@@ -186,7 +186,7 @@ def test_a_replaced_log_is_noticed_even_when_it_has_grown_past_the_old_position(
     log.append((b"a", b"1"), (b"b", b"1"))
     follower = Follower(log.changelog)
     follower.poll()
-    log.changelog.reset("log")
+    log.changelog.reset(spec())
     log.append(*((b"c", b"%d" % i) for i in range(50)))
     follower.poll()
     assert "was replaced" in follower.reasons[0]

@@ -1,0 +1,1 @@
+"""The Kafka changelog: topics of a Kafka cluster, read as read-committed."""

@@ -1,0 +1,73 @@
+"""The Kafka changelog: a cluster's topics as forebay's logs."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from forebay.changelog.base import Consumer
+from forebay.changelog.kafka.consumer import KafkaConsumer
+from forebay.changelog.kafka.heartbeats import HeartbeatWriter
+from forebay.changelog.kafka.topics import KafkaTopics
+from forebay.changelog.kafka.url import KafkaUrl
+from forebay.errors import ChangelogError, TopicMissing
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+
+_DELETION_DEADLINE_S = 30.0
+
+
+class KafkaChangelog:
+    """The topics at a ``kafka://`` URL; the interface is ``Changelog``. Raises ``SettingError``."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.kafka = KafkaUrl.parse(url)
+        self._topics = KafkaTopics(self.kafka)
+        self._lock = threading.Lock()
+        self._writers: dict[tuple[str, str], HeartbeatWriter] = {}
+        self._partitions: dict[str, int] = {}
+
+    def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
+        """Create a store's topic unless it is there; see ``Changelog``."""
+        self._topics.ensure(spec, create=create)
+
+    def identity(self, topic: str, partition: int | None = None) -> str:
+        """The topic's id; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
+        return self._topics.describe(topic).identity
+
+    def consumer(self, *, replay: bool = False) -> Consumer:
+        """A new reader; one for a ``replay`` reads further ahead."""
+        return KafkaConsumer(self.kafka, self._topics, replay=replay)
+
+    def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """The current ends for read-committed readers; partitions that cannot be reached are left out."""
+        return self._topics.end_offsets(topic_partitions)
+
+    def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
+        """Append a heartbeat to every partition; see ``Changelog``."""
+        with self._lock:
+            beats = self._writers.get((topic, writer))
+            if beats is None or beats.query_id != query_id:
+                beats = self._writers[topic, writer] = HeartbeatWriter(self.kafka, topic, writer, query_id)
+            if topic not in self._partitions:
+                self._partitions[topic] = self._topics.describe(topic).partitions
+            return beats.append(self._partitions[topic], value)
+
+    def retire_writer(self, topic: str, writer: str) -> None:
+        """Take a writer that is gone for good out of the store's age."""
+        HeartbeatWriter(self.kafka, topic, writer, "").append(self._topics.describe(topic).partitions, None)
+
+    def reset(self, spec: StoreSpec) -> str:
+        """Delete a store's topic and make it anew: another topic id, so every replica is rebuilt."""
+        self._topics.delete(spec.topic)
+        deadline = time.monotonic() + _DELETION_DEADLINE_S
+        while True:
+            try:
+                self._topics.ensure(spec)
+                return self.identity(spec.topic)
+            except (TopicMissing, ChangelogError) as error:
+                # The cluster takes a moment to forget the old one.
+                if time.monotonic() > deadline:
+                    raise ChangelogError(f"The topic {spec.topic!r} could not be made anew: {error}") from error
+                time.sleep(0.1)

@@ -1,0 +1,279 @@
+"""Reads partitions of Kafka topics, and keeps watching where they end and whether they are still the same.
+
+librdkafka fetches in threads of its own, outside Python's lock. What it delivers are records; a partition's
+position past transaction markers, aborted records and compacted ones comes from its end-of-partition events.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from forebay.changelog.base import Batch, Record
+from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.topics import (
+    KafkaTopics,
+    TopicState,
+    ask_configs,
+    ask_descriptions,
+    ask_offsets,
+    config_values,
+    topic_state,
+)
+from forebay.changelog.kafka.url import KafkaUrl
+from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
+from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.lag import EndOffset, boot_ms, epoch_ms
+from forebay.tasks import TopicPartition
+
+log = logging.getLogger(__name__)
+
+_END_INTERVAL_MS = 100.0
+_BEGINNING_INTERVAL_MS = 30_000.0
+_DESCRIPTION_INTERVAL_MS = 5_000.0
+_CONFIG_INTERVAL_MS = 60_000.0
+_PROVEN_YOUNG = 0.9
+"""Clocks differ: records count as too young for compaction up to this part of the topic's lag."""
+_HEARTBEATS = heartbeat_key("")
+
+
+@dataclass
+class _Assigned:
+    position: int
+    since_boot_ms: float
+    """When the position was reached: only an end observed after that can contradict it."""
+    end: EndOffset | None = None
+    beginning: int = 0
+    newest_epoch_ms: int = 0
+    """The largest record timestamp read: compaction never touched what follows a young record."""
+    lost: bool = False
+    """The position is not in the log."""
+
+
+@dataclass
+class _Question:
+    """A request that is repeated, one at a time, and never waited for."""
+
+    interval_ms: float
+    ask: Callable[[AdminClient], dict[Any, Future[Any]]]
+    sent_boot_ms: float = float("-inf")
+    at_once: bool = False
+    _futures: dict[Any, Future[Any]] = field(default_factory=dict)
+
+    def send_if_due(self, admin: AdminClient, now_boot_ms: float) -> None:
+        if self._futures or not (self.at_once or now_boot_ms - self.sent_boot_ms >= self.interval_ms):
+            return
+        self.at_once, self.sent_boot_ms = False, now_boot_ms
+        try:
+            self._futures = self.ask(admin)
+        except KafkaException as error:
+            log.debug("a look at the log failed: %s", error)
+
+    def answers(self) -> Iterator[tuple[Any, Any]]:
+        """What was answered by now; failures are forgotten, so that what they asked for grows old."""
+        for about, future in list(self._futures.items()):
+            if future.done():
+                del self._futures[about]
+                if future.exception() is None:
+                    yield about, future.result()
+
+
+class KafkaConsumer:
+    """The consumer of a Kafka changelog; one for a ``replay`` reads further ahead."""
+
+    def __init__(self, url: KafkaUrl, topics: KafkaTopics, *, replay: bool = False) -> None:
+        self._topics = topics
+        self._client = Consumer(
+            url.librdkafka(
+                group_id="forebay",
+                enable_auto_commit=False,
+                isolation_level="read_committed",
+                enable_partition_eof=True,
+                auto_offset_reset="error",
+                allow_auto_create_topics=False,
+                # By default it pauses for a second once its queue is full, which costs most of the speed.
+                fetch_queue_backoff_ms=2,
+                queued_min_messages=1_000_000 if replay else 100_000,
+                queued_max_messages_kbytes=65_536,
+            ),
+            logger=CLIENT_LOG,
+        )
+        self._assigned: dict[TopicPartition, _Assigned] = {}
+        self._not_fetched: set[TopicPartition] = set()
+        self._news: set[TopicPartition] = set()
+        self._descriptions: dict[str, Any] = {}
+        self._configs: dict[str, dict[str, str]] = {}
+        self._states: dict[str, TopicState] = {}
+        self._waiting: list[Message] = []
+        self._ends = _Question(_END_INTERVAL_MS, lambda admin: self._ask_offsets(admin, OffsetSpec.latest()))
+        self._beginnings = _Question(
+            _BEGINNING_INTERVAL_MS, lambda admin: self._ask_offsets(admin, OffsetSpec.earliest())
+        )
+        self._describing = _Question(
+            _DESCRIPTION_INTERVAL_MS, lambda admin: ask_descriptions(admin, self._topic_names())
+        )
+        self._configuring = _Question(_CONFIG_INTERVAL_MS, lambda admin: ask_configs(admin, self._topic_names()))
+
+    def assign(self, topic_partition: TopicPartition, position: int) -> None:
+        """Read a partition from this position on, once its topic is known."""
+        self.unassign(topic_partition)
+        self._assigned[topic_partition] = _Assigned(position, boot_ms())
+        self._not_fetched.add(topic_partition)
+        self._ends.at_once = self._beginnings.at_once = True
+        if topic_partition.topic not in self._states:
+            self._describing.at_once = self._configuring.at_once = True
+
+    def unassign(self, topic_partition: TopicPartition) -> None:
+        """Stop reading a partition."""
+        if self._assigned.pop(topic_partition, None) is None:
+            return
+        self._stop_fetching(topic_partition)
+        self._not_fetched.discard(topic_partition)
+        self._news.discard(topic_partition)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._assigned.clear()
+        self._client.close()
+
+    def wait(self, wake: threading.Event, timeout_s: float) -> None:
+        """Return when something may be new, when ``wake`` is set, or after the time-out at the latest."""
+        if not wake.is_set() and not self._waiting:
+            self._waiting = self._client.consume(1, timeout_s)
+
+    def poll(self, max_records: int) -> list[Batch]:
+        """What is new, at most so many records in all, and the ends that were observed meanwhile."""
+        self._take_answers()
+        self._fetch_more()
+        self._ask_what_is_due()
+        messages = self._waiting + self._client.consume(max_records, 0)
+        self._waiting = []
+        records: dict[TopicPartition, list[Record]] = {}
+        stamps: dict[TopicPartition, int] = {}
+        reached: dict[TopicPartition, int] = {}
+        for message in messages:
+            tp = TopicPartition(message.topic(), message.partition())  # type: ignore[arg-type]
+            error = message.error()
+            if error is None:
+                stamps[tp] = stamp = message.timestamp()[1]
+                records.setdefault(tp, []).append(_record(message, stamp))
+            elif tp in self._assigned:
+                self._take_event(tp, error, message.offset() or 0, reached)
+        changed = (records.keys() | reached.keys() | self._news) & self._assigned.keys()
+        self._news.clear()
+        batches = (
+            self._batch(tp, records.get(tp, []), stamps.get(tp, 0), reached.get(tp, 0)) for tp in sorted(changed)
+        )
+        return [batch for batch in batches if batch is not None]
+
+    def _take_event(
+        self, tp: TopicPartition, error: KafkaError, offset: int, reached: dict[TopicPartition, int]
+    ) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            reached[tp] = offset
+        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            # On which side of the log it is, the next look at both of its ends will tell.
+            assigned = self._assigned[tp]
+            self._stop_fetching(tp)
+            assigned.lost, assigned.end, assigned.since_boot_ms = True, None, boot_ms()
+            self._ends.at_once = self._beginnings.at_once = self._describing.at_once = True
+        else:
+            log.debug("%s: %s", tp, error)
+            self._describing.at_once = True
+
+    def _batch(self, tp: TopicPartition, records: list[Record], stamp: int, reached: int) -> Batch | None:
+        assigned, state = self._assigned[tp], self._states.get(tp.topic)
+        if assigned.end is None or state is None:
+            return None
+        before = assigned.position
+        after = max(before, reached, records[-1][0] + 1 if records else 0)
+        gap = after - before != len(records) and not _young(assigned.newest_epoch_ms, state)
+        if after != before:
+            assigned.position, assigned.since_boot_ms = after, boot_ms()
+            assigned.newest_epoch_ms = max(assigned.newest_epoch_ms, stamp)
+        end = assigned.end
+        if end.sent_boot_ms < assigned.since_boot_ms:
+            end = end._replace(offset=max(end.offset, after))
+        if gap:
+            end = end._replace(offset=max(end.offset, self._end_at_last_response(tp)))
+        floor = assigned.beginning if assigned.lost else 0
+        if assigned.lost and floor <= before <= end.offset:
+            assigned.lost = False
+        return Batch(
+            tp, records, after, gap, end, assigned.beginning, floor, state.identity, state.tombstone_life_ms
+        )
+
+    def _end_at_last_response(self, tp: TopicPartition) -> int:
+        """The high watermark of the newest response, so at or after that of the response with the gap."""
+        watermarks = self._client.get_watermark_offsets(KafkaTopicPartition(*tp), cached=True)
+        return max(0, watermarks[1]) if watermarks else 0
+
+    def _take_answers(self) -> None:
+        for tp, found in self._ends.answers():
+            assigned = self._assigned.get(tp)
+            sent = self._ends.sent_boot_ms
+            if assigned is None or found.offset < 0 or (assigned.lost and sent < assigned.since_boot_ms):
+                continue
+            assigned.end = EndOffset(found.offset, sent)
+            self._news.add(tp)
+        for tp, found in self._beginnings.answers():
+            if tp in self._assigned:
+                self._assigned[tp].beginning = found.offset
+        self._descriptions |= self._describing.answers()
+        self._configs |= ((topic, config_values(found)) for topic, found in self._configuring.answers())
+        for topic in self._descriptions.keys() & self._configs.keys():
+            self._states[topic] = topic_state(self._descriptions.pop(topic), self._configs[topic])
+
+    def _fetch_more(self) -> None:
+        for tp in list(self._not_fetched):
+            assigned = self._assigned[tp]
+            if assigned.end is not None and tp.topic in self._states and not assigned.lost:
+                self._client.incremental_assign([KafkaTopicPartition(*tp, assigned.position or OFFSET_BEGINNING)])
+                self._not_fetched.discard(tp)
+
+    def _stop_fetching(self, tp: TopicPartition) -> None:
+        if tp not in self._not_fetched:
+            self._client.incremental_unassign([KafkaTopicPartition(*tp)])
+            self._not_fetched.add(tp)
+        self._waiting = [message for message in self._waiting if (message.topic(), message.partition()) != tp]
+
+    def _ask_what_is_due(self) -> None:
+        if self._assigned:
+            now, admin = boot_ms(), self._topics.admin
+            for question in (self._ends, self._beginnings, self._describing, self._configuring):
+                question.send_if_due(admin, now)
+
+    def _ask_offsets(self, admin: AdminClient, spec: OffsetSpec) -> dict[TopicPartition, Future[Any]]:
+        return ask_offsets(admin, list(self._assigned), spec)
+
+    def _topic_names(self) -> list[str]:
+        return sorted({tp.topic for tp in self._assigned})
+
+
+def _young(newest_epoch_ms: int, state: TopicState) -> bool:
+    """Whether records were read that compaction cannot have reached: what is missing after them never was there.
+
+    Kafka's cleaner stops at the first segment with a record younger than ``min.compaction.lag.ms``.
+    """
+    return newest_epoch_ms > epoch_ms() - _PROVEN_YOUNG * state.min_compaction_lag_ms
+
+
+def _record(message: Message, stamp: int) -> Record:
+    headers = message.headers()
+    key = message.key()
+    heartbeat = False
+    if headers:
+        for name, value in headers:  # type: ignore[str-unpack]
+            if name == HEARTBEAT_HEADER:
+                heartbeat = key is not None and key.startswith(_HEARTBEATS)
+            elif name == VALID_FROM_HEADER and value:
+                stamp = int.from_bytes(value, "big", signed=True)  # type: ignore[arg-type]
+    return message.offset(), key, message.value(), stamp, heartbeat  # type: ignore[return-value]

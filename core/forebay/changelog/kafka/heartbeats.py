@@ -1,0 +1,94 @@
+"""Heartbeats on Kafka, in transactions whose id is the writer's: a second writer of that name fences the first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka import KafkaException, Message, Producer
+
+from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.url import KafkaUrl
+from forebay.changelog.record_headers import HEARTBEAT_HEADER
+from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.errors import BatchConflict, ChangelogError
+
+_TIMEOUT_S = 10.0
+_TRANSACTION_TIMEOUT_MS = 10_000
+
+
+class HeartbeatWriter:
+    """Appends one writer's heartbeats to every partition of a topic, all or none.
+
+    Opening it fences an earlier one of the same topic and writer, whose next heartbeat raises ``BatchConflict``.
+    """
+
+    def __init__(self, url: KafkaUrl, topic: str, writer: str, query_id: str) -> None:
+        self.query_id = query_id
+        self._topic = topic
+        self._writer = writer
+        self._producer: Producer | None = None
+        self._url = url
+        self._superseded: BatchConflict | None = None
+
+    def append(self, partitions: int, value: bytes | None) -> dict[int, int]:
+        """Append a heartbeat, or with None a tombstone that retires the writer; returns each one's next offset.
+
+        Raises ``BatchConflict`` and ``ChangelogError``.
+        """
+        if self._superseded is not None:
+            raise self._superseded
+        ends: dict[int, int] = {}
+
+        def delivered(error: Any, message: Message) -> None:
+            if error is None:
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                ends[partition] = offset + 1
+
+        try:
+            producer = self._opened()
+            producer.begin_transaction()
+            for partition in range(partitions):
+                producer.produce(
+                    self._topic,
+                    key=heartbeat_key(self._writer),
+                    value=value,
+                    partition=partition,
+                    headers=[(HEARTBEAT_HEADER, b"")],
+                    on_delivery=delivered,
+                )
+            producer.commit_transaction(_TIMEOUT_S)
+        except KafkaException as error:
+            self.close()
+            raise self._translated(error) from None
+        return ends
+
+    def close(self) -> None:
+        """Let go of the connection; what was not committed is aborted by the next writer or by time."""
+        self._producer = None
+
+    def _opened(self) -> Producer:
+        if self._producer is None:
+            producer = Producer(
+                self._url.librdkafka(
+                    transactional_id=f"forebay-{self._topic}-{self._writer}",
+                    transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS,
+                    linger_ms=0,
+                ),
+                logger=CLIENT_LOG,
+            )
+            producer.init_transactions(_TIMEOUT_S)
+            self._producer = producer
+        return self._producer
+
+    def _translated(self, error: KafkaException) -> ChangelogError:
+        kafka_error = error.args[0]
+        if kafka_error.fatal():
+            # Claiming the name again would only throw the other one out.
+            self._superseded = BatchConflict(
+                f"Two queries write as {self._writer!r} to {self._topic!r}: this one was superseded. Stop one, or "
+                "give each its own writer=."
+            )
+            return self._superseded
+        return ChangelogError(f"A heartbeat of {self._writer!r} could not be written: {kafka_error.str()}.")

@@ -1,0 +1,242 @@
+"""Topics of a Kafka cluster: made for stores, refused where they do not fit, known by their topic ids."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+
+from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.url import KafkaUrl
+from forebay.errors import ChangelogError, ChangelogUnreachable, PartitionCountMismatch, TopicMissing, TopicRefused
+from forebay.lag import boot_ms
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+
+T = TypeVar("T")
+
+_DAY_MS = 86_400_000
+_MIN_COMPACTION_LAG_MS = 3_600_000
+_TIMEOUT_S = 3.0
+_OFFSETS_TIMEOUT_S = 2.0
+_UNREACHABLE_FOR_MS = 5_000.0
+
+
+class TopicState(NamedTuple):
+    """What a look at a topic showed."""
+
+    identity: str
+    """Kafka's topic id; a topic made anew under the same name has another."""
+    partitions: int
+    tombstone_life_ms: float | None
+    """How long compaction keeps tombstones (``delete.retention.ms``); None where nothing is compacted."""
+    min_compaction_lag_ms: float
+    """Compaction leaves records alone that are younger, and all that follow one."""
+
+
+def topic_config(spec: StoreSpec) -> dict[str, str]:
+    """The configuration of a topic that forebay makes for a store."""
+    if spec.kind == "versioned":
+        assert spec.history_retention_ms is not None
+        return {
+            "cleanup.policy": "compact",
+            "min.compaction.lag.ms": str(max(_MIN_COMPACTION_LAG_MS, spec.history_retention_ms + _DAY_MS)),
+        }
+    config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(_MIN_COMPACTION_LAG_MS)}
+    if spec.retention_ms is not None:
+        config |= {"cleanup.policy": "compact,delete", "retention.ms": str(spec.retention_ms + _DAY_MS)}
+    return config
+
+
+class KafkaTopics:
+    """The admin side of a cluster.
+
+    Where no broker answers, ``ChangelogUnreachable`` is raised; for a moment after that at once, so that
+    many stores opened one by one do not each wait.
+    """
+
+    def __init__(self, url: KafkaUrl) -> None:
+        self._url = url
+        self._admin: AdminClient | None = None
+        self._lock = threading.Lock()
+        self._unreachable_until = 0.0
+
+    def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
+        """Create a store's topic unless it is there and fits.
+
+        Raises ``TopicMissing`` (with ``create`` off), ``PartitionCountMismatch``, ``TopicRefused`` and
+        ``ChangelogUnreachable``.
+        """
+        try:
+            found = self.describe(spec.topic)
+        except TopicMissing:
+            if not create:
+                raise
+            self._create(spec.topic, spec.partitions, topic_config(spec))
+            return
+        if found.partitions != spec.partitions:
+            raise PartitionCountMismatch(
+                f"The topic {spec.topic!r} at {self._url} has {found.partitions} partitions, the topology says "
+                f"{spec.partitions}. Another count moves keys: set partitions = {found.partitions}, or give the "
+                "store a new name."
+            )
+        policy = self._config(spec.topic).get("cleanup.policy", "")
+        if "compact" not in policy and not spec.accept_uncompacted:
+            raise TopicRefused(
+                f"The topic {spec.topic!r} at {self._url} has cleanup.policy={policy}: what it deletes, a rebuilt "
+                f"store {spec.name!r} would lack. Set cleanup.policy=compact on it, or accept_uncompacted = true "
+                "on the store."
+            )
+
+    def describe(self, topic: str) -> TopicState:
+        """A topic's identity and configuration; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
+        with self._named(topic):
+            found = self._call(lambda admin: ask_descriptions(admin, [topic])[topic])
+            config = self._config(topic)
+        return topic_state(found, config)
+
+    def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """The ends for read-committed readers; partitions that cannot be reached are left out."""
+        try:
+            futures = self._requested(lambda admin: ask_offsets(admin, topic_partitions, OffsetSpec.latest()))
+        except ChangelogUnreachable:
+            return {}
+        return {tp: offset for tp, future in futures.items() if (offset := self._settled(future)) is not None}
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic and wait until it is gone."""
+        with self._named(topic):
+            self._call(lambda admin: admin.delete_topics([topic])[topic])
+
+    @property
+    def admin(self) -> AdminClient:
+        """The admin client; its requests return futures and never block."""
+        with self._lock:
+            if self._admin is None:
+                config = self._url.librdkafka(socket_timeout_ms=int(_TIMEOUT_S * 1000))
+                self._admin = AdminClient(config, logger=CLIENT_LOG)
+            return self._admin
+
+    def ensure_configured(self, topic: str, partitions: int, config: dict[str, str]) -> None:
+        """Create a topic with a configuration, unless one of that name is there."""
+        try:
+            self._call(lambda admin: ask_descriptions(admin, [topic])[topic])
+        except TopicMissing:
+            self._create(topic, partitions, config)
+
+    def _create(self, topic: str, partitions: int, config: dict[str, str]) -> None:
+        new = NewTopic(topic, num_partitions=partitions, config=config)
+        try:
+            self._call(lambda admin: admin.create_topics([new], request_timeout=_TIMEOUT_S)[topic])
+        except ChangelogError as error:
+            cause = error.__cause__
+            # Another one made it meanwhile.
+            if not isinstance(cause, KafkaException) or cause.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+    def _config(self, topic: str) -> dict[str, str]:
+        return config_values(self._call(lambda admin: ask_configs(admin, [topic])[topic]))
+
+    def _call(self, request: Callable[[AdminClient], Future[T]]) -> T:
+        """A request's result; raises ``ChangelogUnreachable``, ``TopicMissing`` or ``ChangelogError``."""
+        future = self._requested(request)
+        try:
+            return future.result(_TIMEOUT_S + 1)
+        except (KafkaException, TimeoutError) as error:
+            raise self._translated(error) from error
+
+    def _requested(self, request: Callable[[AdminClient], T]) -> T:
+        if boot_ms() < self._unreachable_until:
+            raise ChangelogUnreachable(f"No broker of {self._url} answers.")
+        try:
+            return request(self.admin)
+        except KafkaException as error:
+            raise self._translated(error) from error
+
+    def _settled(self, future: Future[Any]) -> int | None:
+        try:
+            return int(future.result(_TIMEOUT_S + 1).offset)
+        except (KafkaException, TimeoutError) as error:
+            self._translated(error)
+            return None
+
+    def _translated(self, error: Exception) -> ChangelogError:
+        kafka_error = error.args[0] if isinstance(error, KafkaException) else None
+        code = None if kafka_error is None else kafka_error.code()
+        if kafka_error is None or kafka_error.retriable() or code in _UNREACHABLE:
+            self._unreachable_until = boot_ms() + _UNREACHABLE_FOR_MS
+            return ChangelogUnreachable(f"No broker of {self._url} answers ({kafka_error or 'time-out'}).")
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return TopicMissing(f"There is no such topic at {self._url}.")
+        return ChangelogError(f"{self._url}: {kafka_error.str()}")
+
+    @contextlib.contextmanager
+    def _named(self, topic: str) -> Iterator[None]:
+        try:
+            yield
+        except TopicMissing as error:
+            raise TopicMissing(
+                f"There is no topic {topic!r} at {self._url}. Create it with 'forebay topology apply', or let "
+                "sink and workers do so (create_topics)."
+            ) from error
+
+
+_UNREACHABLE = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+    }
+)
+
+
+def ask_offsets(
+    admin: AdminClient, topic_partitions: list[TopicPartition], spec: OffsetSpec
+) -> dict[TopicPartition, Future[Any]]:
+    """Request offsets as read-committed readers see them."""
+    if not topic_partitions:
+        return {}
+    wanted = {KafkaTopicPartition(*tp): spec for tp in topic_partitions}
+    asked = admin.list_offsets(
+        wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_OFFSETS_TIMEOUT_S
+    )
+    return {TopicPartition(tp.topic, tp.partition): future for tp, future in asked.items()}
+
+
+def ask_descriptions(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:
+    """Request the ids and partitions of topics."""
+    asked: dict[str, Future[Any]] = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_S)
+    return asked
+
+
+def ask_configs(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:
+    """Request the configurations of topics."""
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+    asked = admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
+    return {resource.name: future for resource, future in asked.items()}
+
+
+def config_values(entries: Mapping[str, Any]) -> dict[str, str]:
+    """A configuration as plain text by name."""
+    return {name: entry.value or "" for name, entry in entries.items()}
+
+
+def topic_state(description: Any, config: Mapping[str, str]) -> TopicState:
+    """What descriptions of a topic and of its configuration say."""
+    compacted = "compact" in config.get("cleanup.policy", "")
+    return TopicState(
+        str(description.topic_id),
+        len(description.partitions),
+        float(config.get("delete.retention.ms", _DAY_MS)) if compacted else None,
+        float(config.get("min.compaction.lag.ms", 0)) if compacted else float("inf"),
+    )

@@ -1,0 +1,152 @@
+"""Kafka URLs: where the brokers are and how to talk to them, for each of the clients in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from forebay.errors import SettingError
+
+_FORM = "kafka://HOST:PORT,HOST:PORT?name=value&properties=FILE"
+_SUPPORTED_BY_ALL = {"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"}
+_MECHANISMS = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI"}
+_OWN = {
+    "bootstrap.servers": "give the brokers before the question mark",
+    "group.id": "a worker's group is its application_id",
+    "isolation.level": "forebay reads committed records only",
+    "enable.auto.commit": "offsets are kept with the state",
+    "auto.offset.reset": "a log that lost what was not applied yet means a rebuild",
+    "enable.partition.eof": "the ends of logs are always watched",
+}
+_DEFAULTS = {"log.connection.close": False, "reconnect.backoff.max.ms": 1000}
+
+
+@dataclass(frozen=True)
+class KafkaUrl:
+    """A Kafka cluster and the client properties for it, by librdkafka's names.
+
+    ``kafka://HOST:PORT,…?name=value&…``; ``properties=FILE`` names a file of ``name=value`` lines, where
+    secrets belong.
+    """
+
+    url: str
+    bootstrap_servers: str
+    properties: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, url: str) -> KafkaUrl:
+        """The parts of a URL; raises ``SettingError`` naming what is wrong with it."""
+        parts = urlsplit(url)
+        servers = [server for server in parts.netloc.split(",") if server]
+        if parts.scheme != "kafka" or not servers or parts.path not in ("", "/"):
+            raise SettingError(f"{_shown(url)!r} is not of the form {_FORM}.")
+        for server in servers:
+            host, colon, port = server.rpartition(":")
+            if not (colon and host and port.isdigit()):
+                raise SettingError(f"{_shown(url)!r}: {server!r} is not HOST:PORT.")
+        properties: dict[str, str] = {}
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            properties.update(_read_properties(Path(value)) if name == "properties" else {name: value})
+        for name, reason in _OWN.items():
+            if name in properties:
+                raise SettingError(f"{_shown(url)!r} sets {name!r}, which it cannot: {reason}.")
+        protocol = properties.get("security.protocol", "PLAINTEXT").upper()
+        if protocol not in _SUPPORTED_BY_ALL:
+            raise SettingError(f"{_shown(url)!r}: security.protocol {protocol!r} is not one of Kafka's.")
+        mechanism = _mechanism(properties)
+        if protocol.startswith("SASL") and mechanism not in _MECHANISMS:
+            known = ", ".join(sorted(_MECHANISMS))
+            raise SettingError(f"{_shown(url)!r}: sasl.mechanism {mechanism!r} is not one of {known}.")
+        return cls(url, ",".join(servers), properties)
+
+    def __str__(self) -> str:
+        """The URL without its properties, fit for a log."""
+        return _shown(self.url)
+
+    def librdkafka(self, **own: Any) -> dict[str, Any]:
+        """The configuration of a librdkafka client; underscores in ``own`` stand for dots."""
+        mine = {name.replace("_", "."): value for name, value in own.items()}
+        return {**_DEFAULTS, **self.properties, "bootstrap.servers": self.bootstrap_servers, **mine}
+
+    def aiokafka(self) -> dict[str, Any]:
+        """The arguments of an aiokafka client that concern the connection."""
+        from aiokafka.helpers import create_ssl_context
+
+        properties = self.properties
+        protocol = properties.get("security.protocol", "PLAINTEXT").upper()
+        arguments: dict[str, Any] = {"bootstrap_servers": self.bootstrap_servers, "security_protocol": protocol}
+        if "client.id" in properties:
+            arguments["client_id"] = properties["client.id"]
+        if protocol.endswith("SSL"):
+            context = create_ssl_context(
+                cafile=properties.get("ssl.ca.location"),
+                certfile=properties.get("ssl.certificate.location"),
+                keyfile=properties.get("ssl.key.location"),
+                password=properties.get("ssl.key.password"),
+            )
+            context.check_hostname = properties.get("ssl.endpoint.identification.algorithm", "https") == "https"
+            arguments["ssl_context"] = context
+        if protocol.startswith("SASL"):
+            arguments["sasl_mechanism"] = _mechanism(properties)
+            arguments["sasl_plain_username"] = properties.get("sasl.username")
+            arguments["sasl_plain_password"] = properties.get("sasl.password")
+            arguments["sasl_kerberos_service_name"] = properties.get("sasl.kerberos.service.name", "kafka")
+        return arguments
+
+    def spark(self) -> dict[str, str]:
+        """The options of Spark's Kafka sink, whose client is Java's; what only librdkafka has is left out."""
+        properties = self.properties
+        options = {"kafka.bootstrap.servers": self.bootstrap_servers}
+        for name in ("security.protocol", "client.id", "ssl.endpoint.identification.algorithm"):
+            if name in properties:
+                options[f"kafka.{name}"] = properties[name]
+        if "ssl.ca.location" in properties:
+            options |= {
+                "kafka.ssl.truststore.type": "PEM",
+                "kafka.ssl.truststore.location": properties["ssl.ca.location"],
+            }
+        if "sasl.username" in properties:
+            mechanism = _mechanism(properties)
+            module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
+            options |= {
+                "kafka.sasl.mechanism": mechanism,
+                "kafka.sasl.jaas.config": (
+                    f"org.apache.kafka.common.security.{module} required "
+                    f"username={_quoted(properties['sasl.username'])} "
+                    f"password={_quoted(properties.get('sasl.password', ''))};"
+                ),
+            }
+        return options
+
+
+def _mechanism(properties: Mapping[str, str]) -> str:
+    return properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "GSSAPI")).upper()
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _shown(url: str) -> str:
+    return url.partition("?")[0]
+
+
+def _read_properties(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"The Kafka properties {path} cannot be read: {error}.") from None
+    properties = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith(("#", "!")):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingError(f"{path}:{number}: {text!r} is not of the form name=value.")
+        properties[name.strip()] = value.strip()
+    return properties

@@ -1,0 +1,9 @@
+"""The Kafka record headers that forebay writes and reads.
+
+Imports nothing: the Spark sink ships this module to executors that may lack forebay.
+"""
+
+HEARTBEAT_HEADER = "forebay-heartbeat"
+"""Marks a heartbeat."""
+VALID_FROM_HEADER = "forebay-valid-from-ms"
+"""A version's valid-from, 8 bytes big-endian: Spark's Kafka sink sets no timestamps."""

@@ -1,0 +1,121 @@
+"""Where a micro-batch's rows go: each kind of changelog has its own way in."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import pyspark
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from forebay.changelog import Changelog
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.errors import SinkError
+from forebay.spark.executor import Target, keyed_records, write_rows
+from forebay.topology import StoreSpec
+
+if TYPE_CHECKING:
+    from forebay.changelog.kafka.url import KafkaUrl
+
+_REFUSAL = re.compile(r"WriteRefused: (.*)")
+
+
+@dataclass(frozen=True)
+class BatchId:
+    """Which batch of which query writes, and in whose name; ``ordered`` if the rows of a key are in order."""
+
+    query_id: str
+    number: int
+    writer: str
+    ordered: bool
+
+
+class Destination(Protocol):
+    """Takes a batch's placed rows: each partition's in one task, sorted by key and order."""
+
+    def check(self, session: SparkSession) -> None:
+        """Refuse a session that cannot write there; raises ``SinkError``."""
+        ...
+
+    def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
+        """Write all rows; raises ``SinkError``."""
+        ...
+
+
+class SqliteDestination:
+    """One task writes a partition, its rows and marker in one transaction: a repeated batch changes nothing."""
+
+    def __init__(self, changelog: SqliteChangelog) -> None:
+        self._changelog = changelog
+
+    def check(self, session: SparkSession) -> None:
+        """Any session will do; executors elsewhere are refused by what they find."""
+
+    def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
+        """Write all rows; raises ``SinkError``."""
+        target = Target(
+            directory=str(self._changelog.directory),
+            directory_id=self._changelog.directory_id,
+            driver_host=socket.gethostname(),
+            topic=spec.topic,
+            writer=batch.writer,
+            query_id=batch.query_id,
+            batch_id=batch.number,
+            write_name=batch.writer,
+            ordered=batch.ordered,
+        )
+        written = rows.mapInArrow(write_rows(target), "partition int, row_count bigint, next_offset bigint")
+        _refusing(spec, written.collect)
+
+
+class KafkaDestination:
+    """Spark's own Kafka sink: at least once, so a repeated batch is there twice and folds to the same state."""
+
+    def __init__(self, url: KafkaUrl) -> None:
+        self._options = url.spark()
+
+    def check(self, session: SparkSession) -> None:
+        """Refuse speculation: an attempt that lost goes on producing, behind what came after it."""
+        if session.conf.get("spark.speculation", "false") == "true":
+            raise SinkError(
+                "A kafka:// changelog needs spark.speculation=false: a lost attempt would go on writing."
+            )
+
+    def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
+        """Write all rows; raises ``SinkError``."""
+        versioned = spec.kind == "versioned"
+        columns = "partition int, key binary, value binary"
+        if versioned:
+            columns += ", headers array<struct<key: string, value: binary>>"
+        records = rows.mapInArrow(keyed_records(batch.writer, batch.number, batch.ordered, versioned), columns)
+        writer = records.write.format("kafka").options(**self._options).option("topic", spec.topic)
+        _refusing(spec, writer.save)
+
+
+def open_destination(changelog: Changelog) -> Destination:
+    """The destination of a changelog's kind."""
+    if isinstance(changelog, SqliteChangelog):
+        return SqliteDestination(changelog)
+    from forebay.changelog.kafka.changelog import KafkaChangelog
+
+    assert isinstance(changelog, KafkaChangelog)
+    return KafkaDestination(changelog.kafka)
+
+
+def _refusing(spec: StoreSpec, act: Callable[[], object]) -> None:
+    try:
+        act()
+    except PySparkException as error:
+        if "DATA_SOURCE_NOT_FOUND" in str(error):
+            raise SinkError(
+                "Spark has no Kafka connector. Start it with spark.jars.packages="
+                f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}."
+            ) from None
+        refusal = _REFUSAL.search(str(error))
+        if refusal is None:
+            raise
+        raise SinkError(f"{spec.name}: {refusal[1]}") from None

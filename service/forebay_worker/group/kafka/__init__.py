@@ -1,0 +1,1 @@
+"""The worker group on Kafka: its consumer-group protocol carries the two messages."""

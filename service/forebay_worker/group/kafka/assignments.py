@@ -1,0 +1,94 @@
+"""The compacted topic with the group's newest assignment: new leaders start from it, large ones travel there."""
+
+from __future__ import annotations
+
+import hashlib
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.topics import KafkaTopics
+from forebay.changelog.kafka.url import KafkaUrl
+from forebay.errors import ChangelogUnreachable
+from forebay_worker.group.wire import AssignmentInfo, UnsupportedVersion
+
+_DEADLINE_S = 5.0
+_KEY = b"assignment"
+_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min.compaction.lag.ms": "60000"}
+
+
+class AssignmentTopic:
+    """Reads and writes ``<application_id>-assignments``; raises ``ChangelogUnreachable``."""
+
+    def __init__(self, url: KafkaUrl, application_id: str) -> None:
+        self.name = f"{application_id}-assignments"
+        self._url = url
+        self._topics = KafkaTopics(url)
+
+    def ensure(self) -> None:
+        """Create the topic unless it is there."""
+        self._topics.ensure_configured(self.name, 1, _CONFIG)
+
+    def write(self, raw: bytes) -> None:
+        """Append an assignment and wait until the brokers have it."""
+        producer = Producer(self._url.librdkafka(linger_ms=0, acks="all"), logger=CLIENT_LOG)
+        failures: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: object) -> None:
+            if error is not None:
+                failures.append(error)
+
+        producer.produce(self.name, key=_KEY, value=raw, partition=0, on_delivery=delivered)
+        if producer.flush(_DEADLINE_S) or failures:
+            why = failures[0].str() if failures else "time-out"
+            raise ChangelogUnreachable(f"The assignment could not be written to {self.name!r}: {why}.")
+
+    def newest(self) -> AssignmentInfo | None:
+        """The assignment of the highest generation that this version can read, None if there is none."""
+        readable = []
+        for raw in self._read():
+            try:
+                readable.append(AssignmentInfo.decode(raw))
+            except UnsupportedVersion:
+                continue
+        return max(readable, key=lambda info: info.generation, default=None)
+
+    def find(self, wanted_digest: str) -> bytes | None:
+        """The assignment of that digest."""
+        return next((raw for raw in self._read() if digest(raw) == wanted_digest), None)
+
+    def _read(self) -> list[bytes]:
+        consumer = Consumer(
+            self._url.librdkafka(
+                group_id="forebay",
+                enable_auto_commit=False,
+                enable_partition_eof=True,
+                isolation_level="read_committed",
+                auto_offset_reset="earliest",
+            ),
+            logger=CLIENT_LOG,
+        )
+        found: list[bytes] = []
+        try:
+            consumer.assign([KafkaTopicPartition(self.name, 0, OFFSET_BEGINNING)])
+            while True:
+                message = consumer.poll(_DEADLINE_S)
+                if message is None:
+                    raise ChangelogUnreachable(f"The topic {self.name!r} cannot be read: time-out.")
+                error = message.error()
+                if error is None:
+                    found += [value for value in [message.value()] if isinstance(value, bytes)]
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    return found
+                elif not error.retriable():
+                    raise ChangelogUnreachable(f"The topic {self.name!r} cannot be read: {error.str()}.")
+        except KafkaException as error:
+            raise ChangelogUnreachable(f"The topic {self.name!r} cannot be read: {error}.") from None
+        finally:
+            consumer.close()
+
+
+def digest(raw: bytes) -> str:
+    """What tells one assignment from another."""
+    return hashlib.sha256(raw).hexdigest()[:32]

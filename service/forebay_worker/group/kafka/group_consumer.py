@@ -1,0 +1,120 @@
+"""A Kafka consumer that is in a group for the group's sake: it is assigned no partition and reads nothing.
+
+The one module that reaches into ``aiokafka``: its public API neither asks for a rebalance nor says when the
+coordinator last heard of a member. A test fails where a version of it has neither any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
+from aiokafka.errors import KafkaError, NoError, RebalanceInProgressError
+
+from forebay.lag import boot_ms
+
+PROTOCOL = "forebay"
+_KEEPS_ALIVE = frozenset({"HeartbeatRequest", "JoinGroupRequest", "SyncGroupRequest"})
+_MAX_POLL_INTERVAL_MS = 30_000
+_VERSION = 0
+
+# It tells every heartbeat of a rebalance and all empty assignments; what matters is logged by the membership.
+logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+
+class Talk(Protocol):
+    """What a member has to say; all three are called in the consumer's event loop."""
+
+    def subscription(self) -> bytes:
+        """What to tell the leader, asked at each join."""
+        ...
+
+    def lead(self, members: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """From what each member told to what each is told; called where this member leads."""
+        ...
+
+    def follow(self, assignment: bytes) -> None:
+        """Take what the leader told."""
+        ...
+
+
+class _Assignor:
+    """The strategy as aiokafka calls it; KIP-535 does it the same way with user data."""
+
+    name = PROTOCOL
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+
+    def metadata(self, topics: Any) -> Any:
+        return ConsumerProtocolMemberMetadata(_VERSION, list(topics), self._talk.subscription())
+
+    def assign(self, cluster: Any, members: Mapping[str, Any]) -> dict[str, Any]:
+        told = self._talk.lead({name: bytes(member.user_data) for name, member in members.items()})
+        return {name: ConsumerProtocolMemberAssignment(_VERSION, [], told.get(name, b"")) for name in members}
+
+    def on_assignment(self, assignment: Any) -> None:
+        self._talk.follow(bytes(assignment.user_data))
+
+
+class GroupConsumer:
+    """One member of a consumer group; raises aiokafka's ``KafkaError`` where no broker answers.
+
+    ``on_heard(sent_boot_ms)`` is called with the send time of every request by which the coordinator knows that
+    this member lives.
+    """
+
+    def __init__(
+        self,
+        connection: Mapping[str, Any],
+        group_id: str,
+        talk: Talk,
+        session_timeout_ms: int,
+        on_heard: Callable[[float], None],
+    ) -> None:
+        self._consumer = AIOKafkaConsumer(
+            **connection,
+            group_id=group_id,
+            partition_assignment_strategy=(_Assignor(talk),),
+            enable_auto_commit=False,
+            session_timeout_ms=session_timeout_ms,
+            heartbeat_interval_ms=max(50, session_timeout_ms // 12),
+            max_poll_interval_ms=max(_MAX_POLL_INTERVAL_MS, session_timeout_ms),
+            request_timeout_ms=max(_MAX_POLL_INTERVAL_MS, 2 * session_timeout_ms),
+        )
+        self._on_heard = on_heard
+
+    async def join(self, topic: str) -> None:
+        """Connect and join, in the background; the topic only has to exist."""
+        await self._consumer.start()
+        coordinator = self._consumer._coordinator
+        send = coordinator._send_req
+
+        async def send_and_tell(request: Any) -> Any:
+            sent = boot_ms()
+            response = await send(request)
+            known = response.error_code in (NoError.errno, RebalanceInProgressError.errno)
+            if type(request).__name__ in _KEEPS_ALIVE and known:
+                self._on_heard(sent)
+            return response
+
+        coordinator._send_req = send_and_tell
+        self._consumer.subscribe([topic])
+
+    async def poll(self, timeout_ms: int) -> None:
+        """Show that this member is not stuck; raises what the coordination could not get over."""
+        await self._consumer.getmany(timeout_ms=timeout_ms)
+
+    def request_rejoin(self) -> None:
+        """Ask for a rebalance, in which every member tells its lags anew."""
+        self._consumer._coordinator.request_rejoin()
+
+    async def leave(self) -> None:
+        """Leave the group and disconnect."""
+        await self._consumer.stop()
+
+
+__all__ = ["PROTOCOL", "GroupConsumer", "KafkaError", "Talk"]

@@ -1,0 +1,276 @@
+"""Membership by Kafka's consumer-group protocol, as in KIP-535: a custom assignor's user data are the messages.
+
+The group is control plane only. Its members are assigned no partitions, since tasks are read by consumers of their
+own; so a rebalance touches no tail, is cheap, and can be asked for whenever lags have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from forebay.changelog.kafka.url import KafkaUrl
+from forebay.errors import ChangelogError
+from forebay.lag import boot_ms, epoch_ms
+from forebay.metadata import NO_GENERATION, Generation
+from forebay.tasks import TaskId
+from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
+from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError
+from forebay_worker.group.leader import GroupTimes, Leader, holders
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
+
+log = logging.getLogger(__name__)
+
+MOST_INLINE_BYTES = 512 * 1024
+"""Assignments that are larger in sum over the members travel through the topic."""
+_POLL_MS = 100
+_LOOK_MS = 1_000.0
+_RETRY_S = 1.0
+_REFERENCE = b"@"
+
+
+class KafkaMembership:
+    """One worker's membership; the interface is ``Membership``. The group id is the application id."""
+
+    def __init__(self, url: str, leader: Leader, times: GroupTimes) -> None:
+        self.lease_until_boot_ms = 0.0
+        self._url = KafkaUrl.parse(url)
+        self._leader = leader
+        self._topology = leader.topology
+        self._times = times
+        self._topic = AssignmentTopic(self._url, self._topology.application_id)
+        self._heard_boot_ms = 0.0
+        self._known = NO_GENERATION
+        self._newest: AssignmentInfo | None = None
+        self._fingerprint: str | None = None
+        self._near_at_join: frozenset[TaskId] = frozenset()
+        self._rejoin_at = float("inf")
+        self._leads = self._led_before = self._steps_down = False
+        self._group_began: float | None = None
+        self._missing_since: dict[str, float] = {}
+        self._racks: dict[str, str | None] = {}
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._unreachable = False
+
+    @property
+    def state(self) -> str:
+        """``joining``, ``member`` or ``other-topology``."""
+        if self._fingerprint is None:
+            return "joining"
+        return "member" if self._fingerprint == self._topology.fingerprint else "other-topology"
+
+    def start(
+        self,
+        subscription: Callable[[], SubscriptionInfo],
+        on_assignment: Callable[[AssignmentInfo], None],
+    ) -> None:
+        """Join, and stay a member in a thread."""
+        self._subscription = subscription
+        self._on_assignment = on_assignment
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="forebay-group", daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Leave the group; the actives move at once."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.lease_until_boot_ms = 0.0
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._be_member()
+            except (KafkaError, ChangelogError, OSError) as error:
+                if not self._unreachable:
+                    log.warning("the worker group at %s cannot be reached: %s", self._url, error)
+                self._unreachable = True
+            except Exception:
+                log.exception("the membership failed; it is tried again")
+            await self._pause(_RETRY_S)
+
+    async def _be_member(self) -> None:
+        """Join and stay until told to stop, or until another had better lead."""
+        await asyncio.to_thread(self._topic.ensure)
+        await asyncio.to_thread(self._look_at_topic)
+        consumer = GroupConsumer(
+            self._url.aiokafka(),
+            self._topology.application_id,
+            self,
+            self._times.session_timeout_ms,
+            self._heard,
+        )
+        try:
+            await consumer.join(self._topic.name)
+            self._unreachable = False
+            looked = boot_ms()
+            while not self._stopping.is_set() and not self._steps_down:
+                await consumer.poll(_POLL_MS)
+                if boot_ms() - looked >= _LOOK_MS or boot_ms() >= self._rejoin_at:
+                    looked = boot_ms()
+                    if await asyncio.to_thread(self._wants_rebalance):
+                        self._rejoin_at = float("inf")
+                        consumer.request_rejoin()
+        finally:
+            await consumer.leave()
+        if self._steps_down:
+            self._steps_down = False
+            await self._pause(self._times.session_timeout_ms / 1000)
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.to_thread(self._stopping.wait, seconds)
+
+    def _heard(self, sent_boot_ms: float) -> None:
+        self._heard_boot_ms = sent_boot_ms
+        # Before an assignment is known there is no role that the lease could vouch for.
+        if self._fingerprint is not None:
+            self.lease_until_boot_ms = sent_boot_ms + self._times.session_timeout_ms
+
+    def _wants_rebalance(self) -> bool:
+        """Whether a copy got near enough since the join to move on, or the time has come that the leader set."""
+        if boot_ms() >= self._rejoin_at:
+            return True
+        newest = self._newest
+        if newest is None or newest.assignment.settled or self.state != "member":
+            return False
+        return not self._near() <= self._near_at_join
+
+    def _near(self) -> frozenset[TaskId]:
+        mine = self._subscription()
+        lags = self._leader.lags({"me": mine.offsets})["me"]
+        return frozenset(task for task, lag in lags.items() if lag <= self._leader.policy.acceptable_recovery_lag)
+
+    def subscription(self) -> bytes:
+        """What to tell the leader, asked at each join."""
+        self._led_before, self._leads = self._leads, False
+        newest = self._newest
+        self._near_at_join = frozenset() if newest is None or newest.assignment.settled else self._near()
+        return replace(self._subscription(), known_generation=self._known).encode()
+
+    def lead(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
+        """From what each member told to what each is told."""
+        now = boot_ms()
+        told = _readable(members)
+        newest_by_process = _one_each(told)
+        self._rejoin_at = float("inf")
+        known = max([info.known_generation for info in told.values()], default=NO_GENERATION)
+        if known > (NO_GENERATION if self._newest is None else self._newest.generation):
+            self._look_at_topic()
+        if not self._led_before and not self._may_lead(newest_by_process):
+            self._steps_down = True
+            return {}
+        self._leads = True
+        info = self._next(newest_by_process, known, now)
+        return {} if info is None else self._messages(info, members)
+
+    def follow(self, assignment: bytes) -> None:
+        """Take what the leader told, if it is newer than what is known."""
+        if not assignment:
+            return
+        raw = self._topic.find(_referred(assignment)) if assignment.startswith(_REFERENCE) else assignment
+        if raw is None:
+            raise ChangelogError(f"The assignment that the leader named is not in {self._topic.name!r}.")
+        info = AssignmentInfo.decode(raw)
+        if info.fingerprint != self._topology.fingerprint and self._fingerprint != info.fingerprint:
+            log.error(
+                "the group's leader follows topology %s, this worker %s: it goes on serving what it holds. "
+                "Restart it with the group's topology.",
+                info.fingerprint,
+                self._topology.fingerprint,
+            )
+        if info.generation > self._known:
+            self._newest = info
+            if info.fingerprint == self._topology.fingerprint:
+                self._on_assignment(info)
+            self._known = info.generation
+        self._fingerprint = info.fingerprint
+        self._heard(self._heard_boot_ms)
+
+    def _may_lead(self, members: Mapping[str, SubscriptionInfo]) -> bool:
+        """Whether this member's topology is that of most: one misconfigured worker must not lead the rest."""
+        counts: dict[str, int] = {}
+        for subscription in members.values():
+            counts[subscription.fingerprint] = counts.get(subscription.fingerprint, 0) + 1
+        foremost = min(counts, key=lambda fingerprint: (-counts[fingerprint], fingerprint))
+        return foremost == self._topology.fingerprint
+
+    def _next(
+        self, members: Mapping[str, SubscriptionInfo], known: Generation, now: float
+    ) -> AssignmentInfo | None:
+        """The assignment to tell: a new one, or the newest again; None where the group is to wait."""
+        present = self._leader.alike(members)
+        previous = self._newest
+        before = self._leader.before(previous)
+        self._racks |= {name: subscription.rack for name, subscription in present.items()}
+        missing = holders(before) - present.keys()
+        self._group_began = self._group_began or now
+        waited_until = self._group_began + self._times.initial_rebalance_delay_ms
+        # A group that all had left waits for those that hold something: they may be about to be back.
+        if now < waited_until and (not before.actual or (missing and self._fingerprint is None)):
+            self._rejoin_at = waited_until
+            return None
+        absent = self._absent(missing, now)
+        newest = max(known, NO_GENERATION if previous is None else previous.generation)
+        incarnation = newest.incarnation or int(epoch_ms())
+        info = self._leader.next_assignment(present, absent, previous, Generation(incarnation, newest.number + 1))
+        if info is None or previous is None:
+            info = info or previous
+        if info is not None and not info.assignment.settled:
+            self._rejoin_at = min(self._rejoin_at, now + self._times.probing_rebalance_interval_ms)
+        if info is not None and info is not previous:
+            log.info("generation %d: %d members", info.generation.number, len(present))
+        return info
+
+    def _absent(self, missing: set[str], now: float) -> dict[str, str | None]:
+        """The missing members that are still expected back; the last of them to expire sets the next rebalance."""
+        delay = self._times.standby_rebuild_delay_ms
+        self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
+        due = {name: since + delay for name, since in self._missing_since.items() if since + delay > now}
+        if due:
+            self._rejoin_at = min(self._rejoin_at, min(due.values()))
+        return {name: self._racks.get(name) for name in due}
+
+    def _messages(self, info: AssignmentInfo, members: Mapping[str, bytes]) -> dict[str, bytes]:
+        raw = info.encode()
+        if info is not self._newest:
+            self._topic.write(raw)
+        large = len(raw) * len(members) > MOST_INLINE_BYTES
+        return dict.fromkeys(members, _reference(raw, info.generation) if large else raw)
+
+    def _look_at_topic(self) -> None:
+        """Learn the newest assignment that was ever written, to start from where this member comes to lead."""
+        found = self._topic.newest()
+        if found is not None and (self._newest is None or found.generation > self._newest.generation):
+            self._newest = found
+
+
+def _readable(members: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
+    """What members tell; one that speaks a newer version must not keep the rest from being led."""
+    told = {}
+    for name, raw in members.items():
+        try:
+            told[name] = SubscriptionInfo.decode(raw)
+        except UnsupportedVersion as error:
+            log.warning("the member %s is given no tasks: %s", name, error)
+    return told
+
+
+def _one_each(told: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
+    """By process: of one that crashed and came back, both are members until the first one's session ends."""
+    newest: dict[str, SubscriptionInfo] = {}
+    for info in sorted(told.values(), key=lambda info: info.incarnation):
+        newest[info.process_id] = info
+    return newest
+
+
+def _reference(raw: bytes, generation: Generation) -> bytes:
+    return _REFERENCE + json.dumps({"digest": digest(raw), "generation": generation}).encode()
+
+
+def _referred(reference: bytes) -> str:
+    return str(json.loads(reference[len(_REFERENCE) :])["digest"])

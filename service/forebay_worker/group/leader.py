@@ -1,0 +1,96 @@
+"""The leader's part, whatever carries the group: from who is there to the next assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forebay.changelog import Changelog
+from forebay.metadata import Generation
+from forebay.tasks import TaskId
+from forebay.topology import Topology
+from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, assign
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+from forebay_worker.state.offsets import CAUGHT_UP
+
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """The group's durations, in milliseconds; each is the setting of that name."""
+
+    session_timeout_ms: int
+    standby_rebuild_delay_ms: int
+    initial_rebalance_delay_ms: int
+    probing_rebalance_interval_ms: int = 10_000
+
+
+@dataclass(frozen=True)
+class Leader:
+    """Makes assignments for members of its own topology; the others keep what they hold."""
+
+    topology: Topology
+    changelog: Changelog
+    policy: AssignmentPolicy
+
+    def alike(self, subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
+        """Those who follow the leader's topology."""
+        return {
+            name: subscription
+            for name, subscription in subscriptions.items()
+            if subscription.fingerprint == self.topology.fingerprint
+        }
+
+    def before(self, previous: AssignmentInfo | None) -> Assignment:
+        """The assignment to start from: the previous one, unless it was of another topology."""
+        if previous is None or previous.fingerprint != self.topology.fingerprint:
+            return NO_ASSIGNMENT
+        return previous.assignment
+
+    def next_assignment(
+        self,
+        present: Mapping[str, SubscriptionInfo],
+        absent: Mapping[str, str | None],
+        previous: AssignmentInfo | None,
+        generation: Generation,
+    ) -> AssignmentInfo | None:
+        """The assignment of a new generation, None if it would be the previous one.
+
+        ``absent`` has the rack of each member that is expected back.
+        """
+        before = self.before(previous)
+        hosts = {name: subscription.host for name, subscription in present.items()}
+        same_hosts = previous is not None and before is previous.assignment and dict(previous.hosts) == hosts
+        if same_hosts and before.settled and present.keys() | absent.keys() == holders(before) | present.keys():
+            return None
+        lags = self.lags({name: subscription.offsets for name, subscription in present.items()})
+        members = [
+            Member(name, lags.get(name, {}), rack=subscription.rack) for name, subscription in present.items()
+        ]
+        members += [Member(name, absent=True, rack=rack) for name, rack in absent.items()]
+        outcome = assign(self.topology.tasks, members, before, self.policy)
+        if same_hosts and outcome == before:
+            return None
+        return AssignmentInfo(generation, self.topology.fingerprint, hosts, outcome)
+
+    def lags(self, offsets: Mapping[str, Mapping[TaskId, int]]) -> dict[str, dict[TaskId, int]]:
+        """How far behind each member's copies are, in records; behind the foremost copy where no end is known."""
+        partitions = {task: list(self.topology.topic_partitions(task)) for task in self.topology.tasks}
+        ends = self.changelog.end_offsets([tp for tps in partitions.values() for tp in tps])
+        foremost = {task: max([held.get(task, 0) for held in offsets.values()], default=0) for task in partitions}
+        sums = {
+            task: sum(ends[tp] for tp in tps) if ends.keys() >= set(tps) else foremost[task]
+            for task, tps in partitions.items()
+        }
+        return {
+            name: {
+                task: 0 if offset == CAUGHT_UP else max(0, sums[task] - offset)
+                for task, offset in held.items()
+                if task in sums
+            }
+            for name, held in offsets.items()
+        }
+
+
+def holders(assignment: Assignment) -> set[str]:
+    """Every member with an intended place."""
+    return {name for placement in assignment.intended.values() for name in placement.members}

@@ -1,0 +1,43 @@
+"""Which group a URL names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote
+
+from forebay.changelog import Changelog
+from forebay.errors import ConfigurationError, SettingError
+from forebay.topology import Topology
+from forebay_worker.group.assignor import AssignmentPolicy
+from forebay_worker.group.leader import GroupTimes, Leader
+from forebay_worker.group.membership import Membership
+from forebay_worker.group.sqlite import SqliteMembership
+
+
+def open_membership(
+    url: str | None,
+    topology: Topology,
+    changelog: Changelog,
+    policy: AssignmentPolicy,
+    times: GroupTimes,
+) -> Membership:
+    """The membership at a group URL, by default in the changelog's own kind of group.
+
+    Raises ``ConfigurationError``.
+    """
+    chosen = url or (f"{changelog.url}/group.db" if changelog.url.startswith("sqlite:") else changelog.url)
+    if chosen.startswith("sqlite:///"):
+        return SqliteMembership(
+            Path(unquote(chosen.removeprefix("sqlite://"))), topology, changelog, policy, times
+        )
+    if chosen.startswith("kafka://"):
+        try:
+            from forebay_worker.group.kafka.membership import KafkaMembership
+        except ImportError as error:
+            raise SettingError(
+                f"A kafka:// group needs the package {error.name!r}: install 'forebay[kafka]'."
+            ) from None
+        return KafkaMembership(chosen, Leader(topology, changelog, policy), times)
+    raise ConfigurationError(
+        f"The group {chosen!r} is neither of the form sqlite:///PATH nor kafka://HOST:PORT,…."
+    )

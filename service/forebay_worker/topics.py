@@ -1,0 +1,60 @@
+"""The changelog topics that a worker needs: made at start, or as soon as a broker answers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from forebay.changelog import Changelog
+from forebay.errors import ChangelogError, ChangelogUnreachable
+from forebay.topology import Topology
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 2.0
+
+
+class TopicCreation:
+    """Creates missing topics; where no broker answers, what is on disk is served meanwhile.
+
+    ``start`` raises what ``Changelog.ensure`` refuses.
+    """
+
+    def __init__(self, changelog: Changelog, topology: Topology, create: bool) -> None:
+        self._changelog = changelog
+        self._left = list(topology.stores.values())
+        self._create = create
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look at every topic now; go on in a thread if the log cannot be reached."""
+        try:
+            self._ensure_all()
+        except ChangelogUnreachable as error:
+            log.warning("%s What is on disk is served until one does.", error)
+            self._thread = threading.Thread(target=self._run, name="forebay-topics", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_RETRY_S):
+            try:
+                self._ensure_all()
+            except ChangelogUnreachable:
+                continue
+            except ChangelogError as error:
+                log.error("%s", error)
+                self._left.pop(0)
+                continue
+            return
+
+    def _ensure_all(self) -> None:
+        while self._left:
+            self._changelog.ensure(self._left[0], create=self._create)
+            self._left.pop(0)

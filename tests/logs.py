@@ -1,0 +1,71 @@
+"""The logs that test clusters write to: a SQLite changelog, or topics of a real Kafka broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from confluent_kafka import Producer
+
+from forebay.changelog import Changelog, Heartbeat, sqlite_partition
+from forebay.changelog.kafka.changelog import KafkaChangelog
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+
+Row = tuple[bytes, bytes | None, int]
+"""Key, value (None deletes) and timestamp in epoch ms."""
+
+
+class Log(Protocol):
+    changelog: Changelog
+
+    def append(
+        self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]], writer: str, batch: int
+    ) -> dict[int, int]:
+        """Append rows by partition, then a heartbeat to every partition; returns the end of each."""
+        ...
+
+
+class SqliteLog:
+    def __init__(self, changelog: SqliteChangelog) -> None:
+        self.changelog = changelog
+
+    def append(
+        self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]], writer: str, batch: int
+    ) -> dict[int, int]:
+        for partition, items in rows.items():
+            sqlite_partition.append_batch(
+                self.changelog.path(TopicPartition(spec.topic, partition)),
+                items,
+                writer=writer,
+                query_id="q",
+                batch_id=batch,
+                write_name=spec.name,
+            )
+        return _beat(self.changelog, spec, writer, batch)
+
+
+class KafkaLog:
+    def __init__(self, changelog: KafkaChangelog) -> None:
+        self.changelog = changelog
+        self._producer: Producer | None = None
+
+    def append(
+        self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]], writer: str, batch: int
+    ) -> dict[int, int]:
+        if self._producer is None:
+            self._producer = Producer(self.changelog.kafka.librdkafka(linger_ms=1))
+        for partition, items in rows.items():
+            for key, value, timestamp_ms in items:
+                self._producer.produce(
+                    spec.topic, key=key, value=value, partition=partition, timestamp=timestamp_ms
+                )
+        assert self._producer.flush(20) == 0
+        return _beat(self.changelog, spec, writer, batch)
+
+
+def _beat(changelog: Changelog, spec: StoreSpec, writer: str, batch: int) -> dict[int, int]:
+    value = Heartbeat(int(time.time() * 1000), "q", batch).value()
+    return changelog.append_heartbeat(spec.topic, writer=writer, query_id="q", value=value)
