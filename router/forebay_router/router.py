@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import random
 from collections import Counter
@@ -14,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.codecs import from_segment
-from forebay.errors import DeadlineExceeded, NoReplica, NotReady, Overloaded, Problem
+from forebay.errors import DeadlineExceeded, NotReady, Overloaded, Problem
 from forebay.lag import Lag, boot_ms, epoch_ms
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.parameters import ReadParameters
 from forebay.settings import RouterSettings
 from forebay.topology import StoreSpec
+from forebay_router.attempts import Attempt, refusal
 from forebay_router.candidates import candidates
 from forebay_router.cluster import Cluster
 from forebay_router.hedging import HedgeBudget, HedgeDelay
@@ -29,23 +29,6 @@ from forebay_router.upstream import UpstreamAnswer, Upstreams
 _UNKNOWN_STORE = b'"urn:forebay:problem:unknown-store"'
 _FINAL = frozenset({200, 400, 404, 409})
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One worker asked, and what came of it."""
-
-    host: HostInfo
-    outcome: str
-    answer: UpstreamAnswer | None = None
-
-    def document(self) -> dict[str, Any]:
-        """The attempt as a member of a problem's ``attempts``."""
-        document: dict[str, Any] = {"host": str(self.host), "outcome": self.outcome}
-        if self.answer is not None:
-            document["status"] = self.answer.status
-            document["type"] = _problem_of(self.answer).get("type")
-        return document
 
 
 class Router:
@@ -116,6 +99,12 @@ class Router:
         if spec.stream_partitioner is None:
             raise NotReady(f"The partitioner of the store {spec.name!r} is 'unknown'.", store=spec.name)
         return spec.partition_of(plain)
+
+    def candidates(self, spec: StoreSpec, partition: int, parameters: ReadParameters) -> list[HostInfo]:
+        """The workers to ask for a partition, best first."""
+        load = {host: self.upstreams.load(host) for host in self.cluster.workers}
+        holders = self.cluster.holders(spec, partition, load)
+        return list(candidates(holders, parameters.tolerance_for(spec), choose=self._choose))
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -195,9 +184,7 @@ class _Read:
         self._held = (spec.name, partition)
         self._alone = request.alone
         self._deadline = deadline_boot_ms
-        load = {host: router.upstreams.load(host) for host in router.cluster.workers}
-        holders = router.cluster.holders(spec, partition, load)
-        self._waiting = list(candidates(holders, parameters.tolerance_for(spec), choose=router._choose))
+        self._waiting = router.candidates(spec, partition, parameters)
         self._asked: dict[asyncio.Task[UpstreamAnswer], HostInfo] = {}
         self._hedged: set[HostInfo] = set()
         self._attempts: list[Attempt] = []
@@ -218,7 +205,7 @@ class _Read:
                     return self._deadline_passed()
                 if not done:
                     self._hedge()
-            return self._refusal()
+            return refusal(*self._held, self._attempts)
         finally:
             for task in self._asked:
                 task.cancel()
@@ -299,26 +286,6 @@ class _Read:
             DeadlineExceeded("No replica answered in time.", attempts=[attempt.document() for attempt in attempts])
         )
 
-    def _refusal(self) -> Answer:
-        store, partition = self._held
-        attempts = [attempt.document() for attempt in self._attempts]
-        answers = [attempt.answer for attempt in self._attempts if attempt.answer is not None]
-        refusals = [answer for answer in answers if answer.status == 412]
-        if refusals and len(refusals) == len(answers):
-            best = min(refusals, key=lambda answer: _lag_order(_lag_of(_forebay_headers(answer.head))))
-            document = {**_problem_of(best), "attempts": attempts}
-            body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-            return Answer(412, best.head + b"retry-after: 1\r\n", body)
-        return problem_answer(
-            NoReplica(
-                f"No replica of {store!r} partition {partition} could answer.",
-                retry_after_s=1,
-                store=store,
-                partition=partition,
-                attempts=attempts,
-            )
-        )
-
 
 def is_final(answer: UpstreamAnswer) -> bool:
     """Whether a worker's answer is the client's, and no other worker need be asked.
@@ -326,14 +293,6 @@ def is_final(answer: UpstreamAnswer) -> bool:
     A worker that does not know a store which the router's map has is behind a deployment.
     """
     return answer.status in _FINAL and not (answer.status == 404 and _UNKNOWN_STORE in answer.body)
-
-
-def _problem_of(answer: UpstreamAnswer) -> dict[str, Any]:
-    try:
-        document = json.loads(answer.body)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _forebay_headers(head: bytes) -> dict[bytes, bytes]:
@@ -351,7 +310,3 @@ def _lag_of(headers: dict[bytes, bytes]) -> Lag:
         return None if value is None else int(value)
 
     return Lag(figure(b"record-lag"), figure(b"time-lag-ms"), figure(b"age-ms"))
-
-
-def _lag_order(lag: Lag) -> tuple[float, ...]:
-    return tuple(float("inf") if figure is None else figure for figure in lag)

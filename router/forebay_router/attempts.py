@@ -1,0 +1,64 @@
+"""Attempts at a read: which workers were asked, and the problem that sums up why none answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.errors import NoReplica
+from forebay.lag import Lag
+from forebay.metadata import HostInfo
+from forebay.rest.answers import Answer, problem_answer
+from forebay_router.upstream import UpstreamAnswer
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One worker asked, and what came of it."""
+
+    host: HostInfo
+    outcome: str
+    answer: UpstreamAnswer | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The attempt as a member of a problem's ``attempts``."""
+        document: dict[str, Any] = {"host": str(self.host), "outcome": self.outcome}
+        if self.answer is not None:
+            document["status"] = self.answer.status
+            document["type"] = _problem_of(self.answer).get("type")
+        return document
+
+
+def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
+    """The answer where no attempt had one: the 412 of the replica least behind if all said so, else no replica."""
+    documents = [attempt.document() for attempt in attempts]
+    answers = [attempt.answer for attempt in attempts if attempt.answer is not None]
+    if answers and all(answer.status == 412 for answer in answers):
+        best = min(answers, key=lambda answer: _lag_order(_problem_of(answer)))
+        document = {**_problem_of(best), "attempts": documents}
+        body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        return Answer(412, best.head + b"retry-after: 1\r\n", body)
+    return problem_answer(
+        NoReplica(
+            f"No replica of {store!r} partition {partition} could answer.",
+            retry_after_s=1,
+            store=store,
+            partition=partition,
+            attempts=documents,
+        )
+    )
+
+
+def _problem_of(answer: UpstreamAnswer) -> dict[str, Any]:
+    try:
+        document = json.loads(answer.body)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _lag_order(problem: dict[str, Any]) -> tuple[float, ...]:
+    lag = problem.get("lag", {})
+    return tuple(float("inf") if lag.get(figure) is None else lag[figure] for figure in Lag._fields)
