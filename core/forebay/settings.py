@@ -215,6 +215,14 @@ SETTINGS: tuple[Setting, ...] = (
         least=1,
     ),
     Setting(
+        "max_event_streams",
+        "integer",
+        4_096,
+        BOTH,
+        "Event streams open at once beyond which a process answers 429.",
+        least=1,
+    ),
+    Setting(
         "worker_poll_interval_ms",
         "integer",
         200,
@@ -275,6 +283,7 @@ class WorkerSettings:
     rocksdb_write_buffer_bytes: int
     request_timeout_ms: int
     max_request_timeout_ms: int
+    max_event_streams: int
     drain_ms: int
     shutdown_timeout_ms: int
     cors_allow_origins: tuple[str, ...]
@@ -291,6 +300,7 @@ class RouterSettings:
     request_timeout_ms: int
     max_request_timeout_ms: int
     max_in_flight: int
+    max_event_streams: int
     worker_poll_interval_ms: int
     lag_report_max_age_ms: int
     drain_ms: int

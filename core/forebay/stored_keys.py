@@ -64,6 +64,10 @@ class StoredKeys:
             ordered = ordered.replace(b"\x00", b"\x00\xff") + b"\x00\x01"
         return USER_TAG + ordered
 
+    def prefix_of(self, stored: bytes) -> bytes:
+        """The prefix of a stored key's key: what is left without the timestamps."""
+        return stored[: len(stored) - _TIME_SIZE * self.times]
+
     def parse(self, stored: bytes) -> LogicalKey:
         """The inverse of ``stored``, for a whole key."""
         cut = len(stored) - _TIME_SIZE * self.times

@@ -26,9 +26,19 @@ from forebay.errors import (
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import make_application, respond
 from forebay.rest.batches import read_batch_keys
+from forebay.rest.changes import resumed
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.parameters import ReadParameters, parse_parameters
-from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES, ReadRoute, add_batch_route, add_read_route
+from forebay.rest.routes import (
+    BATCH_ROUTE,
+    CHANGES_ROUTE,
+    READ_ROUTES,
+    ReadRoute,
+    add_batch_route,
+    add_changes_route,
+    add_read_route,
+)
+from forebay_router.changes import RoutedChanges
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
 from forebay_router.scatter import Gather, ScanRefused, batch_get
@@ -46,6 +56,8 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     NotReady,
     DeadlineExceeded,
 )
+
+_CHANGES_PROBLEMS = (BadKey, BadParameter, UnknownStore, WrongStoreKind, PositionOfAnotherLog, Overloaded)
 
 
 def make_app(router: Router, metrics: RouterMetrics) -> FastAPI:
@@ -68,6 +80,7 @@ def make_app(router: Router, metrics: RouterMetrics) -> FastAPI:
     for route in READ_ROUTES:
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(router, route, metrics))
     add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(router, metrics))
+    add_changes_route(app, _CHANGES_PROBLEMS, _changes_endpoint(router, metrics))
     add_document_routes(app, router)
     return app
 
@@ -130,3 +143,22 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
         return respond(answer)
 
     return endpoint
+
+
+def _changes_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            response: Response = await router.streams.open(_changes(router, request).events())
+        except Problem as problem:
+            response = respond(problem_answer(problem))
+        metrics.reads[CHANGES_ROUTE.path, response.status_code] += 1
+        return response
+
+    return endpoint
+
+
+def _changes(router: Router, request: Request) -> RoutedChanges:
+    seen = request.headers.get("last-event-id")
+    parameters = resumed(parse_parameters(request.scope["query_string"], CHANGES_ROUTE.parameters), seen)
+    store, key = request.path_params["store"], request.path_params["key"].encode("ascii")
+    return RoutedChanges(router, store, key, parameters, resuming=bool(seen))

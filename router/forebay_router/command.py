@@ -40,10 +40,6 @@ def run(settings: RouterSettings) -> None:
             settings.listen,
         )
     running = Router(settings)
-
-    def drain() -> None:
-        running.draining = True
-
     log.info("router listens on %s", settings.listen)
     metrics = RouterMetrics(running)
     serve(
@@ -51,6 +47,6 @@ def run(settings: RouterSettings) -> None:
         listener,
         drain_ms=settings.drain_ms,
         shutdown_timeout_ms=settings.shutdown_timeout_ms,
-        on_drain=drain,
+        on_drain=running.drain,
         protocol=make_protocol(RouterHotPath(running, metrics)),
     )

@@ -46,6 +46,9 @@ class RouterMetrics(Collector):
         in_flight = GaugeMetricFamily("forebay_router_in_flight", "Reads in flight.")
         in_flight.add_metric([], self._router.in_flight)
         yield in_flight
+        streams = GaugeMetricFamily("forebay_router_event_streams", "Event streams open.")
+        streams.add_metric([], self._router.streams.count)
+        yield streams
         live = GaugeMetricFamily("forebay_router_worker_live", "1 if the worker is reachable.", labels=["host"])
         for host, worker in sorted(self._router.cluster.workers.items()):
             live.add_metric([str(host)], int(worker.live and not worker.suspect))

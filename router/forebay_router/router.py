@@ -17,6 +17,7 @@ from forebay.errors import DeadlineExceeded, NotReady, Overloaded, Problem
 from forebay.lag import Lag, boot_ms, epoch_ms
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.event_streams import EventStreams
 from forebay.rest.parameters import ReadParameters
 from forebay.settings import RouterSettings
 from forebay.topology import StoreSpec
@@ -38,6 +39,7 @@ class Router:
         self.settings = settings
         self.cluster = Cluster(settings.seeds, settings.worker_poll_interval_ms, settings.lag_report_max_age_ms)
         self.upstreams = Upstreams()
+        self.streams = EventStreams(settings.max_event_streams)
         self.delay = HedgeDelay()
         self.budget = HedgeBudget()
         self.counts: Counter[str] = Counter()
@@ -55,6 +57,11 @@ class Router:
         if not self.cluster.ready:
             return NotReady("No worker and no map of the workers is known yet.", retry_after_s=1)
         return None
+
+    def drain(self) -> None:
+        """Turn readiness off and end the streams: load balancers and clients should look elsewhere."""
+        self.draining = True
+        self.streams.end_all()
 
     @property
     def metadata(self) -> StreamsMetadataState:

@@ -17,6 +17,7 @@ from forebay.errors import (
     NotActive,
     NotHostedHere,
     NotReady,
+    Overloaded,
     PartitionerMismatch,
     PositionNotReached,
     PositionOfAnotherLog,
@@ -29,12 +30,22 @@ from forebay.lag import boot_ms
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.application import make_application, respond
 from forebay.rest.batches import batch_answer, batch_frames, read_batch_keys
+from forebay.rest.changes import resumed
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.parameters import ReadParameters, parse_parameters
-from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES, ReadRoute, add_batch_route, add_read_route
+from forebay.rest.routes import (
+    BATCH_ROUTE,
+    CHANGES_ROUTE,
+    READ_ROUTES,
+    ReadRoute,
+    add_batch_route,
+    add_changes_route,
+    add_read_route,
+)
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.queries.admission import Refused
+from forebay_worker.queries.changes import KeyChanges
 from forebay_worker.worker import Worker
 
 _WAIT_STEP_S = 0.005
@@ -56,6 +67,8 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     PartitionerMismatch,
 )
 
+_CHANGES_PROBLEMS = (BadKey, BadParameter, UnknownStore, WrongStoreKind, PositionOfAnotherLog, Overloaded)
+
 
 def make_app(worker: Worker, metrics: WorkerMetrics) -> FastAPI:
     """The application of a worker that was made, whether started or not."""
@@ -68,6 +81,7 @@ def make_app(worker: Worker, metrics: WorkerMetrics) -> FastAPI:
     for route in READ_ROUTES:
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(worker, route, metrics), worker=True)
     add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(worker, metrics))
+    add_changes_route(app, _CHANGES_PROBLEMS, _changes_endpoint(worker, metrics), worker=True)
     add_document_routes(app, worker)
     return app
 
@@ -94,8 +108,7 @@ async def _answer(worker: Worker, route: ReadRoute, request: Request, known: fro
         try:
             return _read(worker, route, request, parameters)
         except Refused as refused:
-            waits = isinstance(refused.problem, LagExceedsTolerance | PositionNotReached | NotReady)
-            if not waits or boot_ms() >= until:
+            if not refused.may_wait or boot_ms() >= until:
                 return refused.answer()
         except Problem as problem:
             return problem_answer(problem)
@@ -138,3 +151,31 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
         return respond(answer)
 
     return endpoint
+
+
+def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:
+    known = CHANGES_ROUTE.parameters | {"partition"}
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            response: Response = await worker.streams.open(_changes(worker, request, known).events())
+        except Problem as problem:
+            response = respond(problem_answer(problem))
+        metrics.reads[CHANGES_ROUTE.path, response.status_code] += 1
+        return response
+
+    return endpoint
+
+
+def _changes(worker: Worker, request: Request, known: frozenset[str]) -> KeyChanges:
+    seen = request.headers.get("last-event-id")
+    parameters = resumed(parse_parameters(request.scope["query_string"], known), seen)
+    return KeyChanges(
+        worker.admission,
+        worker.reads,
+        request.path_params["store"],
+        request.path_params["key"].encode("ascii"),
+        parameters,
+        _wait_ms(worker, parameters, request.headers),
+        resuming=bool(seen),
+    )

@@ -53,6 +53,9 @@ class WorkerMetrics(Collector):
             if lag.age_ms is not None:
                 age.add_metric(labels, lag.age_ms / 1000)
         yield from (record_lag, time_lag, age, role, applied)
+        streams = GaugeMetricFamily("forebay_event_streams", "Event streams open.")
+        streams.add_metric([], self._worker.streams.count)
+        yield streams
         generation = GaugeMetricFamily("forebay_group_generation", "Newest group generation known.")
         generation.add_metric([], self._worker.metadata.map.generation.number)
         yield generation

@@ -10,6 +10,7 @@ from forebay.changelog import open_changelog
 from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, epoch_ms
 from forebay.metadata import HostInfo, StreamsMetadataState
+from forebay.rest.event_streams import EventStreams
 from forebay.settings import WorkerSettings
 from forebay.topology import StoreSpec, load_topology
 from forebay_worker.group.assignor import AssignmentPolicy
@@ -78,6 +79,7 @@ class Worker:
             settings.end_offset_max_age_ms,
         )
         self.reads = Reads(self.admission)
+        self.streams = EventStreams(settings.max_event_streams)
         self.incarnation = int(epoch_ms())
         self._sequence = itertools.count(1)
         self.draining = False
@@ -89,8 +91,9 @@ class Worker:
         self.membership.start(self._subscription, self._on_assignment)
 
     def drain(self) -> None:
-        """Turn readiness off: load balancers should look elsewhere."""
+        """Turn readiness off and end the streams: load balancers and clients should look elsewhere."""
         self.draining = True
+        self.streams.end_all()
 
     def stop(self) -> None:
         """Leave the group and close every store."""

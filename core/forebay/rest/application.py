@@ -72,10 +72,12 @@ def respond(answer: Answer) -> Response:
     return response
 
 
-def responses(*problems: type[Problem], schema: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
+def responses(
+    *problems: type[Problem], schema: dict[str, Any] | None = None, media_type: str = "application/json"
+) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI responses of a route: its success schema and, by status, its problems."""
     documented: dict[int | str, dict[str, Any]] = {
-        200: {"description": "OK", "content": {"application/json": {"schema": schema or {"type": "object"}}}}
+        200: {"description": "OK", "content": {media_type: {"schema": schema or {"type": "object"}}}}
     }
     every: tuple[type[Problem], ...] = (BadRequest, *problems, InternalError)
     for problem in every:

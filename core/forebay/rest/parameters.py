@@ -18,6 +18,8 @@ from forebay.topology import StoreSpec
 MAX_LIMIT = 100_000
 _EPOCH_MS = re.compile(r"-?[0-9]{1,15}")
 DEFAULT_LIMIT = 1_000
+DEFAULT_LAG_INTERVAL_MS = 5_000
+LEAST_LAG_INTERVAL_MS = 100
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class ReadParameters:
     reverse: bool = False
     limit: int = DEFAULT_LIMIT
     cursor: str | None = None
+    lag_interval_ms: int = DEFAULT_LAG_INTERVAL_MS
 
     def tolerance_for(self, spec: StoreSpec) -> Tolerance:
         """The request's tolerance, or the store's own if the request has none."""
@@ -99,6 +102,13 @@ def _limit(name: str, text: str) -> int:
     return number
 
 
+def _lag_interval(name: str, text: str) -> int:
+    number = _natural(name, text)
+    if number < LEAST_LAG_INTERVAL_MS:
+        raise BadParameter(f"{name}={number} is less than {LEAST_LAG_INTERVAL_MS}.", parameter=name)
+    return number
+
+
 def _boolean(name: str, text: str) -> bool:
     if text not in ("true", "false"):
         raise BadParameter(f"{name}={text!r} is neither 'true' nor 'false'.", parameter=name)
@@ -152,6 +162,7 @@ _PARSERS: Mapping[str, Callable[[str, bytes], Any]] = {
     "cursor": _as_text(_text),
     "allow_partial": _as_text(_boolean),
     "partition": _as_text(_natural),
+    "lag_interval_ms": _as_text(_lag_interval),
 }
 _FIELDS = {"from": "start", "to": "end", "as_of": "as_of_ms"}
 
@@ -159,6 +170,7 @@ TOLERANCE_PARAMETERS = frozenset(
     {"max_record_lag", "max_time_lag_ms", "max_age_ms", "require_active", "min_position", "wait_ms", "timeout_ms"}
 )
 KEY_PARAMETERS = TOLERANCE_PARAMETERS | {"as_of"}
+CHANGES_PARAMETERS = TOLERANCE_PARAMETERS | {"lag_interval_ms"}
 SCAN_PARAMETERS = TOLERANCE_PARAMETERS | {"from", "to", "reverse", "limit", "cursor"}
 ALL_KEYS_SCAN_PARAMETERS = SCAN_PARAMETERS | {"allow_partial"}
 ENTRIES_PARAMETERS = ALL_KEYS_SCAN_PARAMETERS | {"prefix"}
@@ -180,6 +192,7 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     "cursor": ({"type": "string"}, "The `next` of the page before."),
     "allow_partial": ({"type": "boolean"}, "Answer with the partitions that could be had."),
     "partition": ({"type": "integer", "minimum": 0}, "Of a worker: this partition only."),
+    "lag_interval_ms": ({"type": "integer", "minimum": LEAST_LAG_INTERVAL_MS}, "Time between two `lag` events."),
 }  # fmt: skip
 """JSON schema and meaning of every parameter."""
 

@@ -12,9 +12,12 @@ from fastapi.responses import Response
 from forebay.errors import Problem
 from forebay.rest.application import responses
 from forebay.rest.batches import MOST_KEYS
+from forebay.rest.changes import LAST_EVENT_ID_PARAMETER
 from forebay.rest.documents import BATCH_SCHEMA, KEY_SCHEMA, list_schema
+from forebay.rest.events import EVENTS_MEDIA_TYPE
 from forebay.rest.parameters import (
     ALL_KEYS_SCAN_PARAMETERS,
+    CHANGES_PARAMETERS,
     ENTRIES_PARAMETERS,
     KEY_PARAMETERS,
     SCAN_PARAMETERS,
@@ -27,13 +30,14 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class ReadRoute:
-    """One GET route that reads a store; ``scan`` is None where it reads a single key."""
+    """One route that reads a store; ``scan`` is None where it reads no list."""
 
     path: str
     summary: str
     parameters: frozenset[str]
     schema: dict[str, Any]
     scan: ScanRoute | None = None
+    media_type: str = "application/json"
 
 
 def _scan_route(scan: ScanRoute) -> ReadRoute:
@@ -49,6 +53,13 @@ READ_ROUTES = (
     *(_scan_route(scan) for scan in SCAN_ROUTES),
 )
 BATCH_ROUTE = ReadRoute("/v1/stores/{store}/batch-get", "Read several keys", KEY_PARAMETERS, BATCH_SCHEMA)
+CHANGES_ROUTE = ReadRoute(
+    "/v1/stores/{store}/keys/{key}/changes",
+    "Follow one key",
+    CHANGES_PARAMETERS,
+    {"type": "string"},
+    media_type=EVENTS_MEDIA_TYPE,
+)
 
 
 def add_read_route(
@@ -61,6 +72,18 @@ def add_read_route(
 ) -> None:
     """Add a GET route; a worker's takes ``partition`` too."""
     _add(app, route, "GET", problems, endpoint, route.parameters | ({"partition"} if worker else set()))
+
+
+def add_changes_route(
+    app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint, *, worker: bool = False
+) -> None:
+    """Add ``GET …/changes``; a worker's takes ``partition`` too."""
+    known = CHANGES_ROUTE.parameters | ({"partition"} if worker else set())
+    text = (
+        "Server-sent events: `value`, with the members that a read of the key has; `absent`, without `value`; "
+        "`lag` between changes; `problem` while there is nothing to tell. Ids are position tokens."
+    )
+    _add(app, CHANGES_ROUTE, "GET", problems, endpoint, known, {"description": text}, (LAST_EVENT_ID_PARAMETER,))
 
 
 def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint) -> None:
@@ -89,6 +112,7 @@ def _add(
     endpoint: Endpoint,
     known: frozenset[str] | set[str],
     extra: dict[str, Any] | None = None,
+    headers: tuple[dict[str, Any], ...] = (),
 ) -> None:
     names = [name for name in ("store", "key") if f"{{{name}}}" in route.path]
     in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
@@ -100,6 +124,9 @@ def _add(
         summary=route.summary,
         operation_id=route.summary.lower().replace(" ", "_"),
         response_class=Response,
-        responses=responses(*problems, schema=route.schema),
-        openapi_extra={"parameters": [*in_path, *openapi_parameters(frozenset(known))], **(extra or {})},
+        responses=responses(*problems, schema=route.schema, media_type=route.media_type),
+        openapi_extra={
+            "parameters": [*in_path, *openapi_parameters(frozenset(known)), *headers],
+            **(extra or {}),
+        },
     )

@@ -40,10 +40,19 @@ class Refused(Exception):
         self.problem = problem
         self.source = source
 
-    def answer(self) -> Answer:
-        """The problem with the replica's lag, role and position in members and headers."""
+    @property
+    def may_wait(self) -> bool:
+        """Whether the replica may soon answer."""
+        return isinstance(self.problem, LagExceedsTolerance | PositionNotReached | NotReady)
+
+    def told(self) -> Problem:
+        """The problem with the replica's lag, role and position among its members."""
         self.problem.members = {**self.problem.members, **provenance_members(self.source)}
-        return problem_answer(self.problem, self.source)
+        return self.problem
+
+    def answer(self) -> Answer:
+        """The same as an answer, and in its headers."""
+        return problem_answer(self.told(), self.source)
 
 
 @dataclass(frozen=True)

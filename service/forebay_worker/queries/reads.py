@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from forebay.codecs import from_segment
-from forebay.errors import BadParameter, NotHostedHere, Problem
+from forebay.errors import BadParameter, NotHostedHere, Problem, UnknownKey
 from forebay.lag import Lag
 from forebay.rest.answers import (
     JSON_HEAD,
@@ -43,6 +43,24 @@ _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 _MOST_PAGE_BYTES = 4 << 20
 
 
+class Found(NamedTuple):
+    """The stored value of a key, None where there is none, and where it is from."""
+
+    source: Provenance
+    value: bytes | None
+
+
+def key_document(spec: StoreSpec, plain: bytes, found: Found) -> bytes:
+    """The JSON of what was found of one key, without ``value`` where there is none."""
+    source, value = found
+    return b'{"store":"%b","key":%b,%b%b}' % (
+        spec.name.encode(),
+        spec.key_codec.to_json(plain),
+        b"" if value is None else b'"value":%b,' % spec.value_codec.to_json(value),
+        provenance_json(source),
+    )
+
+
 class Reads:
     """Answers reads of the replicas that this worker holds."""
 
@@ -57,26 +75,33 @@ class Reads:
         source, body = self._read(spec, plain, parameters)
         return Answer(200, JSON_HEAD + NO_STORE + provenance_head(source), body)
 
+    def look(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> Found:
+        """What a replica has of a key, also where it proves that there is nothing; raises ``Refused``."""
+        admitted, found = self._find(replica, plain, parameters)
+        if found.value is None:
+            problem = self._miss(admitted, plain)
+            if not isinstance(problem, UnknownKey):
+                raise Refused(problem, found.source)
+        return found
+
     def _read(self, spec: StoreSpec, plain: bytes, parameters: ReadParameters) -> tuple[Provenance, bytes]:
-        admission = self._admission
         if parameters.as_of_ms is not None and spec.kind != "versioned":
             raise BadParameter(
                 f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
             )
-        partition = admission.partition(spec, plain, parameters.partition)
-        replica = admission.replica(spec, partition)
-        admitted = admission.admit(replica, parameters)
+        partition = self._admission.partition(spec, plain, parameters.partition)
+        admitted, found = self._find(self._admission.replica(spec, partition), plain, parameters)
+        if found.value is None:
+            raise Refused(self._miss(admitted, plain), found.source)
+        return found.source, key_document(spec, plain, found)
+
+    def _find(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> tuple[Admitted, Found]:
+        admitted = self._admission.admit(replica, parameters)
         value = _value(replica, plain, parameters)
-        source = admission.provenance(admitted)
-        key_json = spec.key_codec.to_json(plain)
-        if value is None:
-            raise Refused(admission.miss(admitted, key_json), source)
-        return source, b'{"store":"%b","key":%b,"value":%b,%b}' % (
-            spec.name.encode(),
-            key_json,
-            spec.value_codec.to_json(value),
-            provenance_json(source),
-        )
+        return admitted, Found(self._admission.provenance(admitted), value)
+
+    def _miss(self, admitted: Admitted, plain: bytes) -> Problem:
+        return self._admission.miss(admitted, admitted.replica.spec.key_codec.to_json(plain))
 
     def batch(self, store: str, keys: list[Any], parameters: ReadParameters) -> list[tuple[int, bytes]]:
         """One (status, JSON) per key, in order: a single answer's body, or the key and its problem.

@@ -95,6 +95,7 @@ class Applier:
         replica.stream_time_ms = committed.stream_time_ms
         replica.ends.clear()
         replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
+        replica.watches.wake_all()
         self._replicas[tp] = replica
         self._consumer.assign(tp, committed.position)
 
@@ -210,6 +211,7 @@ class Applier:
         replica.store.commit({tp: after})
         replica.stream_time_ms = after.stream_time_ms
         replica.progress = progress
+        replica.watches.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
         replica.records_applied += len(batch.records)
         self._note_completeness(replica, after)
 

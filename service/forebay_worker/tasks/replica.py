@@ -9,6 +9,7 @@ from forebay.lag import EMPTY_PROGRESS, EndOffsets, Progress
 from forebay.stores import StateStore
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
+from forebay_worker.tasks.watches import Watches
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Replica:
     """Since when the newest known generation designates this replica active; None if it does not."""
     ends: EndOffsets = field(default_factory=EndOffsets)
     records_applied: int = 0
+    watches: Watches = field(default_factory=Watches)
     set_aside: list[Path] = field(default_factory=list)
     """Where untrusted files of this replica were moved; deleted once the rebuild is done."""
 

@@ -1,0 +1,60 @@
+"""The changes of one key as events: what a stream is asked for, and what its events say.
+
+What is wrong with a request is told by a status. What may pass is told by a ``problem`` event instead, because a
+browser's EventSource gives up for good on any status but 200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.errors import BadParameter, Problem, WrongStoreKind
+from forebay.position import decode_position, encode_position, later_position
+from forebay.rest.parameters import ReadParameters
+from forebay.rest.scans import require_kind
+from forebay.topology import StoreSpec
+
+KEEP_ALIVE_MS = 15_000
+"""A stream on which so long nothing happened sends a comment."""
+
+PASSING = frozenset({412, 421, 429, 503, 504})
+"""Statuses of problems that another replica, or a later time, does not have."""
+
+LAST_EVENT_ID_PARAMETER = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "Id of the last event received; the stream goes on from there.",
+}
+
+
+def resumed(parameters: ReadParameters, last_event_id: str | None) -> ReadParameters:
+    """A stream's parameters with what its client has seen by ``Last-Event-ID``; raises ``BadParameter``."""
+    if not last_event_id:
+        return parameters
+    try:
+        decode_position(last_event_id)
+    except BadParameter:
+        raise BadParameter(
+            f"The Last-Event-ID {last_event_id!r} is not the id of an event of this service; leave it out.",
+            parameter="Last-Event-ID",
+        ) from None
+    asked = None if parameters.min_position is None else encode_position(parameters.min_position)
+    token = later_position(asked, last_event_id)
+    assert token is not None
+    return replace(parameters, min_position=decode_position(token))
+
+
+def require_followed(spec: StoreSpec) -> None:
+    """Raise ``WrongStoreKind`` unless the store has one value a key."""
+    try:
+        require_kind(spec, "key-value", "versioned")
+    except WrongStoreKind as problem:
+        problem.detail += " Poll the key's list instead."
+        raise
+
+
+def passes(problem: Problem) -> bool:
+    """Whether another replica, or a later time, may not have a problem."""
+    return problem.status in PASSING

@@ -1,0 +1,129 @@
+"""The event streams of a process: how they are answered, bounded in number, and ended all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from forebay.errors import NotReady, Overloaded, Problem
+from forebay.rest.events import COMMENT, EVENTS_MEDIA_TYPE, Event
+
+RETRY_MS = 1_000
+"""When a client reconnects to a stream that ended."""
+
+_HEADERS = {
+    # Set here, since the framework would add a charset.
+    "content-type": EVENTS_MEDIA_TYPE,
+    "cache-control": "no-store",
+    # nginx would keep events back until its buffer is full.
+    "x-accel-buffering": "no",
+}
+
+Events = AsyncGenerator[Event | None, None]
+"""Events to be sent, one at a time; None is a comment."""
+
+
+def problem_event(problem: Problem, event_id: str | None = None) -> Event:
+    """A problem told on a stream."""
+    return Event("problem", problem.body(), event_id)
+
+
+class EventStreams:
+    """The open streams; ``most`` is how many there may be at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ends: set[asyncio.Timeout] = set()
+        self.count = 0
+        """How many are open."""
+        self._ending = False
+
+    async def open(self, events: Events) -> EventStream:
+        """The response that streams events; raises ``Overloaded``, or what comes instead of the first event."""
+        if self.count >= self._most:
+            raise Overloaded(
+                f"{self._most} event streams are open, as many as this process takes on (max_event_streams); "
+                "try another, or later.",
+                retry_after_s=1,
+            )
+        self._loop = asyncio.get_running_loop()
+        self.count += 1
+        try:
+            first = None if self._ending else await anext(events)
+        except BaseException:
+            self.count -= 1
+            raise
+        return EventStream(self, first, events)
+
+    def end_all(self) -> None:
+        """Tell every client to go elsewhere, and end its stream; may be called by a signal handler."""
+        self._ending = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end_all)
+
+    def _end_all(self) -> None:
+        for end in self._ends:
+            end.reschedule(0)
+
+    async def send(self, first: Event | None, events: Events, send: Send) -> None:
+        """Send events, each once the client has taken those before it, until they or this process end."""
+
+        async def send_body(body: bytes) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        await send_body(b"retry: %d\n\n" % RETRY_MS)
+        if not self._ending:
+            async with self._until_ended():
+                try:
+                    await send_body(_encoded(first))
+                    async for event in events:
+                        await send_body(_encoded(event))
+                except Problem as problem:
+                    await send_body(problem_event(problem).encode())
+        if self._ending:
+            await send_body(problem_event(NotReady("The process is shutting down; its streams end.")).encode())
+
+    @contextlib.asynccontextmanager
+    async def _until_ended(self) -> AsyncGenerator[None, None]:
+        try:
+            async with asyncio.timeout(None) as end:
+                self._ends.add(end)
+                try:
+                    yield
+                finally:
+                    self._ends.discard(end)
+        except TimeoutError:
+            if not end.expired():
+                raise
+
+
+def _encoded(event: Event | None) -> bytes:
+    return COMMENT if event is None else event.encode()
+
+
+class EventStream(StreamingResponse):
+    """A response of events; it counts as open until it is sent or the client has gone."""
+
+    def __init__(self, streams: EventStreams, first: Event | None, events: Events) -> None:
+        super().__init__((), headers=_HEADERS)
+        self._streams = streams
+        self._first = first
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with contextlib.aclosing(self._events):
+                await super().__call__(scope, receive, send)
+        finally:
+            self._streams.count -= 1
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the head, the events and the end."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._streams.send(self._first, self._events, send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

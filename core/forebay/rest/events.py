@@ -1,0 +1,64 @@
+"""Server-sent events as bytes and read back, after the HTML standard's chapter on them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+EVENTS_MEDIA_TYPE = "text/event-stream"
+COMMENT = b":\n\n"
+"""Says nothing: it keeps proxies from closing a stream on which nothing happens."""
+
+_LINE_ENDS = re.compile(rb"\r\n|\r|\n")
+
+
+class Event(NamedTuple):
+    """One event: its name, its data, and the id that a client passes on when it reconnects.
+
+    Without an id the one before stays; an empty one makes the client forget it.
+    """
+
+    name: str
+    data: bytes
+    id: str | None = None
+
+    def encode(self) -> bytes:
+        """The event's bytes."""
+        identity = b"" if self.id is None else b"id: %b\n" % self.id.encode()
+        # A writer's JSON may be on several lines.
+        data = b"".join([b"data: %b\n" % line for line in _LINE_ENDS.split(self.data)])
+        return b"event: %b\n%b%b\n" % (self.name.encode(), identity, data)
+
+
+class EventReader:
+    """Reads events from bytes, however these are cut."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._name = "message"
+        self._id: str | None = None
+        self._data: list[bytes] = []
+
+    def feed(self, received: bytes) -> list[Event]:
+        """The events that are whole now; comments and unknown fields are passed over."""
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        return [event for line in lines if (event := self._take(line.removesuffix(b"\r"))) is not None]
+
+    def _take(self, line: bytes) -> Event | None:
+        if not line:
+            return self._end_event()
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        match field:
+            case b"event":
+                self._name = value.decode("utf-8", "replace")
+            case b"data":
+                self._data.append(value)
+            case b"id":
+                self._id = value.decode("utf-8", "replace")
+        return None
+
+    def _end_event(self) -> Event | None:
+        event = Event(self._name, b"\n".join(self._data), self._id) if self._data else None
+        self._name, self._id, self._data = "message", None, []
+        return event

@@ -1,0 +1,190 @@
+"""Changes of one key through the router: one stream to the client, whichever workers feed it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from forebay.client.problems import problem_of
+from forebay.codecs import from_segment, to_segment
+from forebay.errors import PositionOfAnotherLog, Problem
+from forebay.lag import boot_ms
+from forebay.metadata import HostInfo
+from forebay.position import decode_position, encode_position
+from forebay.rest.changes import KEEP_ALIVE_MS, passes, require_followed
+from forebay.rest.event_streams import Events, problem_event
+from forebay.rest.events import Event
+from forebay.rest.parameters import ReadParameters
+from forebay_router.attempts import Attempt, refusal
+from forebay_router.event_upstream import EventUpstream
+from forebay_router.router import ReplicaRequest, Router
+from forebay_router.upstream import UpstreamAnswer
+
+_LEAST_PAUSE_MS = 20.0
+_MOST_PAUSE_MS = 1_000.0
+_STEADY_MS = 1_000.0
+"""A worker that served for so long counts as found: the next search begins with the least pause again."""
+_LEAST_ATTEMPT_MS = 50.0
+_LOOK_S = 0.5
+_SILENCE_MS = 2_000.0
+"""How long a worker that seems down or hung may be silent on a stream; another, so much longer than it need be."""
+_FINAL = frozenset({400, 409})
+
+
+class RoutedChanges:
+    """One client's stream of a key's changes, from replica to replica as they come and go.
+
+    While no replica can serve, all are tried again and again, and every ``timeout_ms`` a problem says so.
+    ``resuming`` says that ``min_position`` came by itself when the client reconnected.
+    """
+
+    def __init__(
+        self, router: Router, store: str, segment: bytes, parameters: ReadParameters, resuming: bool
+    ) -> None:
+        self._router = router
+        self._store = store
+        self._segment = segment
+        self._parameters = parameters
+        self._resuming = resuming
+        self._attempts: list[Attempt] = []
+        self._due_boot_ms = router.deadline(parameters)
+        self._pause_ms = _LEAST_PAUSE_MS
+
+    async def events(self) -> Events:
+        """The events, without end; raises ``Problem`` where it is of the request."""
+        while True:
+            try:
+                async with aclosing(self._serve()) as events:
+                    async for event in events:
+                        yield event
+            except PositionOfAnotherLog as problem:
+                if not self._resuming:
+                    raise
+                # The log was replaced under the client: it is told, forgets what it saw, and sees the new one.
+                self._parameters = replace(self._parameters, min_position=None)
+                yield problem_event(problem, event_id="")
+            except Problem as problem:
+                if not passes(problem):
+                    raise
+                if boot_ms() >= self._due_boot_ms:
+                    self._due_boot_ms = self._router.deadline(self._parameters)
+                    yield problem_event(problem)
+            await asyncio.sleep(self._pause_ms / 1000)
+            self._pause_ms = min(2 * self._pause_ms, _MOST_PAUSE_MS)
+
+    async def _serve(self) -> Events:
+        """The events of the best replica that has any, until it is lost; raises ``Problem`` if none has."""
+        host, upstream, event = await self._connect()
+        since = boot_ms()
+        try:
+            while event is None or event.name != "problem":
+                self._note(event)
+                yield event
+                event = await self._next(host, upstream)
+            self._refused(host, event)
+        except OSError as error:
+            self._lost(host, error)
+        finally:
+            await upstream.close()
+        self._due_boot_ms = self._router.deadline(self._parameters)
+        if boot_ms() - since >= _STEADY_MS:
+            self._pause_ms = _LEAST_PAUSE_MS
+
+    async def _connect(self) -> tuple[HostInfo, EventUpstream, Event | None]:
+        """The first candidate that has an event, and that event; raises ``Problem``."""
+        spec = self._router.spec(self._store)
+        require_followed(spec)
+        plain = from_segment(spec.key_codec, self._segment)
+        partition = self._router.partition(spec, plain)
+        hosts = self._router.candidates(spec, partition, self._parameters)
+        path = f"/v1/stores/{quote(spec.name, safe='')}/keys/{to_segment(spec.key_codec, plain)}/changes"
+        request = ReplicaRequest(spec, partition, f"{path}?{_query(self._parameters, partition)}".encode())
+        self._attempts = []
+        for i, host in enumerate(hosts):
+            # Each candidate gets its share of the time to the first event.
+            left_ms = max(_LEAST_ATTEMPT_MS, (self._due_boot_ms - boot_ms()) / (len(hosts) - i))
+            try:
+                upstream, event = await _first(host, request.render(host, int(left_ms)), left_ms)
+            except OSError as error:
+                self._lost(host, error)
+                continue
+            self._router.cluster.answered(host)
+            if event.name != "problem":
+                return host, upstream, event
+            await upstream.close()
+            self._refused(host, event)
+        answer = refusal(spec.name, partition, self._attempts)
+        raise problem_of(json.loads(answer.body))
+
+    async def _next(self, host: HostInfo, upstream: EventUpstream) -> Event | None:
+        """The worker's next event; raises ``OSError`` where it is lost, or silent for too long."""
+        since = boot_ms()
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    return await upstream.next()
+            except TimeoutError:
+                well_ms = KEEP_ALIVE_MS if self._router.cluster.well(host) else 0.0
+                if boot_ms() - since > well_ms + _SILENCE_MS:
+                    raise
+
+    def _note(self, event: Event | None) -> None:
+        if event is not None and event.id:
+            self._parameters = replace(self._parameters, min_position=decode_position(event.id))
+            self._resuming = True
+
+    def _refused(self, host: HostInfo, event: Event) -> None:
+        """Note a worker's problem; raises it where it is the client's."""
+        document = _document(event)
+        status = document.get("status", 500)
+        if status in _FINAL:
+            raise problem_of(document)
+        if status == 421:
+            self._router.cluster.refresh()
+        self._attempts.append(Attempt(host, "answered", UpstreamAnswer(status, b"", event.data)))
+
+    def _lost(self, host: HostInfo, error: OSError) -> None:
+        self._router.counts["failovers"] += 1
+        if isinstance(error, TimeoutError):
+            self._router.cluster.silent(host)
+            self._attempts.append(Attempt(host, "timeout"))
+        else:
+            self._router.cluster.unreachable(host)
+            self._attempts.append(Attempt(host, type(error).__name__))
+
+
+async def _first(host: HostInfo, request: bytes, left_ms: float) -> tuple[EventUpstream, Event]:
+    """A worker's stream and its first event; raises ``OSError``."""
+    async with asyncio.timeout(left_ms / 1000):
+        upstream = await EventUpstream.open(host, request)
+        try:
+            while (event := await upstream.next()) is None:
+                pass
+        except BaseException:
+            await upstream.close()
+            raise
+        return upstream, event
+
+
+def _query(parameters: ReadParameters, partition: int) -> str:
+    asked = {
+        **parameters.tolerance._asdict(),
+        "require_active": "true" if parameters.require_active else None,
+        "min_position": None if parameters.min_position is None else encode_position(parameters.min_position),
+        "wait_ms": parameters.wait_ms or None,
+        "lag_interval_ms": parameters.lag_interval_ms,
+        "partition": partition,
+    }
+    return urlencode({name: value for name, value in asked.items() if value is not None})
+
+
+def _document(event: Event) -> dict[str, Any]:
+    try:
+        document = json.loads(event.data)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

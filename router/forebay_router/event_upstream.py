@@ -1,0 +1,74 @@
+"""A stream of events from a worker, over a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Self
+
+import httptools
+
+from forebay.metadata import HostInfo
+from forebay.rest.events import Event, EventReader
+
+_READ_BYTES = 64 << 10
+
+
+class EventUpstream:
+    """An open stream. Nothing is read ahead of who asks, beyond what the connection holds."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._parser = httptools.HttpResponseParser(self)
+        self._parsed = EventReader()
+        self._events: deque[Event] = deque()
+        self._refusal = b""
+        self._complete = False
+
+    @classmethod
+    async def open(cls, host: HostInfo, request: bytes) -> Self:
+        """Connect and send a request; raises ``OSError`` if the worker cannot be reached."""
+        stream = cls(*await asyncio.open_connection(host.host, host.port))
+        stream._writer.write(request)
+        return stream
+
+    async def next(self) -> Event | None:
+        """The next event, None for a sign of life; a refusal comes as a ``problem``.
+
+        May be cancelled without loss. Raises ``OSError`` where the stream ends.
+        """
+        if not self._events:
+            await self._receive()
+        return self._events.popleft() if self._events else None
+
+    async def close(self) -> None:
+        """Close the connection, which tells the worker."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def _receive(self) -> None:
+        if self._complete:
+            raise ConnectionResetError("the worker ended the stream")
+        received = await self._reader.read(_READ_BYTES)
+        if not received:
+            raise ConnectionResetError("the worker closed the connection")
+        try:
+            self._parser.feed_data(received)
+        except httptools.HttpParserError as error:
+            raise ConnectionResetError(f"the worker sent something else than an answer: {error}") from None
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body was read; called by the parser."""
+        if self._parser.get_status_code() == 200:
+            self._events.extend(self._parsed.feed(body))
+        else:
+            self._refusal += body
+
+    def on_message_complete(self) -> None:
+        """The body is whole; called by the parser."""
+        self._complete = True
+        if self._parser.get_status_code() != 200:
+            self._events.append(Event("problem", self._refusal))

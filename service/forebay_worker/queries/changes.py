@@ -1,0 +1,153 @@
+"""Changes of one key at one replica, conflated: the value now, then each time what it has become."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+
+from forebay.codecs import from_segment
+from forebay.errors import LogDiverged, PositionOfAnotherLog, Problem
+from forebay.lag import boot_ms
+from forebay.rest.answers import provenance_json
+from forebay.rest.changes import KEEP_ALIVE_MS, passes, require_followed
+from forebay.rest.event_streams import Events, problem_event
+from forebay.rest.events import Event
+from forebay.rest.parameters import ReadParameters
+from forebay_worker.queries.admission import Admission, Refused
+from forebay_worker.queries.reads import Reads, key_document
+from forebay_worker.tasks.replica import Replica
+
+_LEAST_BETWEEN_CHANGES_MS = 50.0
+"""Twenty values a second are more than anyone sees, and keep a hot key from taking the processor from reads."""
+_CHECK_MS = 1_000.0
+"""How often a stream that nothing wakes looks whether its replica may still answer; no store is read for it."""
+_WAIT_STEP_S = 0.005
+
+
+class KeyChanges:
+    """One client's stream of a key's changes.
+
+    It holds no value, only a digest of the last one sent: the next is read when the client has taken that one, so
+    a slow client costs no memory. ``wait_ms`` is how long the replica may take to meet the bounds, at first and
+    again; ``resuming`` says that ``min_position`` came by itself when the client reconnected.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        reads: Reads,
+        store: str,
+        segment: bytes,
+        parameters: ReadParameters,
+        wait_ms: float,
+        resuming: bool,
+    ) -> None:
+        self._admission = admission
+        self._reads = reads
+        self._spec = admission.spec(store)
+        require_followed(self._spec)
+        self._plain = from_segment(self._spec.key_codec, segment)
+        self._partition = admission.partition(self._spec, self._plain, parameters.partition)
+        self._parameters = parameters
+        self._wait_ms = wait_ms
+        self._resuming = resuming
+        self._woken = asyncio.Event()
+        self._stale = True
+        self._digest: bytes | None = None
+        self._read_at = -1
+        self._role = ""
+        now = boot_ms()
+        self._sent_boot_ms = self._changed_boot_ms = now - _LEAST_BETWEEN_CHANGES_MS
+        self._lag_due_boot_ms = now
+
+    async def events(self) -> Events:
+        """The events, until the replica may not answer any more: then a problem, the last.
+
+        Raises ``Problem`` where it is of the request.
+        """
+        try:
+            replica = self._admission.replica(self._spec, self._partition)
+            prefix = self._spec.stored_keys.prefix(self._plain)
+            with replica.watches.watching(prefix, self._woken.set):
+                self._store = replica.store
+                while True:
+                    event = await self._due(replica)
+                    if event is not None or boot_ms() - self._sent_boot_ms >= KEEP_ALIVE_MS:
+                        self._sent_boot_ms = boot_ms()
+                        yield event
+                    await self._pause()
+        except Refused as refused:
+            yield problem_event(refused.told())
+        except PositionOfAnotherLog as problem:
+            if not self._resuming:
+                raise
+            yield problem_event(problem, event_id="")
+        except Problem as problem:
+            if not passes(problem):
+                raise
+            yield problem_event(problem)
+
+    async def _due(self, replica: Replica) -> Event | None:
+        """What there is to tell, within the wait as soon as the replica may; raises ``Problem`` or ``Refused``."""
+        until = boot_ms() + self._wait_ms
+        while True:
+            try:
+                return self._look(replica)
+            except Refused as refused:
+                if not refused.may_wait or boot_ms() >= until:
+                    raise
+            await asyncio.sleep(_WAIT_STEP_S)
+
+    def _look(self, replica: Replica) -> Event | None:
+        self._require_same(replica)
+        lag_due = boot_ms() >= self._lag_due_boot_ms
+        progress = replica.progress
+        # What a lag event says is of the position in it: nothing may have been applied in between unseen.
+        behind = progress.position != self._read_at or progress.applying_to != self._read_at
+        if self._stale or (lag_due and behind):
+            event = self._changed(replica)
+            if event is not None:
+                return event
+        admitted = self._admission.admit(replica, self._parameters)
+        if not lag_due and admitted.role == self._role:
+            return None
+        source = self._admission.provenance(admitted)
+        self._note_sent(source.role)
+        return Event("lag", b"{%b}" % provenance_json(source), source.position)
+
+    def _changed(self, replica: Replica) -> Event | None:
+        """The key read anew, None where it is as it was last sent."""
+        read_at = replica.progress.position
+        found = self._reads.look(replica, self._plain, self._parameters)
+        self._stale, self._read_at = False, read_at
+        # A leading byte tells an empty value from none.
+        digest = hashlib.blake2b(b"" if found.value is None else b"=" + found.value, digest_size=16).digest()
+        if digest == self._digest:
+            return None
+        self._digest = digest
+        self._changed_boot_ms = boot_ms()
+        self._note_sent(found.source.role)
+        document = key_document(self._spec, self._plain, found)
+        return Event("absent" if found.value is None else "value", document, found.source.position)
+
+    def _note_sent(self, role: str) -> None:
+        self._role = role
+        self._lag_due_boot_ms = boot_ms() + self._parameters.lag_interval_ms
+
+    def _require_same(self, replica: Replica) -> None:
+        """Raise ``NotHostedHere`` or ``LogDiverged`` unless the replica is held as it was."""
+        held = self._admission.replica(self._spec, self._partition)
+        if held is not replica or held.store is not self._store:
+            raise LogDiverged("The replica was built anew; reconnect.", store=self._spec.name)
+
+    async def _pause(self) -> None:
+        """Sleep until the key changes, but not before the next change may be sent, or something else is due."""
+        pause_ms = min(_CHECK_MS, self._lag_due_boot_ms - boot_ms())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(pause_ms, 0.0) / 1000):
+                await self._woken.wait()
+        if self._woken.is_set():
+            await asyncio.sleep(max(0.0, self._changed_boot_ms + _LEAST_BETWEEN_CHANGES_MS - boot_ms()) / 1000)
+            self._woken.clear()
+            self._stale = True

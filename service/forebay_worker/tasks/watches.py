@@ -1,0 +1,66 @@
+"""Watches: who wants to know that a key of a replica changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+
+Waker = Callable[[], None]
+
+_WAKERS_PER_TURN = 64
+
+
+class Watches:
+    """The watched keys of one replica, each as the prefix of its stored keys.
+
+    The event loop watches and is woken there; the applier's thread says what changed. It pays one look-up a
+    changed key, and nothing while nobody watches.
+    """
+
+    def __init__(self) -> None:
+        self._wakers: defaultdict[bytes, set[Waker]] = defaultdict(set)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @contextlib.contextmanager
+    def watching(self, prefix: bytes, wake: Waker) -> Iterator[None]:
+        """Have ``wake`` called, in the event loop, after each change of a key."""
+        self._loop = asyncio.get_running_loop()
+        self._wakers[prefix].add(wake)
+        try:
+            yield
+        finally:
+            self._wakers[prefix].discard(wake)
+            if not self._wakers[prefix]:
+                del self._wakers[prefix]
+
+    def wake(self, changed: Iterable[bytes]) -> None:
+        """Wake those that watch one of these keys; in any thread, once the change can be read."""
+        if not self._wakers:
+            return
+        watched = {prefix for prefix in changed if prefix in self._wakers}
+        if watched:
+            self._call(watched)
+
+    def wake_all(self) -> None:
+        """Wake everyone: what changed is not known."""
+        if self._wakers:
+            self._call(set(self._wakers.copy()))
+
+    def _call(self, watched: set[bytes]) -> None:
+        # A loop that is closed has nobody left to wake.
+        with contextlib.suppress(RuntimeError):
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._begin, watched)
+
+    def _begin(self, watched: set[bytes]) -> None:
+        self._go_on([wake for prefix in watched for wake in self._wakers.get(prefix, ())])
+
+    def _go_on(self, wakers: list[Waker]) -> None:
+        """Wake some, and the rest in later turns of the loop, so that reads come in between."""
+        for wake in wakers[-_WAKERS_PER_TURN:]:
+            wake()
+        del wakers[-_WAKERS_PER_TURN:]
+        if wakers:
+            asyncio.get_running_loop().call_soon(self._go_on, wakers)

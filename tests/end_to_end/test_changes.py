@@ -1,0 +1,466 @@
+"""Streams of a key's changes, from workers and through routers, over real connections."""
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from forebay.position import Position, decode_position, encode_position
+from forebay.rest.events import Event, EventReader
+from tests.cluster import Cluster, free_port, running_cluster, wait_until
+
+PROBLEM = "urn:forebay:problem:"
+
+
+class Follower:
+    """Reads one stream in a thread, and keeps every event."""
+
+    def __init__(
+        self, address: str, key: str, store: str = "counts", *, seen: str = "", **parameters: Any
+    ) -> None:
+        self.events: list[Event] = []
+        self.received = b""
+        self.status = 0
+        self.headers = httpx.Headers()
+        self.ended = threading.Event()
+        self._url = f"http://{address}/v1/stores/{store}/keys/{quote(key, safe='')}/changes"
+        self._parameters = parameters
+        self._seen = {"last-event-id": seen} if seen else {}
+        self._response: httpx.Response | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Follower":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        reader = EventReader()
+        timeout = httpx.Timeout(30, read=30)
+        try:
+            with httpx.stream(
+                "GET", self._url, params=self._parameters, headers=self._seen, timeout=timeout
+            ) as response:
+                self.status, self.headers = response.status_code, response.headers
+                for piece in response.iter_raw():
+                    self.received += piece
+                    self.events += reader.feed(piece)
+                    if self.ended.is_set():
+                        return
+        except httpx.TransportError:
+            pass
+        self.ended.set()
+
+    @property
+    def values(self) -> list[Any]:
+        """The values as they came, None for absence."""
+        return [document(event).get("value") for event in self.events if event.name in ("value", "absent")]
+
+    @property
+    def offsets(self) -> list[int]:
+        return [
+            offset for event in self.events if event.id for offset in decode_position(event.id).offsets.values()
+        ]
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [document(event) for event in self.events if event.name == name]
+
+    def wait_for(self, condition: Callable[["Follower"], Any], what: str) -> None:
+        wait_until(lambda: condition(self), f"{what} (events: {self.events})")
+
+    def wait_for_value(self, value: Any) -> None:
+        self.wait_for(lambda f: f.values and f.values[-1] == value, f"the value {value!r}")
+
+
+def document(event: Event) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(event.data)
+    return found
+
+
+def follow(address: str, key: str, **options: Any) -> Follower:
+    # Lag events come often, so that a stream that a test has finished with ends soon.
+    return Follower(address, key, **{"lag_interval_ms": 100, **options})
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str]]:
+    with running_cluster(tmp_path_factory.mktemp("changes")) as cluster:
+        cluster.put("counts", {b"k": b"1"})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        yield cluster, router
+
+
+@pytest.fixture(params=["worker", "router"])
+def tier(request: pytest.FixtureRequest, served: tuple[Cluster, str]) -> Callable[[str], str]:
+    """The address to ask for a key: its active, or the router."""
+    cluster, router = served
+
+    def address(key: str) -> str:
+        return router if request.param == "router" else active(cluster, router, key)
+
+    return address
+
+
+def active(cluster: Cluster, router: str, key: str) -> str:
+    segment = quote(key, safe="")
+    wait_until(lambda: cluster.active_for(router, "counts", segment), "an active")
+    found = cluster.active_for(router, "counts", segment)
+    assert found is not None
+    return found
+
+
+def test_the_value_now_then_each_that_it_becomes(served, tier):
+    cluster, _ = served
+    cluster.put("counts", {b"k": b"1"})
+    with follow(tier("k"), "k") as stream:
+        stream.wait_for_value(1)
+        cluster.put("counts", {b"k": b'{"flights": 2}'})
+        stream.wait_for_value({"flights": 2})
+    first = stream.named("value")[0]
+    read = httpx.get(f"http://{tier('k')}/v1/stores/counts/keys/k").json()
+    assert list(first) == list(read)
+    assert first["position"] == stream.events[0].id
+    assert stream.headers["content-type"] == "text/event-stream"
+    assert stream.headers["cache-control"] == "no-store"
+    assert stream.headers["x-accel-buffering"] == "no"
+    assert stream.received.startswith(b"retry: ")
+
+
+def test_absence_a_value_and_a_tombstone(served, tier):
+    cluster, _ = served
+    cluster.put("counts", {b"gone": None})
+    with follow(tier("gone"), "gone") as stream:
+        stream.wait_for_value(None)
+        cluster.put("counts", {b"gone": b"5"})
+        stream.wait_for_value(5)
+        cluster.put("counts", {b"gone": None})
+        stream.wait_for_value(None)
+    assert [event.name for event in stream.events if event.name != "lag"] == ["absent", "value", "absent"]
+    assert "value" not in stream.named("absent")[0]
+    assert "type" not in stream.named("absent")[0]
+
+
+def test_what_does_not_change_the_value_is_not_sent_and_lag_is(served, tier):
+    cluster, _ = served
+    cluster.put("counts", {b"same": b"7"})
+    with follow(tier("same"), "same") as stream:
+        stream.wait_for_value(7)
+        cluster.put("counts", {b"same": b"7"})
+        told = len(stream.named("lag"))
+        stream.wait_for(lambda f: len(f.named("lag")) > told + 2, "more lag events")
+    assert stream.values == [7]
+    assert stream.named("lag")[-1]["lag"].keys() == {"record_lag", "time_lag_ms", "age_ms"}
+    assert stream.named("lag")[-1]["host"] in cluster.workers
+    # Its position is that of what was read since: who reconnects with it sees the write that changed nothing.
+    assert stream.offsets[-1] > stream.offsets[0]
+
+
+def test_a_change_wakes_a_stream_that_is_not_due_to_look_for_long(served, tier):
+    cluster, _ = served
+    cluster.put("counts", {b"slow": b"1"})
+    with follow(tier("slow"), "slow", lag_interval_ms=3_600_000) as stream:
+        stream.wait_for_value(1)
+        cluster.put("counts", {b"slow": b"2", b"other": b"2"})
+        stream.wait_for_value(2)
+        stream.ended.set()
+        cluster.put("counts", {b"slow": b"3"})
+
+
+@pytest.mark.parametrize("key", ["a/b", "%2F", "a+b", "é", "日本", "?", "#", "changes", "'\"\\", "a\nb"])
+def test_any_key_can_be_followed(served, tier, key):
+    cluster, _ = served
+    cluster.put("counts", {key.encode(): b'"odd"'})
+    with follow(tier(key), key) as stream:
+        stream.wait_for_value("odd")
+    assert stream.named("value")[0]["key"] == key
+
+
+def test_a_value_on_several_lines_arrives_whole(served, tier):
+    cluster, _ = served
+    cluster.put("counts", {b"lines": b'{\n "a":\r\n 1}'})
+    with follow(tier("lines"), "lines") as stream:
+        stream.wait_for_value({"a": 1})
+
+
+def test_a_versioned_store_has_a_value_to_follow(tmp_path):
+    topology = """
+        application_id = "test"
+        [[subtopology]]
+        name = "prices"
+        partitions = 1
+        [[subtopology.store]]
+        name = "prices"
+        kind = "versioned"
+        history_retention_ms = 1000000
+    """
+    with running_cluster(tmp_path, topology_text=topology) as cluster:
+        cluster.put("prices", {b"tea": b"1"})
+        worker = cluster.start_worker()
+        with follow(worker, "tea", store="prices") as stream:
+            stream.wait_for_value(1)
+            cluster.put("prices", {b"tea": b"2"})
+            stream.wait_for_value(2)
+
+
+def test_a_reconnect_is_never_older_than_what_was_seen_on_another_replica_either(served):
+    cluster, router = served
+    cluster.put("counts", {b"k": b"10"})
+    with follow(router, "k") as stream:
+        stream.wait_for_value(10)
+    seen = stream.events[-1].id
+    position = decode_position(seen)
+    ((partition, offset),) = position.offsets.items()
+    unseen = encode_position(Position(position.log, {partition: offset + 1_000}))
+    for address in cluster.workers:
+        with follow(address, "k", seen=seen, wait_ms=1000) as stream:
+            stream.wait_for_value(10)
+        assert min(stream.offsets) >= offset
+        # What this replica has not read yet, it does not pretend to have.
+        with follow(address, "k", seen=unseen) as refused:
+            refused.wait_for(lambda f: f.ended.is_set(), "the end")
+        assert [event.name for event in refused.events] == ["problem"]
+        assert refused.named("problem")[0]["type"] == PROBLEM + "position-not-reached"
+        with follow(address, "k", min_position=unseen) as refused:
+            refused.wait_for(lambda f: f.ended.is_set(), "the end")
+        assert refused.named("problem")[0]["type"] == PROBLEM + "position-not-reached"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "problem", "names"),
+    [
+        ("hours/keys/a/changes", 409, "wrong-store-kind", "hours"),
+        ("numbers/keys/seven/changes", 400, "bad-key", "seven"),
+        ("none/keys/a/changes", 404, "unknown-store", "none"),
+        ("counts/keys/a/changes?as_of=1", 400, "bad-parameter", "as_of"),
+        ("counts/keys/a/changes?lag_interval_ms=1", 400, "bad-parameter", "lag_interval_ms"),
+        ("counts/keys/a/changes?min_position=x", 400, "bad-parameter", "x"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_a_status(tier, path, status, problem, names):
+    answer = httpx.get(f"http://{tier('a')}/v1/stores/{path}")
+    assert (answer.status_code, answer.json()["type"]) == (status, PROBLEM + problem)
+    assert names in answer.json()["detail"]
+
+
+def test_an_id_of_no_event_is_refused(tier):
+    answer = httpx.get(f"http://{tier('k')}/v1/stores/counts/keys/k/changes", headers={"last-event-id": "7"})
+    assert (answer.status_code, answer.json()["parameter"]) == (400, "Last-Event-ID")
+
+
+def test_a_tolerance_that_nobody_meets_is_told_and_the_worker_ends_the_router_goes_on(served):
+    cluster, router = served
+    cluster.put("counts", {b"k": b"11"})
+    with follow(active(cluster, router, "k"), "k", max_age_ms=0) as stream:
+        stream.wait_for(lambda f: f.ended.is_set(), "the end")
+    assert [event.name for event in stream.events] == ["problem"]
+    assert stream.named("problem")[0]["type"] == PROBLEM + "lag-exceeds-tolerance"
+    assert stream.named("problem")[0]["lag"]["record_lag"] is not None
+    with follow(router, "k", max_age_ms=0, timeout_ms=100) as stream:
+        stream.wait_for(lambda f: len(f.events) >= 2, "two problems")
+        assert not stream.ended.is_set()
+    assert {event.name for event in stream.events} == {"problem"}
+    assert len(stream.named("problem")[0]["attempts"]) == 2
+
+
+def test_a_tolerance_is_held_while_the_stream_runs(served):
+    cluster, router = served
+    cluster.put("counts", {b"k": b"12"})
+    address = active(cluster, router, "k")
+    with follow(address, "k", max_age_ms=1500, wait_ms=1000) as stream:
+        stream.wait_for_value(12)
+        # No heartbeat follows, so age grows past the bound.
+        stream.wait_for(lambda f: f.ended.is_set(), "the end")
+    assert stream.named("problem")[0]["type"] == PROBLEM + "lag-exceeds-tolerance"
+    assert all(event["lag"]["age_ms"] <= 1500 for event in stream.named("value") + stream.named("lag"))
+
+
+def test_a_log_that_was_replaced_is_told_and_the_new_one_followed(tmp_path):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k": b'"old"'})
+        worker = cluster.start_worker()
+        router = cluster.start_router()
+        with follow(worker, "k") as direct, follow(router, "k", timeout_ms=200) as stream:
+            stream.wait_for_value("old")
+            direct.wait_for_value("old")
+            cluster.changelog.reset("test-counts-changelog")
+            cluster.put("counts", {b"k": b'"new"'})
+            stream.wait_for_value("new")
+            direct.wait_for(lambda f: f.ended.is_set(), "the end")
+        assert direct.named("problem")[-1]["type"] == PROBLEM + "log-diverged"
+        forgetting = [event for event in stream.events if event.id == ""]
+        assert [document(event)["type"] for event in forgetting] == [PROBLEM + "position-of-another-log"]
+        old = stream.events[0].id
+        # A browser reconnects with what it saw, and without once told to forget it.
+        with follow(worker, "k", seen=old) as again:
+            again.wait_for(lambda f: f.ended.is_set(), "the end")
+        assert [event.id for event in again.events] == [""]
+        answer = httpx.get(f"http://{router}/v1/stores/counts/keys/k/changes", params={"min_position": old})
+        assert answer.status_code == 409
+
+
+@pytest.mark.parametrize("tier_name", ["worker", "router"])
+def test_more_streams_than_a_process_takes_on_are_refused(tmp_path, tier_name):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k": b"1"})
+        options = ("--max-event-streams", "2")
+        worker = cluster.start_worker(None, *(options if tier_name == "worker" else ()))
+        address = worker if tier_name == "worker" else cluster.start_router(*options)
+        url = f"http://{address}/v1/stores/counts/keys/k/changes"
+        with follow(address, "k") as first:
+            with follow(address, "k") as second:
+                first.wait_for_value(1)
+                second.wait_for_value(1)
+                refused = httpx.get(url)
+                assert refused.status_code == 429
+                assert refused.headers["retry-after"] == "1"
+                assert "max_event_streams" in refused.json()["detail"]
+                assert open_streams(address) == 2
+            wait_until(lambda: open_streams(address) == 1, "the end of a stream whose client has gone")
+            with follow(address, "k") as third:
+                third.wait_for_value(1)
+        wait_until(lambda: open_streams(address) == open_streams(worker) == 0, "the end of all streams")
+
+
+def open_streams(address: str) -> int:
+    lines = httpx.get(f"http://{address}/metrics").text.splitlines()
+    return next(int(float(line.split()[-1])) for line in lines if "event_streams " in line and line[0] != "#")
+
+
+def test_a_process_that_shuts_down_ends_its_streams_and_a_router_moves_them(tmp_path):
+    with running_cluster(tmp_path, worker_options=("--drain-ms", "3000")) as cluster:
+        cluster.put("counts", {b"k": b"1"})
+        cluster.start_workers(2)
+        router = cluster.start_router("--drain-ms", "3000")
+        cluster.wait_settled(router)
+        leaving = active(cluster, router, "k")
+        with follow(router, "k") as stream, follow(leaving, "k") as direct:
+            stream.wait_for_value(1)
+            direct.wait_for_value(1)
+            cluster.workers[leaving].send_signal(signal.SIGTERM)
+            direct.wait_for(lambda f: f.ended.is_set(), "the end")
+            assert cluster.workers[leaving].poll() is None
+            assert direct.named("problem")[-1]["type"] == PROBLEM + "not-ready"
+            stream.wait_for(lambda f: f.events[-1].name != "problem" and told_by(f) != leaving, "another host")
+            cluster.put("counts", {b"k": b"2"})
+            stream.wait_for_value(2)
+            assert stream.named("problem") == []
+            # An EventSource that reconnects meanwhile must be told by an event: on a status it would give up.
+            with follow(leaving, "k") as late:
+                late.wait_for(lambda f: f.ended.is_set(), "the end")
+            assert (late.status, [event.name for event in late.events]) == (200, ["problem"])
+            cluster._routers[router].send_signal(signal.SIGTERM)
+            stream.wait_for(lambda f: f.ended.is_set(), "the end")
+        assert stream.named("problem")[-1]["type"] == PROBLEM + "not-ready"
+
+
+def told_by(stream: Follower) -> str:
+    host: str = document(stream.events[-1])["host"]
+    return host
+
+
+def test_a_router_that_knows_no_worker_yet_says_so_and_serves_once_there_is_one(cluster):
+    address = f"127.0.0.1:{free_port()}"
+    cluster.workers[address] = None
+    router = cluster.start_router(ready=False)
+    del cluster.workers[address]
+    cluster.put("counts", {b"k": b"1"})
+    with follow(router, "k", timeout_ms=100) as stream:
+        stream.wait_for(lambda f: f.named("problem"), "a problem")
+        cluster.start_worker(address)
+        stream.wait_for_value(1)
+
+
+@pytest.mark.chaos
+def test_a_stream_survives_the_loss_of_its_worker_while_records_are_written(tmp_path):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k": b"0"})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        with follow(router, "k") as stream:
+            stream.wait_for_value(0)
+            for round_ in range(1, 3):
+                lost = active(cluster, router, "k")
+                for n in range(40):
+                    cluster.put("counts", {b"k": b"%d" % (round_ * 1000 + n)})
+                    if n == 20:
+                        cluster.kill(lost)
+                stream.wait_for_value(round_ * 1000 + 39)
+                cluster.start_worker(lost)
+                cluster.wait_settled(router)
+        assert stream.values == sorted(stream.values)
+        assert stream.offsets == sorted(stream.offsets)
+
+
+@pytest.mark.chaos
+def test_a_stream_leaves_a_worker_that_hangs(tmp_path):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k": b"1"})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        hung = active(cluster, router, "k")
+        with follow(router, "k") as stream:
+            stream.wait_for_value(1)
+            cluster.kill(hung, signal.SIGSTOP)
+            cluster.put("counts", {b"k": b"2"})
+            stream.wait_for_value(2)
+            assert told_by(stream) != hung
+
+
+def test_a_hot_key_is_conflated_and_its_last_value_arrives(served):
+    cluster, router = served
+    begun = time.monotonic()
+    with follow(router, "hot") as stream:
+        stream.wait_for_value(None)
+        for n in range(300):
+            cluster.put("counts", {b"hot": b"%d" % n})
+        stream.wait_for_value(299)
+    assert len(stream.values) <= 20 * (time.monotonic() - begun) + 2
+    assert stream.values[1:] == sorted(stream.values[1:])
+
+
+def test_a_client_that_does_not_read_costs_no_memory_and_then_gets_the_newest(served):
+    cluster, router = served
+    host, port = active(cluster, router, "big").split(":")
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((host, int(port)))
+        slow.settimeout(20)
+        cluster.put("counts", {b"big": b'"%b"' % (b"0" * 1_000_000)})
+        slow.sendall(b"GET /v1/stores/counts/keys/big/changes HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert slow.recv(100)
+        with follow(router, "big") as other:
+            for n in range(1, 30):
+                cluster.put("counts", {b"big": b'"%b"' % (b"%d" % (n % 10) * 1_000_000)})
+            cluster.put("counts", {b"big": b'"last"'})
+            other.wait_for_value("last")
+        received = b""
+        until = time.monotonic() + 20
+        while b'"last"' not in received[-2000:]:
+            assert time.monotonic() < until
+            received += slow.recv(1 << 20)
+    # Of thirty values of a megabyte, those that were on their way and the newest.
+    assert len(received) < 10_000_000
+
+
+def test_streams_may_be_read_by_other_origins(tmp_path):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k": b"1"})
+        origin = "http://dashboard.example"
+        worker = cluster.start_worker(None, "--cors-allow-origins", origin)
+        url = f"http://{worker}/v1/stores/counts/keys/k/changes"
+        with httpx.stream("GET", url, headers={"origin": origin}) as response:
+            assert response.headers["access-control-allow-origin"] == origin
