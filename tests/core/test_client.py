@@ -16,11 +16,13 @@ import pytest
 from forebay import errors
 from forebay.client import (
     Answer,
+    AsyncChanges,
     AsyncClient,
     AsyncItems,
     AsyncSession,
     Client,
     Entry,
+    Provenance,
     Session,
     SessionWindow,
     Version,
@@ -89,7 +91,7 @@ class Awaiting:
             result = getattr(self._inner, name)(*arguments, **options)
             if inspect.iscoroutine(result):
                 return self._runner.run(result)
-            if isinstance(result, AsyncItems):
+            if isinstance(result, AsyncItems | AsyncChanges):
                 return AwaitingItems(result, self._runner)
             return Awaiting(result, self._runner) if isinstance(result, AsyncSession) else result
 
@@ -107,7 +109,7 @@ class Awaiting:
 
 
 class AwaitingItems:
-    def __init__(self, inner: AsyncItems[Any], runner: asyncio.Runner) -> None:
+    def __init__(self, inner: AsyncItems[Any] | AsyncChanges, runner: asyncio.Runner) -> None:
         self._inner = inner
         self._runner = runner
 
@@ -122,6 +124,13 @@ class AwaitingItems:
             return self._runner.run(following())
         except StopAsyncIteration:
             raise StopIteration from None
+
+    def __enter__(self) -> "AwaitingItems":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert isinstance(self._inner, AsyncChanges)
+        self._runner.run(self._inner.aclose())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -639,3 +648,94 @@ def test_both_clients_take_the_same():
             if not name.startswith("_") and name != "close":
                 theirs = inspect.signature(getattr(awaiting, name)).parameters
                 assert str(inspect.signature(method).parameters) == str(theirs), name
+
+
+# Changes
+
+
+def test_a_key_is_followed_from_value_to_value(served, client):
+    cluster, _ = served
+    cluster.put("names", {b"followed": None})
+    with client.changes("names", "followed") as changes:
+        assert changes.lag == UNKNOWN_LAG
+        absent = next(changes)
+        assert isinstance(absent, errors.UnknownKey)
+        assert absent.lag.record_lag is not None
+        cluster.put("names", {b"followed": b"1"})
+        first = next(changes)
+        assert isinstance(first, Answer)
+        assert (first.key, first.value) == ("followed", 1)
+        cluster.put("names", {b"followed": b"2"})
+        assert next(changes).value == 2
+        assert changes.lag.record_lag is not None
+
+
+@pytest.mark.parametrize("key", [key for key in ODD_KEYS if key])
+def test_any_key_but_the_empty_can_be_followed(client, key):
+    with client.changes("names", key) as changes:
+        assert next(changes).value == "odd"
+
+
+def test_what_cannot_be_followed_is_told_at_once(client):
+    raised(errors.BadKey, lambda: next(client.changes("names", "")))
+    raised(errors.BadKey, lambda: next(client.changes("numbers", "seven")))
+    raised(errors.WrongStoreKind, lambda: next(client.changes("hours", "jfk")))
+    raised(errors.UnknownStore, lambda: next(client.changes("none", "a")))
+    raised(errors.BadParameter, lambda: next(client.changes("names", "a", lag_interval_ms=1)))
+    with pytest.raises(TypeError, match="max_lag"):
+        client.changes("names", "a", max_lag=0)
+
+
+def test_lag_between_changes_is_told_where_it_is_asked_for(served, client):
+    with client.changes("numbers", 7, lag_interval_ms=100) as changes:
+        assert next(changes).value == 7
+        told = next(changes)
+        assert isinstance(told, Provenance)
+        assert told.host in served[0].workers
+        assert changes.lag == told.lag
+
+
+def test_a_bound_that_nobody_meets_is_a_problem_among_the_changes(client):
+    with client.changes("names", "k0001", max_age_ms=0, timeout_ms=200) as changes:
+        for _ in range(2):
+            assert isinstance(next(changes), errors.LagExceedsTolerance)
+
+
+def test_a_session_follows_from_what_it_has_seen_and_reads_what_it_has_followed(client):
+    session = client.session()
+    seen = session.get("names", "k0003").position
+    with session.changes("names", "k0003") as changes:
+        first = next(changes)
+    assert decode_position(first.position).at_least(decode_position(seen))
+    assert decode_position(session.position("names")).at_least(decode_position(first.position))
+    ahead = decode_position(seen)
+    unreached = encode_position(Position(ahead.log, {p: offset + 1000 for p, offset in ahead.offsets.items()}))
+    session.read_after(unreached, "names")
+    with session.changes("names", "k0003", timeout_ms=200) as changes:
+        assert isinstance(next(changes), errors.PositionNotReached)
+
+
+@pytest.mark.chaos
+def test_changes_survive_the_end_of_the_server_that_they_come_from(tmp_path, connect):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k": b"0"})
+        cluster.start_workers(2)
+        routers = [cluster.start_router() for _ in range(2)]
+        cluster.wait_settled(routers[0])
+        with connect(*routers, timeout_ms=2000) as client, client.changes("counts", "k") as changes:
+            assert next(changes).value == 0
+            end(cluster, routers[0])
+            cluster.put("counts", {b"k": b"1"})
+            assert until(changes, lambda change: isinstance(change, Answer) and change.value == 1)
+            end(cluster, routers[1])
+            # Nobody is left: that is told, not raised, and the stream goes on once there is somebody.
+            assert until(changes, lambda change: isinstance(change, errors.NoReplica))
+
+
+def end(cluster: Cluster, router: str) -> None:
+    cluster._routers[router].kill()
+    cluster._routers[router].wait()
+
+
+def until(changes: Any, condition: Callable[[Any], bool]) -> Any:
+    return next(change for change in changes if condition(change))

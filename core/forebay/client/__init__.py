@@ -5,18 +5,21 @@ raised as the class of ``forebay.errors`` that names it, with the problem's memb
 states one, its ``lag``.
 """
 
-from forebay.client.asynchronous import AsyncClient, AsyncItems, AsyncSession
-from forebay.client.blocking import Client, Items, Session
+from forebay.client.asynchronous import AsyncChanges, AsyncClient, AsyncItems, AsyncSession
+from forebay.client.blocking import Changes, Client, Items, Session
 from forebay.client.options import ALL_KEYS, ReadOptions, Time
-from forebay.client.results import Answer, Entry, Page, SessionWindow, Version, Window
+from forebay.client.results import Answer, Change, Entry, Page, SessionWindow, Version, Window
 from forebay.rest.answers import Provenance
 
 __all__ = [
     "ALL_KEYS",
     "Answer",
+    "AsyncChanges",
     "AsyncClient",
     "AsyncItems",
     "AsyncSession",
+    "Change",
+    "Changes",
     "Client",
     "Entry",
     "Items",

@@ -9,12 +9,13 @@ from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
-from forebay.client.exchange import Exchange, Pause, Plan, Reply
+from forebay.client.changes import Following
+from forebay.client.exchange import Close, Exchange, Open, Opened, Pause, Plan, Receive, Reply, Step
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.positions import Positions
-from forebay.client.reads import ListRequest, Reads
-from forebay.client.results import Answer, Entry, SessionWindow, Version, Window
+from forebay.client.reads import ChangesRequest, ListRequest, Reads
+from forebay.client.results import Answer, Change, Entry, SessionWindow, Version, Window
 from forebay.errors import Problem
 from forebay.rest.parameters import DEFAULT_LIMIT
 
@@ -36,16 +37,31 @@ class AsyncDriver:
             except StopIteration as stop:
                 result: T = stop.value
                 return result
-            if isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
-                reply = None
-                continue
             try:
-                reply = await self.http.request(
-                    step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
-                )
+                reply = await self._take(step)
             except httpx.TransportError as error:
                 reply = error
+
+    async def _take(self, step: Step) -> Reply:
+        match step:
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+                return None
+            case Receive(opened):
+                return await anext(opened.pieces, b"")
+            case Close(opened):
+                await opened.response.aclose()
+                return None
+        request = self.http.build_request(
+            step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
+        )
+        response = await self.http.send(request, stream=isinstance(step, Open))
+        if not isinstance(step, Open):
+            return response
+        if response.status_code == 200:
+            return Opened(response, response.aiter_bytes())
+        await response.aread()
+        return response
 
 
 class AsyncItems(Listing[T], AsyncIterator[T]):
@@ -63,6 +79,29 @@ class AsyncItems(Listing[T], AsyncIterator[T]):
                 raise StopAsyncIteration
             await self._driver.run(self._next_page())
         return self._in_hand.popleft()
+
+
+class AsyncChanges(Following, AsyncIterator[Change]):
+    """The changes of a key, without end; ``next`` waits for one. After a cancellation it connects anew."""
+
+    def __init__(self, driver: AsyncDriver, reads: Reads, wanted: ChangesRequest) -> None:
+        super().__init__(reads, wanted)
+        self._driver = driver
+
+    async def __anext__(self) -> Change:
+        return await self._driver.run(self._next_change())
+
+    async def aclose(self) -> None:
+        """Let go of the connection; what follows would be asked for anew."""
+        await self._driver.run(self._close())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
 
 class AsyncReader:
@@ -175,6 +214,18 @@ class AsyncReader:
         """
         wanted = ListRequest(Version, store, key, start, end, reverse, options)
         return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
+
+    def changes(
+        self, store: str, key: Any, *, lag_interval_ms: int | None = None, **options: Unpack[ReadOptions]
+    ) -> AsyncChanges:
+        """The value of a key now, and then each that it becomes; in between, values may be skipped.
+
+        Yields an ``Answer``, or ``UnknownKey`` where there is none, never older than the one before; with
+        ``lag_interval_ms`` also, so often between changes, a ``Provenance``. Reconnects by itself: while no
+        replica can serve, yields the ``Problem`` that says why, every ``timeout_ms`` or so. Raises a ``Problem``
+        that is of the request, or that comes instead of a stream to begin with.
+        """
+        return AsyncChanges(self._driver, self._reads, ChangesRequest(store, key, lag_interval_ms, options))
 
 
 class AsyncClient(AsyncReader):

@@ -17,12 +17,15 @@ import httpx
 from forebay.client.options import query_string
 from forebay.client.problems import problem_of_response
 from forebay.errors import DeadlineExceeded, NoReplica, Problem
+from forebay.rest.changes import KEEP_ALIVE_MS
 
 _TRIES_PER_URL = 2
 """A server may close an idle connection just as a request is sent on it: that says nothing of the server."""
 _GRACE_MS = 100.0
 """A server's own word that the time is over, which says who was asked, is waited for this much longer."""
 _LEAST_PAUSE_S = 0.1
+_SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
+"""A stream that is silent for so long is lost: its server would have sent a comment."""
 _PASSING = frozenset({429, 503})
 
 T = TypeVar("T")
@@ -36,11 +39,40 @@ class Send:
     url: str
     body: bytes | None
     timeout: httpx.Timeout
+    last_event_id: str | None = None
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers beyond the usual."""
-        return {} if self.body is None else {"content-type": "application/json"}
+        headers = {} if self.body is None else {"content-type": "application/json"}
+        return headers if self.last_event_id is None else {**headers, "last-event-id": self.last_event_id}
+
+
+@dataclass(frozen=True)
+class Open(Send):
+    """A step: the same, but a response of 200 is replied with while its body is still to come."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A response whose body is still to come, and the pieces of that, which only the step's taker can have."""
+
+    response: httpx.Response
+    pieces: Any
+
+
+@dataclass(frozen=True)
+class Receive:
+    """A step: reply with the next piece of a body, nothing at its end, or with the error that broke it."""
+
+    opened: Opened
+
+
+@dataclass(frozen=True)
+class Close:
+    """A step: let go of a response whose body is still to come."""
+
+    opened: Opened
 
 
 @dataclass(frozen=True)
@@ -50,8 +82,9 @@ class Pause:
     seconds: float
 
 
-Reply: TypeAlias = httpx.Response | httpx.TransportError | None
-Plan: TypeAlias = Generator[Send | Pause, Reply, T]
+Step: TypeAlias = Send | Receive | Close | Pause
+Reply: TypeAlias = httpx.Response | Opened | bytes | httpx.TransportError | None
+Plan: TypeAlias = Generator[Step, Reply, T]
 
 
 @dataclass(frozen=True)
@@ -63,6 +96,9 @@ class Request:
     body: bytes | None = None
     timed: bool = True
     """Whether the path takes ``timeout_ms``."""
+    streamed: bool = False
+    """Whether the body is to be received as it comes."""
+    last_event_id: str | None = None
 
 
 class Exchange:
@@ -89,6 +125,7 @@ class Exchange:
         """
         while True:
             response = yield from self._reach(request, deadline_ms)
+            assert isinstance(response, httpx.Response)
             if response.status_code == 200:
                 return _document(response)
             problem = problem_of_response(response)
@@ -100,9 +137,20 @@ class Exchange:
             ):
                 raise problem
             yield Pause(max(pause_s, _LEAST_PAUSE_S))
-            self._first += 1
+            self.turn()
 
-    def _reach(self, request: Request, deadline_ms: float) -> Plan[httpx.Response]:
+    def open(self, request: Request, deadline_ms: float) -> Plan[Opened]:
+        """The stream of the first server that can be reached; raises ``Problem``."""
+        reply = yield from self._reach(request, deadline_ms)
+        if isinstance(reply, Opened):
+            return reply
+        raise problem_of_response(reply)
+
+    def turn(self) -> None:
+        """Ask another server first from now on."""
+        self._first += 1
+
+    def _reach(self, request: Request, deadline_ms: float) -> Plan[httpx.Response | Opened]:
         """The response of the first server that gives one."""
         attempts: list[dict[str, str]] = []
         first, tries = self._first, _TRIES_PER_URL * len(self._urls)
@@ -112,9 +160,10 @@ class Exchange:
             if left_ms <= 0:
                 raise DeadlineExceeded("No server answered in time.", attempts=attempts)
             reply = yield self._send(request, url, left_ms, max(1, len(self._urls) - turn))
-            if isinstance(reply, httpx.Response):
+            if isinstance(reply, httpx.Response | Opened):
                 self._first = first + turn
                 return reply
+            assert isinstance(reply, httpx.TransportError)
             attempts.append({"host": url, "outcome": f"{type(reply).__name__}: {reply}"})
         raise NoReplica(f"None of {', '.join(self._urls)} could be reached.", attempts=attempts)
 
@@ -123,10 +172,13 @@ class Exchange:
         if request.timed:
             parameters["timeout_ms"] = math.ceil(left_ms)
         query = query_string(parameters)
+        url += f"{request.path}{'?' if query else ''}{query}"
         # Each server gets its share of the time to be connected to; one that is connected gets all of it.
-        timeout = httpx.Timeout((left_ms + _GRACE_MS) / 1000, connect=left_ms / urls_left / 1000)
-        method = "GET" if request.body is None else "POST"
-        return Send(method, f"{url}{request.path}{'?' if query else ''}{query}", request.body, timeout)
+        whole_s, connect_s = (left_ms + _GRACE_MS) / 1000, left_ms / urls_left / 1000
+        timeout = httpx.Timeout(whole_s, connect=connect_s, read=_SILENCE_S if request.streamed else whole_s)
+        if request.streamed:
+            return Open("GET", url, None, timeout, request.last_event_id)
+        return Send("GET" if request.body is None else "POST", url, request.body, timeout)
 
     def _now_ms(self) -> float:
         return self._clock() * 1000

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-from forebay.client.exchange import Exchange, Plan, Request
+from forebay.client.exchange import Exchange, Opened, Plan, Request
 from forebay.client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
 from forebay.client.results import Answer, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
 from forebay.codecs import to_segment
-from forebay.errors import Problem, TopologyError, UnknownKey
+from forebay.errors import BadKey, Problem, TopologyError, UnknownKey
 from forebay.position import later_position
+from forebay.rest.answers import Provenance
 from forebay.rest.batches import MOST_KEYS
 from forebay.topology import StoreSpec
 
@@ -46,6 +47,19 @@ class ListRequest(Generic[T]):
     options: ReadOptions
     allow_partial: bool = False
     prefix: str | bytes | None = None
+
+    def __post_init__(self) -> None:
+        check(self.options)
+
+
+@dataclass(frozen=True)
+class ChangesRequest:
+    """One key to follow. Without ``lag_interval_ms`` its lag is not told between changes."""
+
+    store: str
+    key: Any
+    lag_interval_ms: int | None
+    options: ReadOptions
 
     def __post_init__(self) -> None:
         check(self.options)
@@ -82,7 +96,7 @@ class Reads:
                 result = answer_of((yield from self._exchange.ask(request, deadline_ms)))
             except UnknownKey as miss:
                 result = miss
-        self._note(store, result)
+        self.note(store, result)
         if isinstance(result, Problem):
             raise result
         return result
@@ -98,7 +112,7 @@ class Reads:
             parameters = self._parameters(store, options, None, as_of=epoch_ms_of("as_of", as_of))
             found = yield from self._batch(store, keys[at : at + MOST_KEYS], parameters, deadline_ms)
             for result in found:
-                self._note(store, result)
+                self.note(store, result)
             results += found
         return results
 
@@ -110,6 +124,28 @@ class Reads:
         document = yield from self._exchange.ask(request, deadline_ms)
         return [_result(result) for result in document["results"]]
 
+    def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[Opened]:
+        """The stream of a key's changes; raises ``Problem``.
+
+        The id of the last event is None before any; empty, it means that what was seen counts no more.
+        """
+        store, options = wanted.store, wanted.options
+        deadline_ms = self._exchange.deadline(options.get("timeout_ms"))
+        spec = yield from self._spec(store, deadline_ms)
+        plain = spec.key_codec.from_json(wanted.key)
+        parameters = self._parameters(
+            store, options, _partition(spec, plain), lag_interval_ms=wanted.lag_interval_ms
+        )
+        if last_event_id is not None:
+            parameters["min_position"] = None
+        path = f"{_key_path(spec, plain)}/changes"
+        request = Request(path, parameters, streamed=True, last_event_id=last_event_id)
+        return (yield from self._exchange.open(request, deadline_ms))
+
+    def turn(self) -> None:
+        """Ask another server first from now on."""
+        self._exchange.turn()
+
     def page(self, wanted: ListRequest[T], cursor: str | None, limit: int) -> Plan[Page[T]]:
         """One page of a list; raises ``Problem``."""
         store, items = wanted.store, _ITEMS[wanted.kind]
@@ -119,8 +155,7 @@ class Reads:
             spec = yield from self._spec(store, deadline_ms)
             plain = spec.key_codec.from_json(wanted.key)
             partition = _partition(spec, plain)
-            # Dots alone would be taken for steps in the path.
-            path += f"/keys/{to_segment(spec.key_codec, plain).replace('.', '%2E')}"
+            path = _key_path(spec, plain)
         start, end = yield from self._bounds(wanted, deadline_ms)
         parameters = self._parameters(
             store,
@@ -163,10 +198,10 @@ class Reads:
             parameters["min_position"] = later_position(seen, options.get("min_position"))
         return parameters
 
-    def _note(self, store: str, result: Answer | Problem) -> None:
+    def note(self, store: str, result: Answer | Provenance | Problem) -> None:
         """Remember what was seen: a miss is seen too, a refusal is not."""
         position = None
-        if isinstance(result, Answer):
+        if isinstance(result, Answer | Provenance):
             position = result.position
         elif isinstance(result, UnknownKey):
             position = result.members.get("position")
@@ -176,6 +211,15 @@ class Reads:
 
 def _path(store: str) -> str:
     return f"/v1/stores/{quote(store, safe='')}"
+
+
+def _key_path(spec: StoreSpec, plain: bytes) -> str:
+    """The path of a key; raises ``BadKey`` for one that no path can name."""
+    segment = to_segment(spec.key_codec, plain)
+    if not segment:
+        raise BadKey("No path can name an empty key; only get and get_many can ask for it.", store=spec.name)
+    # Dots alone would be taken for steps in the path.
+    return f"{_path(spec.name)}/keys/{segment.replace('.', '%2E')}"
 
 
 def _partition(spec: StoreSpec, plain: bytes) -> int | None:

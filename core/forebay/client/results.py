@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from forebay.client.problems import problem_of
+from forebay.errors import Problem, UnknownKey
 from forebay.lag import Lag
 from forebay.rest.answers import Provenance
+from forebay.rest.events import Event
 
 T = TypeVar("T")
 Document = Mapping[str, Any]
@@ -27,6 +31,11 @@ class Answer:
     """``active``, ``restoring`` or ``standby``."""
     host: str
     lag: Lag
+
+
+Change: TypeAlias = Answer | Provenance | Problem
+"""What following a key yields: its value, ``UnknownKey`` where there is none, who tells and how far behind, or why
+nothing can be told."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,20 @@ def lag_of(document: Document) -> Lag:
 def answer_of(document: Document) -> Answer:
     """The answer that a document is."""
     return Answer(document["store"], document["key"], document["value"], *provenance_of(document))
+
+
+def change_of(event: Event) -> Change:
+    """What an event says."""
+    document = json.loads(event.data)
+    match event.name:
+        case "value":
+            return answer_of(document)
+        case "absent":
+            detail = f"The store {document['store']!r} has no key {document['key']!r}."
+            return problem_of({"type": f"urn:forebay:problem:{UnknownKey.name}", "detail": detail, **document})
+        case "lag":
+            return provenance_of(document)
+    return problem_of(document)
 
 
 def provenance_of(document: Document) -> Provenance:
