@@ -20,8 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay import __version__
-from forebay.errors import ForebayError
+from forebay.client import Answer, Client, Provenance
+from forebay.client.problems import problem_of_response
+from forebay.errors import ForebayError, Problem
 from forebay.settings import Tier, load_settings, settings_for
+from forebay.topology import StoreSpec
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
 _DEFAULT_URL = "http://127.0.0.1:8080"
@@ -89,13 +92,22 @@ def settings_options(tier: Tier) -> Callable[[Callable[..., None]], Callable[...
 @click.argument("key")
 @click.option("--url", default=_DEFAULT_URL, show_default=True, envvar="FOREBAY_URL", help="Router or worker.")
 @click.option("--windows", is_flag=True, help="List the key's windows.")
+@click.option("--follow", is_flag=True, help="Print the value and each that it becomes, until Ctrl-C.")
 @click.option("--max-record-lag", type=int, help="Most records the answer may be behind.")
 @click.option("--max-time-lag-ms", type=int, help="Most milliseconds it may be behind the log.")
 @click.option("--max-age-ms", type=int, help="Most milliseconds it may be behind the source.")
 @click.option("--require-active", is_flag=True, help="Only a running active answers.")
 @click.option("--timeout-ms", type=int, help="Time for everything.")
-def query(store: str, key: str, url: str, windows: bool, require_active: bool, **bounds: int | None) -> None:
+def query(
+    store: str, key: str, url: str, windows: bool, follow: bool, require_active: bool, **bounds: int | None
+) -> None:
     """Read one KEY of a STORE and print the answer; exit status 1 if there is none."""
+    if follow and windows:
+        raise ForebayError("--follow is of a key's one value; leave it out, or --windows.")
+    if follow:
+        given = {name: value for name, value in bounds.items() if value is not None}
+        _follow(url, store, key, {**given, "require_active": require_active})
+        return
     parameters = {name: str(value) for name, value in bounds.items() if value is not None}
     if require_active:
         parameters["require_active"] = "true"
@@ -158,6 +170,32 @@ def _cell(rows: list[dict[str, Any]]) -> str:
     behind = "?" if None in records else f"{max(records):,}"
     late = "?" if None in times else f"{max(times):,} ms"
     return f"[{_ROLE_STYLES[role]}]{role}[/] {behind} / {late}"
+
+
+def _follow(url: str, store: str, key: str, options: dict[str, Any]) -> None:
+    """Print changes, a JSON document a line; exit status 1 if the key cannot be followed."""
+    with contextlib.suppress(KeyboardInterrupt), Client(url) as client:
+        try:
+            for change in client.changes(store, _key_value(url, store, key), **options):
+                document = change.document() if isinstance(change, Problem) else _answer_document(change)
+                click.echo(json.dumps(document, ensure_ascii=False))
+        except Problem as problem:
+            click.echo(json.dumps(problem.document(), ensure_ascii=False))
+            sys.exit(1)
+
+
+def _key_value(url: str, store: str, key: str) -> Any:
+    """A key as given on the command line as the JSON value that it is; raises ``Problem``."""
+    answer = _get(url, f"/v1/stores/{quote(store, safe='')}")
+    if answer.status_code != 200:
+        raise problem_of_response(answer)
+    codec = StoreSpec.from_document(answer.json()).key_codec
+    return json.loads(codec.to_json(codec.from_text(key.encode())))
+
+
+def _answer_document(change: Answer | Provenance) -> dict[str, Any]:
+    members = vars(change) if isinstance(change, Answer) else change._asdict()
+    return {**members, "lag": change.lag.document()}
 
 
 def _lags(url: str) -> list[dict[str, Any]]:

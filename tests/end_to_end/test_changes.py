@@ -3,6 +3,8 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -464,3 +466,24 @@ def test_streams_may_be_read_by_other_origins(tmp_path):
         url = f"http://{worker}/v1/stores/counts/keys/k/changes"
         with httpx.stream("GET", url, headers={"origin": origin}) as response:
             assert response.headers["access-control-allow-origin"] == origin
+
+
+def test_the_command_line_prints_a_document_a_change_until_it_is_interrupted(served):
+    cluster, router = served
+    cluster.put("numbers", {(7).to_bytes(8, "big"): b'"seven"'})
+    command = [sys.executable, "-m", "forebay", "query", "--follow", "--url", f"http://{router}"]
+    with subprocess.Popen([*command, "numbers", "7"], stdout=subprocess.PIPE, text=True) as query:
+        try:
+            assert query.stdout is not None
+            first = json.loads(query.stdout.readline())
+            assert (first["key"], first["value"]) == (7, "seven")
+            cluster.put("numbers", {(7).to_bytes(8, "big"): None})
+            assert json.loads(query.stdout.readline())["type"] == PROBLEM + "unknown-key"
+        finally:
+            query.send_signal(signal.SIGINT)
+        assert query.wait(20) == 0
+    refused = subprocess.run(
+        [*command, "numbers", "seven"], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert refused.returncode == 1
+    assert json.loads(refused.stdout)["type"] == PROBLEM + "bad-key"
