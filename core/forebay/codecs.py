@@ -42,6 +42,10 @@ class KeyCodec(Protocol):
         """The text that ``from_text`` reads."""
         ...
 
+    def fault(self, plain: bytes) -> str | None:
+        """Why bytes that others wrote are no key of this codec, None if they are one."""
+        ...
+
     def ordered(self, plain: bytes) -> bytes:
         """Bytes whose order is the keys' order."""
         ...
@@ -90,6 +94,9 @@ class StringKey:
     def to_text(self, plain: bytes) -> bytes:
         return plain
 
+    def fault(self, plain: bytes) -> str | None:
+        return _utf8_fault(plain)
+
     def ordered(self, plain: bytes) -> bytes:
         return plain
 
@@ -125,6 +132,9 @@ class IntegerKey:
     def to_text(self, plain: bytes) -> bytes:
         return self.to_json(plain)
 
+    def fault(self, plain: bytes) -> str | None:
+        return _size_fault(plain, self._size)
+
     def ordered(self, plain: bytes) -> bytes:
         if len(plain) != self._size:
             raise ValueError(f"a key of {len(plain)} bytes is no {self.name}, which has {self._size}")
@@ -158,6 +168,9 @@ class BytesKey:
 
     def to_text(self, plain: bytes) -> bytes:
         return base64.urlsafe_b64encode(plain).rstrip(b"=")
+
+    def fault(self, plain: bytes) -> str | None:
+        return None
 
     def ordered(self, plain: bytes) -> bytes:
         return plain
@@ -195,6 +208,12 @@ class JsonKey:
     def to_text(self, plain: bytes) -> bytes:
         return plain
 
+    def fault(self, plain: bytes) -> str | None:
+        fault = _json_fault(plain)
+        if fault is None and self.from_json(json.loads(plain)) != plain:
+            return "it is not in canonical form (RFC 8785)"
+        return fault
+
     def ordered(self, plain: bytes) -> bytes:
         return plain
 
@@ -221,6 +240,10 @@ class ValueCodec(Protocol):
         """The JSON text that stands for the value in an answer."""
         ...
 
+    def fault(self, stored: bytes) -> str | None:
+        """Why bytes that others wrote are no value of this codec, None if they are one."""
+        ...
+
 
 class JsonValue:
     """JSON text, spliced into answers unparsed."""
@@ -229,6 +252,9 @@ class JsonValue:
 
     def to_json(self, stored: bytes) -> bytes:
         return stored
+
+    def fault(self, stored: bytes) -> str | None:
+        return _json_fault(stored)
 
 
 class StringValue:
@@ -239,6 +265,9 @@ class StringValue:
     def to_json(self, stored: bytes) -> bytes:
         return json.dumps(stored.decode("utf-8", "replace"), ensure_ascii=False).encode()
 
+    def fault(self, stored: bytes) -> str | None:
+        return _utf8_fault(stored)
+
 
 class Int64Value:
     """A signed 64-bit big-endian integer, as Kafka's LongSerializer writes it."""
@@ -247,6 +276,9 @@ class Int64Value:
 
     def to_json(self, stored: bytes) -> bytes:
         return str(int.from_bytes(stored, "big", signed=True)).encode()
+
+    def fault(self, stored: bytes) -> str | None:
+        return _size_fault(stored, 8)
 
 
 class DoubleValue:
@@ -258,6 +290,9 @@ class DoubleValue:
         (number,) = struct.unpack(">d", stored)
         return json.dumps(number).encode() if number - number == 0 else b"null"
 
+    def fault(self, stored: bytes) -> str | None:
+        return _size_fault(stored, 8)
+
 
 class BytesValue:
     """Any bytes, base64 (RFC 4648, padded) in JSON."""
@@ -267,7 +302,34 @@ class BytesValue:
     def to_json(self, stored: bytes) -> bytes:
         return b'"' + base64.b64encode(stored) + b'"'
 
+    def fault(self, stored: bytes) -> str | None:
+        return None
+
 
 VALUE_CODECS: dict[str, ValueCodec] = {
     codec.name: codec for codec in (JsonValue(), StringValue(), Int64Value(), DoubleValue(), BytesValue())
 }
+
+
+def _utf8_fault(raw: bytes) -> str | None:
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        return f"it is not valid UTF-8: {error.reason} at byte {error.start}"
+    return None
+
+
+def _size_fault(raw: bytes, size: int) -> str | None:
+    return None if len(raw) == size else f"it has {len(raw)} bytes, not {size}"
+
+
+def _json_fault(raw: bytes) -> str | None:
+    try:
+        json.loads(raw, parse_constant=_refuse_constant)
+    except ValueError as error:
+        return f"it is not JSON: {error}"
+    return None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

@@ -41,18 +41,23 @@ class WorkerMetrics(Collector):
         age = GaugeMetricFamily("forebay_age_seconds", "Time behind the source.", labels=_REPLICA)
         role = GaugeMetricFamily("forebay_replica_role", "1 for the role held.", labels=[*_REPLICA, "role"])
         applied = CounterMetricFamily("forebay_records_applied", "Changelog records applied.", labels=_REPLICA)
+        skipped = CounterMetricFamily(
+            "forebay_records_skipped", "Records of foreign stores that do not fit their codecs.", labels=_REPLICA
+        )
         for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
             labels = [store, str(partition)]
             held, lag = self._worker.admission.lag(replica)
             role.add_metric([*labels, held], 1)
             applied.add_metric(labels, replica.records_applied)
+            if replica.spec.foreign:
+                skipped.add_metric(labels, replica.records_skipped)
             if lag.record_lag is not None:
                 record_lag.add_metric(labels, lag.record_lag)
             if lag.time_lag_ms is not None:
                 time_lag.add_metric(labels, lag.time_lag_ms / 1000)
             if lag.age_ms is not None:
                 age.add_metric(labels, lag.age_ms / 1000)
-        yield from (record_lag, time_lag, age, role, applied)
+        yield from (record_lag, time_lag, age, role, applied, skipped)
         streams = GaugeMetricFamily("forebay_event_streams", "Event streams open.")
         streams.add_metric([], self._worker.streams.count)
         yield streams

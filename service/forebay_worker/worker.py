@@ -154,6 +154,8 @@ class Worker:
                     **lag.document(),
                 }
             )
+            if replica.failure is not None:
+                rows[-1]["failure"] = replica.failure
             restoration = self.tasks.bulk_restore.restoring(replica)
             if restoration is not None:
                 rows[-1]["restored_records"] = restoration.records

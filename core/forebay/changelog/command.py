@@ -22,7 +22,8 @@ def changelog() -> None:
     """List, compact and reset the logs of a topology's stores."""
 
 
-def _common(function: Callable[..., None]) -> Callable[..., None]:
+def topology_and_changelog(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which topology, and which changelog."""
     function = click.option(
         "--topology",
         required=True,
@@ -36,7 +37,7 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @changelog.command("ls")
-@_common
+@topology_and_changelog
 def list_logs(topology: Path, url: str) -> None:
     """Show every store's log: partitions, records' ends, identity."""
     opened, loaded = _open(topology, url)
@@ -53,7 +54,7 @@ def list_logs(topology: Path, url: str) -> None:
 
 
 @changelog.command("compact")
-@_common
+@topology_and_changelog
 @click.argument("store")
 @click.option("--min-compaction-lag-ms", default=DEFAULT_MIN_COMPACTION_LAG_MS, show_default=True)
 @click.option("--delete-retention-ms", default=DEFAULT_DELETE_RETENTION_MS, show_default=True)
@@ -71,7 +72,7 @@ def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
 
 
 @changelog.command("reset")
-@_common
+@topology_and_changelog
 @click.argument("store")
 @click.confirmation_option(prompt="This empties the log, and every replica of the store with it. Go on?")
 def reset(topology: Path, url: str, store: str) -> None:
@@ -82,7 +83,7 @@ def reset(topology: Path, url: str, store: str) -> None:
 
 
 @changelog.command("retire-writer")
-@_common
+@topology_and_changelog
 @click.argument("store")
 @click.argument("writer")
 def retire_writer(topology: Path, url: str, store: str, writer: str) -> None:

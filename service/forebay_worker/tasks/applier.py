@@ -15,6 +15,7 @@ from forebay.lag import EndOffset, Progress, boot_ms, epoch_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
+from forebay_worker.tasks.foreign import fitting
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -160,6 +161,7 @@ class Applier:
                 error,
                 exc_info=not isinstance(error, ForebayError),
             )
+            replica.failure = str(error) or repr(error)
             self._consumer.unassign(replica.topic_partition)
             self._retry_at[replica.topic_partition] = boot_ms() + _RETRY_MS
 
@@ -191,6 +193,10 @@ class Applier:
             replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
             self._keep_moment(replica, before)
             return
+        stopped_by = None
+        if replica.spec.foreign:
+            batch, skipped, stopped_by = fitting(replica.spec, batch)
+            replica.records_skipped += skipped
         self._check_partition(replica, batch)
         fold = Fold.after(before)
         fold.add(replica.spec, batch.records)
@@ -214,6 +220,9 @@ class Applier:
         replica.watches.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
         replica.records_applied += len(batch.records)
         self._note_completeness(replica, after)
+        if stopped_by is not None:
+            raise stopped_by
+        replica.failure = None
 
     def _keep_moment(self, replica: Replica, before: CommittedOffset) -> None:
         """Commit now and then that an idle log was read to its end: a restart must not look like an absence."""

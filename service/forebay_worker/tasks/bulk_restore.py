@@ -162,6 +162,7 @@ class BulkRestore:
             for line in child.stdout:
                 report = RestoreReport(**json.loads(line))
                 if report.error is not None:
+                    restoration.replica.failure = report.error
                     log.error("restoring %s failed: %s; it is tried again", _name(restoration), report.error)
                     return False
                 if report.path is None:
@@ -237,6 +238,7 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     replica.stream_time_ms = offset.stream_time_ms
     replica.log = replica.log or report.log
     replica.records_applied += report.records
+    replica.records_skipped += report.skipped
     restoration.records += report.records
     return True
 

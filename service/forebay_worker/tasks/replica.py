@@ -36,6 +36,10 @@ class Replica:
     """Since when the newest known generation designates this replica active; None if it does not."""
     ends: EndOffsets = field(default_factory=EndOffsets)
     records_applied: int = 0
+    records_skipped: int = 0
+    """Records of a foreign store that its codecs could not read."""
+    failure: str | None = None
+    """Why records could not be applied when it was last tried; None since some were."""
     watches: Watches = field(default_factory=Watches)
     set_aside: list[Path] = field(default_factory=list)
     """Where untrusted files of this replica were moved; deleted once the rebuild is done."""

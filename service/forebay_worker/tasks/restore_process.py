@@ -27,6 +27,7 @@ from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import write_sst
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
+from forebay_worker.tasks.foreign import fitting
 
 RECORDS_PER_POLL = 50_000
 _NICENESS = 10
@@ -71,6 +72,7 @@ class RestoreReport:
     log: str = ""
     misplaced: str | None = None
     error: str | None = None
+    skipped: int = 0
 
     @property
     def offset(self) -> CommittedOffset:
@@ -96,12 +98,17 @@ def _fold_files(
     job: RestoreJob, spec: StoreSpec, tp: TopicPartition, consumer: Consumer
 ) -> Iterator[RestoreReport]:
     committed = CommittedOffset(*job.committed)
-    written_to, target, held_bytes, records, number = committed.position, -1, 0, 0, 0
+    written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
     misplaced: bytes | None = None
     fold = Fold.after(committed)
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp)
         target = batch.end.offset if target < 0 else target
+        stopped_by = None
+        if spec.foreign:
+            batch, skipped_here, stopped_by = fitting(spec, batch)
+            skipped += skipped_here
+            target = target if stopped_by is None else batch.position
         misplaced = misplaced or misplaced_key(spec, job.partition, batch.records, records)
         fold.add(spec, batch.records)
         records += len(batch.records)
@@ -119,8 +126,12 @@ def _fold_files(
         path = Path(job.scratch) / f"{job.job}-{number}.sst"
         write_sst(path, fold.changes, tp, committed)
         shown = None if misplaced is None else misplaced.hex()
-        yield RestoreReport(job.job, str(path), written_to, list(committed), records, batch.identity, shown)
-        written_to, held_bytes, records, number = committed.position, 0, 0, number + 1
+        yield RestoreReport(
+            job.job, str(path), written_to, list(committed), records, batch.identity, shown, skipped=skipped
+        )
+        if stopped_by is not None:
+            raise stopped_by
+        written_to, held_bytes, records, skipped, number = committed.position, 0, 0, 0, number + 1
         fold = Fold.after(committed)
 
 

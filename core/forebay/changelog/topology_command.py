@@ -1,0 +1,52 @@
+"""``forebay topology``: what a topology says, and the topics that it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from forebay.changelog.command import topology_and_changelog
+from forebay.changelog.urls import open_changelog
+from forebay.topology import load_topology
+
+
+@click.group()
+def topology() -> None:
+    """Check a topology, and create the topics of its stores."""
+
+
+@topology.command("show")
+@click.option(
+    "--topology",
+    "path",
+    required=True,
+    envvar="FOREBAY_TOPOLOGY",
+    type=click.Path(path_type=Path),
+    help="Topology file.",
+)
+def show(path: Path) -> None:
+    """Show every store as it is understood, or say what is wrong."""
+    loaded = load_topology(path)
+    table = Table(title=f"{loaded.application_id}, fingerprint {loaded.fingerprint}", title_justify="left")
+    for column in ("sub-topology", "partitions", "store", "kind", "key", "value", "partitioner", "topic"):
+        table.add_column(column, overflow="fold")
+    for sub in loaded.subtopologies:
+        for spec in sub.stores:
+            place = f"{sub.ordinal} {sub.name}"
+            row = (spec.name, spec.kind, spec.key, spec.value, spec.partitioner, spec.topic)
+            table.add_row(place, str(sub.partitions), *row)
+    Console().print(table)
+
+
+@topology.command("apply")
+@topology_and_changelog
+def apply(topology: Path, url: str) -> None:
+    """Create the topics that are missing; refuse those that do not fit, by topic and remedy."""
+    loaded = load_topology(topology)
+    changelog = open_changelog(url)
+    for spec in loaded.stores.values():
+        changelog.ensure(spec)
+        click.echo(f"{spec.name}: {spec.topic}, {spec.partitions} partitions")
