@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 
 import click
-from bench import changelog, failover, hop, many_keys, relocation, restart, restoration, single_key
+from bench import changelog, failover, hop, many_keys, relocation, restart, restoration, single_key, start_up
 from bench.comparison import Comparison, Effort
 from bench.figures import Row
 from bench.machine import machine, versions
@@ -30,6 +30,7 @@ COMPARISONS = (
     Comparison("restoration", restoration.restoration),
     Comparison("failover", failover.failover),
     Comparison("restart", restart.restart),
+    Comparison("start-up", start_up.start_up),
     Comparison("relocation", relocation.relocation),
 )
 

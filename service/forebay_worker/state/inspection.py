@@ -8,10 +8,11 @@ from pathlib import Path
 
 from rocksdict import AccessType, Options, Rdict
 
+from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.relocation import StoreContent
-from forebay_worker.state.rocksdb import IDENTITY_KEY, OFFSET_KEY, StoreIdentity
+from forebay_worker.state.rocksdb import IDENTITY_KEY, OFFSET_KEY, StoreIdentity, offsets_from_json
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +32,22 @@ def read_content(path: Path) -> StoreContent:
     if not (path / "CURRENT").exists():
         return StoreContent(None, checkpointed)
     try:
-        identity, offsets = _read_rocksdb(path)
+        identity, committed = _read_rocksdb(path)
     except Exception as error:
         log.warning("the store %s cannot be read: %s", path, error)
         return StoreContent()
-    return StoreContent(identity, {**checkpointed, **offsets})
+    offsets = {topic_partition: offset.position for topic_partition, offset in committed.items()}
+    complete = bool(committed) and all(offset.complete for offset in committed.values())
+    return StoreContent(identity, {**checkpointed, **offsets}, complete)
 
 
-def _read_rocksdb(path: Path) -> tuple[StoreIdentity | None, dict[TopicPartition, int]]:
-    db = Rdict(str(path), options=Options(raw_mode=True), access_type=AccessType.read_only())
+def _read_rocksdb(path: Path) -> tuple[StoreIdentity | None, dict[TopicPartition, CommittedOffset]]:
+    options = Options(raw_mode=True)
+    # More would be started and ended at every opening, which takes longer than the reading.
+    options.set_max_file_opening_threads(1)
+    db = Rdict(str(path), options=options, access_type=AccessType.read_only())
     try:
         identity, offsets = db.get(IDENTITY_KEY), db.get(OFFSET_KEY)
     finally:
         db.close()
-    return (
-        None if identity is None else StoreIdentity(**json.loads(identity)),
-        {} if offsets is None else {TopicPartition(t, p): position for t, p, position, *_ in json.loads(offsets)},
-    )
+    return None if identity is None else StoreIdentity(**json.loads(identity)), offsets_from_json(offsets)

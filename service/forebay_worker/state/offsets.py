@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from forebay.tasks import TaskId
+from forebay_worker.state.offset_record import Positions
 
 CAUGHT_UP = -2
 """Stands for "at the end" among a member's offsets, Kafka Streams' ``LATEST_OFFSET``.
@@ -20,17 +21,26 @@ class OffsetCache:
         self._lock = threading.Lock()
         self._positions: dict[TaskId, dict[str, int]] = {}
 
+    def load(self, positions: Positions) -> None:
+        """Take over what was found on disk, in place of all that was known."""
+        with self._lock:
+            self._positions = {task: dict(stores) for task, stores in positions.items()}
+
     def put(self, task: TaskId, store: str, position: int) -> None:
         """Remember where a store stood when it was closed."""
         with self._lock:
             self._positions.setdefault(task, {})[store] = position
 
     def drop(self, task: TaskId) -> None:
-        """Forget a task whose directory is gone."""
+        """Forget a task that is held, and speaks for itself, or whose directory is gone."""
         with self._lock:
             self._positions.pop(task, None)
 
+    def positions(self) -> Positions:
+        """Every position known."""
+        with self._lock:
+            return {task: dict(stores) for task, stores in self._positions.items()}
+
     def sums(self) -> dict[TaskId, int]:
         """Sum of the positions of each task's stores."""
-        with self._lock:
-            return {task: sum(stores.values()) for task, stores in self._positions.items()}
+        return {task: sum(stores.values()) for task, stores in self.positions().items()}

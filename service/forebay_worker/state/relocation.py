@@ -28,6 +28,8 @@ class StoreContent:
     identity: StoreIdentity | None = None
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The next offset to apply, by topic-partition, of the last commit or of the ``.checkpoint``."""
+    complete: bool = False
+    """Whether the store says of itself that it once reached an end of its log."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,16 @@ def plan_relocation(
     return Plan(tuple(moves), tuple(left))
 
 
+def usable_offset(content: StoreContent, spec: StoreSpec, partition: int) -> int | None:
+    """The committed offset; None without one, or where the store was built from something else."""
+    found = content.identity
+    if found is not None and found != StoreIdentity(
+        found.log, spec.topic, partition, spec.kind, spec.key, spec.value
+    ):
+        return None
+    return content.offsets.get(TopicPartition(spec.topic, partition))
+
+
 def relative_path(task: TaskId, store: str) -> Path:
     """Where a task keeps a store, below the state directory."""
     return Path(str(task), "rocksdb", store)
@@ -136,7 +148,7 @@ def _why_left(task: TaskId, store: str, topology: Topology) -> str | None:
 
 
 def _surpasses(rival: StoreContent, keeper: StoreContent, spec: StoreSpec, partition: int) -> bool:
-    offset, rival_offset = (_usable_offset(content, spec, partition) for content in (keeper, rival))
+    offset, rival_offset = (usable_offset(content, spec, partition) for content in (keeper, rival))
     if rival_offset is None:
         return False
     if offset is None:
@@ -144,13 +156,3 @@ def _surpasses(rival: StoreContent, keeper: StoreContent, spec: StoreSpec, parti
     if keeper.identity is None or rival.identity is None or keeper.identity.log != rival.identity.log:
         return False
     return rival_offset > offset
-
-
-def _usable_offset(content: StoreContent, spec: StoreSpec, partition: int) -> int | None:
-    """The committed offset; None without one, or where the store was built from something else."""
-    found = content.identity
-    if found is not None and found != StoreIdentity(
-        found.log, spec.topic, partition, spec.kind, spec.key, spec.value
-    ):
-        return None
-    return content.offsets.get(TopicPartition(spec.topic, partition))

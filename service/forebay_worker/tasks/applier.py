@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TypeVar
 
 from forebay.changelog import Batch, Changelog, Consumer
@@ -143,11 +143,9 @@ class Applier:
         return min(max(1, share), MAX_RECORDS_PER_POLL)
 
     def _run_commands(self) -> None:
-        while True:
-            try:
-                self._commands.get_nowait()()
-            except Empty:
-                return
+        # What these ask for in turn comes after the next poll.
+        for _ in range(self._commands.qsize()):
+            self._commands.get_nowait()()
 
     def _apply_safely(self, replica: Replica, batch: Batch) -> None:
         try:

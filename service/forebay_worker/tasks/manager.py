@@ -12,6 +12,7 @@ from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.offset_record import read_positions, record_positions
 from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbStore
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 BULK_RESTORE_RECORDS = 50_000
 """A replica further behind than this is restored in bulk."""
+_OPENING_TURN_MS = 100.0
+"""So long are stores opened at a stretch, before records are applied and assignments heard again."""
 
 ReplicaTable = Mapping[tuple[str, int], Replica]
 
@@ -79,11 +82,12 @@ class TaskManager:
         self._released_boot_ms: dict[TaskId, float] = {}
 
     def start(self) -> None:
-        """Hold what is on disk as standby, before any assignment, and begin to follow the log."""
+        """Learn the offsets of what is on disk, and begin to hold it as standby, before any assignment."""
         on_disk = {task for task, store in self._directory.stores_on_disk() if self._belongs(task, store)}
+        self._on_disk.load(read_positions(self._directory, self._topology))
         self._wanted = (frozenset(on_disk), frozenset())
         self.applier.start()
-        self.applier.call(self._hold_wanted).result()
+        self.applier.call(self._hold_wanted)
 
     def hold(self, active: Iterable[TaskId], standby: Iterable[TaskId]) -> None:
         """Take over an assignment: open what is new, change roles in place, release the rest."""
@@ -103,6 +107,7 @@ class TaskManager:
         self.bulk_restore.stop()
         self.applier.call(self._hold_wanted).result()
         self.applier.stop()
+        record_positions(self._directory, self._topology, self._on_disk.positions())
 
     @property
     def settled(self) -> bool:
@@ -128,20 +133,27 @@ class TaskManager:
     def _hold_wanted(self) -> None:
         """Bring what is held to what was last asked for, whatever was asked for when this was queued."""
         tasks, active = self._wanted
-        replicas = dict(self.replicas)
-        gone = [replica for replica in replicas.values() if replica.task not in tasks]
-        for replica in gone:
-            del replicas[replica.spec.name, replica.task.partition]
-        self.replicas = replicas
+        self._release_all_but(tasks)
+        until = boot_ms() + _OPENING_TURN_MS
+        missing = tasks - {replica.task for replica in self.replicas.values()}
+        for task in sorted(missing, key=lambda task: (task not in active, task)):
+            self._open_task(task)
+            if boot_ms() >= until:
+                self.applier.call(self._hold_wanted)
+                break
+        self._designate(self.replicas, active)
+
+    def _release_all_but(self, tasks: frozenset[TaskId]) -> None:
+        gone = [replica for replica in self.replicas.values() if replica.task not in tasks]
+        self.replicas = {place: replica for place, replica in self.replicas.items() if replica.task in tasks}
         for replica in gone:
             self._close(replica)
-        held = {replica.task for replica in replicas.values()}
-        for task in sorted(tasks - held):
-            self._released_boot_ms.pop(task, None)
-            for spec in self._topology.stores_of(task):
-                replicas[spec.name, task.partition] = self._open(task, spec)
-            self.replicas = dict(replicas)
-        self._designate(self.replicas, active)
+
+    def _open_task(self, task: TaskId) -> None:
+        self._released_boot_ms.pop(task, None)
+        opened = {(spec.name, task.partition): self._open(task, spec) for spec in self._topology.stores_of(task)}
+        self.replicas = {**self.replicas, **opened}
+        self._on_disk.drop(task)
 
     def _designate(self, replicas: ReplicaTable, active: frozenset[TaskId]) -> None:
         now = boot_ms()

@@ -1,0 +1,89 @@
+"""``.offsets.json``: what every store on disk has committed, so that a start need not open them all to know.
+
+An entry holds while the store's directory is the one recorded and nothing was created or removed in it since.
+RocksDB begins a new log and a new manifest whenever it is opened for writing, so whatever was opened after the
+record was written no longer matches it, and is read. KIP-1035 opens and closes every store instead.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from forebay.tasks import TaskId
+from forebay.topology import Topology
+from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.durable import write_durably
+from forebay_worker.state.inspection import read_content
+from forebay_worker.state.relocation import relative_path, usable_offset
+
+RECORD_NAME = ".offsets.json"
+
+Positions = Mapping[TaskId, Mapping[str, int]]
+"""Next offset to apply by task and store; of stores that have reached an end of their log."""
+
+_Fingerprint = list[int]
+
+log = logging.getLogger(__name__)
+
+
+def read_positions(directory: StateDirectory, topology: Topology) -> Positions:
+    """The positions of the RocksDB stores on disk that the topology could use, assigned or not.
+
+    One that is incomplete, unreadable or another's is left out: it counts as none. Stores of other suppliers say
+    theirs when they are opened.
+    """
+    recorded = _read_record(directory.path / RECORD_NAME, topology.fingerprint)
+    positions: dict[TaskId, dict[str, int]] = {}
+    for task, store in directory.stores_on_disk():
+        spec = topology.stores.get(store)
+        if spec is None or spec.supplier != "rocksdb":
+            continue
+        fingerprint, position = recorded.get(str(relative_path(task, store)), (None, None))
+        path = directory.store_path(task, store)
+        if fingerprint != _fingerprint(path):
+            content = read_content(path)
+            offset = usable_offset(content, spec, task.partition)
+            position = offset if content.complete else None
+        if position is not None:
+            positions.setdefault(task, {})[store] = position
+    return positions
+
+
+def record_positions(directory: StateDirectory, topology: Topology, positions: Positions) -> None:
+    """Write the record; every store must be closed. A disk that refuses costs the next start some time."""
+    entries = {
+        str(relative_path(task, store)): [_fingerprint(directory.store_path(task, store)), position]
+        for task, stores in positions.items()
+        for store, position in stores.items()
+        if topology.stores[store].supplier == "rocksdb"
+    }
+    document = {"topology": topology.fingerprint, "stores": entries}
+    try:
+        write_durably(directory.path / RECORD_NAME, json.dumps(document) + "\n")
+    except OSError as error:
+        log.warning("the offsets could not be recorded, and are read from the stores at the next start: %s", error)
+
+
+def _read_record(path: Path, fingerprint: str) -> dict[str, tuple[_Fingerprint, int]]:
+    """Fingerprint and position by relative path; nothing where another topology wrote it."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["topology"] != fingerprint:
+            return {}
+        return {store: (found, int(position)) for store, (found, position) in document["stores"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("%s is no record of offsets (%r); they are read from the stores", path, error)
+        return {}
+
+
+def _fingerprint(path: Path) -> _Fingerprint | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return [found.st_ino, found.st_mtime_ns]

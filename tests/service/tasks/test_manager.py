@@ -1,0 +1,129 @@
+"""What a worker holds, and what it says of its disk, from its start to its stop."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from forebay.changelog import sqlite_partition
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import parse_topology
+from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.opening import OpenedStore, StoreOpener
+from forebay_worker.state.rocksdb import RocksDbMemory
+from forebay_worker.tasks.manager import TaskManager, TaskPolicy
+from tests.cluster import wait_until
+
+MEMORY = RocksDbMemory(8 << 20, 8 << 20)
+PARTITIONS = 6
+TASKS = [TaskId(0, partition) for partition in range(PARTITIONS)]
+TOPOLOGY = parse_topology(
+    {
+        "application_id": "app",
+        "subtopology": [
+            {"name": "s", "partitions": PARTITIONS, "store": [{"name": "a", "partitioner": "unknown"}]}
+        ],
+    }
+)
+TOPIC = TOPOLOGY.stores["a"].topic
+
+
+class SlowOpener(StoreOpener):
+    """Opens a store only when it is let."""
+
+    let = threading.Semaphore(0)
+
+    def open(self, task, spec) -> OpenedStore:
+        self.let.acquire()
+        return super().open(task, spec)
+
+
+@pytest.fixture(autouse=True)
+def none_let(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlowOpener, "let", threading.Semaphore(0))
+
+
+@pytest.fixture
+def changelog(tmp_path: Path) -> SqliteChangelog:
+    changelog = SqliteChangelog(tmp_path / "log")
+    changelog.ensure_topic(TOPIC, PARTITIONS)
+    for partition in range(PARTITIONS):
+        rows = [(b"k", b"1", 0)] * (partition + 1)
+        path = changelog.path(TopicPartition(TOPIC, partition))
+        sqlite_partition.append_batch(path, rows, writer="a", query_id="q", batch_id=1, write_name="a")
+    return changelog
+
+
+@contextmanager
+def started(tmp_path: Path, changelog: SqliteChangelog, opener: type[StoreOpener]) -> Iterator[TaskManager]:
+    directory = StateDirectory(tmp_path / "state", "app")
+    manager = TaskManager(
+        TOPOLOGY,
+        changelog,
+        directory,
+        opener(directory, changelog, MEMORY, 300_000),
+        TaskPolicy(10, 0, 0, 600_000),
+    )
+    manager.start()
+    try:
+        yield manager
+    finally:
+        manager.stop()
+        directory.close()
+
+
+def fill(tmp_path: Path, changelog: SqliteChangelog) -> None:
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+
+
+def offsets() -> dict[TaskId, int]:
+    return {task: task.partition + 1 for task in TASKS}
+
+
+def held(manager: TaskManager) -> set[TaskId]:
+    return {replica.task for replica in manager.replicas.values()}
+
+
+def test_the_offsets_of_all_on_disk_are_known_before_any_store_is_open(tmp_path, changelog):
+    fill(tmp_path, changelog)
+
+    with started(tmp_path, changelog, SlowOpener) as manager:
+        assert manager.offsets() == offsets()
+        assert not manager.settled
+        SlowOpener.let.release(PARTITIONS)
+        wait_until(lambda: manager.settled, "all stores open")
+        wait_until(lambda: manager.offsets() == offsets(), "all logs followed")
+
+
+def test_what_is_assigned_active_while_stores_are_opened_is_opened_next(tmp_path, changelog, monkeypatch):
+    fill(tmp_path, changelog)
+    monkeypatch.setattr("forebay_worker.tasks.manager._OPENING_TURN_MS", 0.001)
+
+    with started(tmp_path, changelog, SlowOpener) as manager:
+        SlowOpener.let.release()
+        wait_until(lambda: held(manager) == {TASKS[0]}, "the first is open")
+        manager.hold([TASKS[4]], [task for task in TASKS if task != TASKS[4]])
+        SlowOpener.let.release(2)
+        wait_until(lambda: len(held(manager)) == 3, "three are open")
+        assert TASKS[4] in held(manager)
+        SlowOpener.let.release(PARTITIONS)
+        wait_until(lambda: manager.settled, "all stores open")
+
+
+def test_what_is_open_is_followed_while_others_are_still_to_be_opened(tmp_path, changelog, monkeypatch):
+    fill(tmp_path, changelog)
+    monkeypatch.setattr("forebay_worker.tasks.manager._OPENING_TURN_MS", 0.001)
+
+    with started(tmp_path, changelog, SlowOpener) as manager:
+        SlowOpener.let.release()
+        wait_until(lambda: held(manager) == {TASKS[0]}, "the first is open")
+        SlowOpener.let.release()
+        wait_until(lambda: manager.replicas["a", 0].progress.end_offset == 1, "its log is followed")
+        assert not manager.settled
+        SlowOpener.let.release(PARTITIONS)
+        wait_until(lambda: manager.settled, "all stores open")
