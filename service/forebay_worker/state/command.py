@@ -56,9 +56,9 @@ def ls(topology: Path, state_dir: Path) -> None:
         contents = {on_disk: read_content(directory.store_path(*on_disk)) for on_disk in found}
         plan = plan_for(directory, expected)
         _print(_stores_table(directory.path, contents, expected, plan))
-        aside = directory.path / SET_ASIDE
-        if aside.is_dir() and any(aside.iterdir()):
-            _print(_aside_table(aside))
+        aside = directory.set_asides()
+        if aside:
+            _print(_aside_table(directory.path / SET_ASIDE, aside))
         _print_pending(in_flight(directory.path))
 
 
@@ -88,20 +88,23 @@ def relocate_command(topology: Path, state_dir: Path, dry_run: bool) -> None:
 @click.argument("task", callback=_task)
 @click.argument("store", required=False)
 def rm(topology: Path, state_dir: Path, task: TaskId, store: str | None) -> None:
-    """Remove a STORE of a TASK, or all of them; the worker rebuilds what it needs from the log."""
+    """Remove a STORE of a TASK, or all of them, also set aside; the worker rebuilds what it needs from the log."""
     with _opened(topology, state_dir) as (directory, expected):
         settle(directory)
         here = [name for found, name in directory.stores_on_disk() if found == task]
-        going = [name for name in here if store in (None, name)]
+        aside = [name for found, name, _ in directory.set_asides() if found == task]
+        going = sorted({name for name in [*here, *aside] if store in (None, name)})
         if not going:
             raise ConfigurationError(
                 f"Task {task} has no store{'' if store is None else f' {store!r}'} in {directory.path}. "
                 "`forebay state ls` lists what is there."
             )
         staying = {expected.stores[name].topic for name in here if name not in going and name in expected.stores}
-        _keep_lines(CheckpointFile.of(directory.path / str(task)), staying)
+        if here:
+            _keep_lines(CheckpointFile.of(directory.path / str(task)), staying)
         for name in going:
-            directory.discard(directory.set_aside(task, name))
+            directory.delete_store(task, name)
+            directory.discard_set_aside(name, task.partition)
             _print(f"Removed {task}/rocksdb/{name}.")
 
 
@@ -145,10 +148,11 @@ def _stores_table(path: Path, contents: dict[StoreOnDisk, StoreContent], expecte
     return table
 
 
-def _aside_table(aside: Path) -> Table:
-    table = _table(f"set aside in {aside}; remove what you do not need", "directory")
-    for path in sorted(aside.iterdir()):
-        table.add_row(path.name)
+def _aside_table(path: Path, aside: list[tuple[TaskId, str, Path]]) -> Table:
+    title = f"set aside in {path}, removed once the store is rebuilt or by `forebay state rm TASK STORE`"
+    table = _table(title, "task", "store", "directory")
+    for task, store, directory in aside:
+        table.add_row(str(task), store, directory.name)
     return table
 
 

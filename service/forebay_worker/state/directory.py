@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -16,6 +17,7 @@ from forebay.errors import ConfigurationError, StateDirectoryLocked
 from forebay.tasks import TaskId
 
 _SET_ASIDE = ".set-aside"
+_SET_ASIDE_NAME = re.compile(r"([0-9]+_[0-9]+)-(.+)-[0-9]+")
 
 
 class StateDirectory:
@@ -70,21 +72,30 @@ class StateDirectory:
                         yield task, store_path.name
 
     def set_aside(self, task: TaskId, store: str) -> Path:
-        """Move a store that cannot be trusted out of the way; it is kept until its rebuild is done."""
+        """Move a store that cannot be trusted out of the way, until ``discard_set_aside``."""
         source = self.store_path(task, store)
         target = self.path / _SET_ASIDE / f"{task}-{store}-{time.time_ns()}"
         target.parent.mkdir(exist_ok=True)
         os.rename(source, target)
         return target
 
+    def set_asides(self) -> list[tuple[TaskId, str, Path]]:
+        """What is set aside: the task and the name that a store had, and where it is now."""
+        aside = self.path / _SET_ASIDE
+        names = sorted(path.name for path in aside.iterdir()) if aside.exists() else []
+        found = [(_SET_ASIDE_NAME.fullmatch(name), aside / name) for name in names]
+        return [(TaskId.parse(match[1]), match[2], path) for match, path in found if match is not None]
+
+    def discard_set_aside(self, store: str, partition: int) -> None:
+        """Delete what was set aside of a store's partition, under whatever ordinal and by whatever process."""
+        for task, name, path in self.set_asides():
+            if (name, task.partition) == (store, partition):
+                _delete(path)
+
     def delete_store(self, task: TaskId, store: str) -> None:
         """Delete a store; it is moved out of the way first, so that half of it is never found."""
         with contextlib.suppress(FileNotFoundError):
-            self.discard(self.set_aside(task, store))
-
-    def discard(self, path: Path) -> None:
-        """Delete a store that was set aside."""
-        shutil.rmtree(path, ignore_errors=True)
+            _delete(self.set_aside(task, store))
 
     def _process_id(self) -> str:
         path = self.path / "process.json"
@@ -98,3 +109,7 @@ class StateDirectory:
         draft.write_text(json.dumps({"process_id": process_id}))
         os.replace(draft, path)
         return process_id
+
+
+def _delete(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -30,11 +30,10 @@ StoreFactory = Callable[[str, Path], StateStore]
 
 @dataclass
 class OpenedStore:
-    """A store, the identity of the log it is of (None while that cannot be had), and what was set aside for it."""
+    """A store, and the identity of the log it is of (None while that cannot be had)."""
 
     store: StateStore
     log: str | None
-    set_aside: list[Path] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class StoreOpener:
         return self._open_supplied(path, task, spec)
 
     def _open_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
-        aside: list[Path] = []
         existed = (path / "CURRENT").exists()
         try:
             store = RocksDbStore(spec.name, path, self.memory.options())
@@ -67,33 +65,33 @@ class StoreOpener:
         except Exception as error:
             if not path.exists():
                 raise
-            aside.append(self._set_aside(task, spec, f"it cannot be opened ({error})"))
+            self._set_aside(task, spec, f"it cannot be opened ({error})")
+            existed = False
             store = RocksDbStore(spec.name, path, self.memory.options())
             found = None
         if found is not None and found != _identity(found.log, task, spec):
             store.close()
-            aside.append(self._set_aside(task, spec, f"it holds {found}"))
+            self._set_aside(task, spec, f"it holds {found}")
+            existed = False
             store = RocksDbStore(spec.name, path, self.memory.options())
             found = None
         if found is not None:
-            return OpenedStore(store, found.log, aside)
+            return OpenedStore(store, found.log)
         log_identity = self._log_now(task, spec)
         if log_identity is not None:
             store.set_identity(_identity(log_identity, task, spec))
-        trusted = existed and not aside
-        self._migrate_offsets(store, path, TopicPartition(spec.topic, task.partition), trusted)
-        return OpenedStore(store, log_identity, aside)
+        self._migrate_offsets(store, path, TopicPartition(spec.topic, task.partition), existed)
+        return OpenedStore(store, log_identity)
 
     def _open_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         """Open a store of the user's. Its identity is kept in a file of its own in the store's directory."""
-        aside: list[Path] = []
         existed = path.exists()
         identity_path = path / _IDENTITY_NAME
         log_identity = self._log_now(task, spec)
         if identity_path.exists():
             found = StoreIdentity(**json.loads(identity_path.read_text()))
             if found != _identity(log_identity or found.log, task, spec):
-                aside.append(self._set_aside(task, spec, f"it holds {found}"))
+                self._set_aside(task, spec, f"it holds {found}")
                 existed = False
             log_identity = log_identity or found.log
         path.mkdir(parents=True, exist_ok=True)
@@ -105,20 +103,20 @@ class StoreOpener:
             self._forget_checkpoint(path, tp)
         if store.manages_offsets:
             self._migrate_offsets(store, path, tp, existed)
-            return OpenedStore(store, log_identity, aside)
+            return OpenedStore(store, log_identity)
         checkpoint = CheckpointFile.of(path.parents[1])
         try:
             checkpoint.read()
         except CheckpointError as error:
             log.error("%s", error)
             store.close()
-            aside.append(self._set_aside(task, spec, "its offset is unknown"))
+            self._set_aside(task, spec, "its offset is unknown")
             remove_durably(checkpoint.path)
             path.mkdir(parents=True, exist_ok=True)
             store = _factory(spec.supplier)(spec.name, path)
         end = self._end(tp)
         kept = CheckpointedStore(store, checkpoint, tp, end, self.checkpoint_interval_ms)
-        return OpenedStore(kept, log_identity, aside)
+        return OpenedStore(kept, log_identity)
 
     def _migrate_offsets(self, store: StateStore, path: Path, tp: TopicPartition, existed: bool) -> None:
         """Take the offset of an old ``.checkpoint`` or ``.position`` file into a store that has none, once.
@@ -152,10 +150,9 @@ class StoreOpener:
             log.error("%s", error)
             remove_durably(checkpoint.path)
 
-    def _set_aside(self, task: TaskId, spec: StoreSpec, reason: str) -> Path:
+    def _set_aside(self, task: TaskId, spec: StoreSpec, reason: str) -> None:
         aside = self.directory.set_aside(task, spec.name)
         log.error("%s of task %s is not usable: %s; moved to %s and rebuilt", spec.name, task, reason, aside)
-        return aside
 
     def _log_now(self, task: TaskId, spec: StoreSpec) -> str | None:
         try:

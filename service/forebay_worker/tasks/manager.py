@@ -165,7 +165,7 @@ class TaskManager:
 
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
         opened = self._opener.open(task, spec)
-        replica = Replica(spec, task, opened.store, opened.log, set_aside=opened.set_aside)
+        replica = Replica(spec, task, opened.store, opened.log)
         self._bring_forward(replica)
         return replica
 
@@ -208,18 +208,15 @@ class TaskManager:
         replica.diverged = True
         replica.store.close()
         if replica.store.persistent:
-            replica.set_aside.append(self._directory.set_aside(replica.task, replica.spec.name))
+            self._directory.set_aside(replica.task, replica.spec.name)
         opened = self._opener.open(replica.task, replica.spec)
         replica.store, replica.log = opened.store, opened.log
-        replica.set_aside += opened.set_aside
         replica.complete = False
         replica.misplaced_key = None
         self._bring_forward(replica)
 
     def _discard_set_aside(self, replica: Replica) -> None:
-        for path in replica.set_aside:
-            self._directory.discard(path)
-        replica.set_aside.clear()
+        self._directory.discard_set_aside(replica.spec.name, replica.task.partition)
 
     def _keep_house(self) -> None:
         """Publish the ends of logs being restored; delete expired windows and what was released long ago."""
@@ -237,4 +234,5 @@ class TaskManager:
                 self._on_disk.drop(task)
                 for spec in self._topology.stores_of(task):
                     self._directory.delete_store(task, spec.name)
+                    self._directory.discard_set_aside(spec.name, task.partition)
                 log.info("the stores of task %s, released a while ago, were deleted", task)

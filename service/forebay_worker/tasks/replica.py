@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from forebay.lag import EMPTY_PROGRESS, EndOffsets, Progress
 from forebay.stores import StateStore
@@ -41,8 +40,6 @@ class Replica:
     failure: str | None = None
     """Why records could not be applied when it was last tried; None since some were."""
     watches: Watches = field(default_factory=Watches)
-    set_aside: list[Path] = field(default_factory=list)
-    """Where untrusted files of this replica were moved; deleted once the rebuild is done."""
 
     @property
     def topic_partition(self) -> TopicPartition:

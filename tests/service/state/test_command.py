@@ -117,7 +117,7 @@ def test_ls_shows_what_was_set_aside_and_what_is_in_flight(run: Run, state_path:
 
     result = run("ls")
 
-    assert ["0_1-orders-17"] in rows(result.output)
+    assert ["0_1", "orders", "0_1-orders-17"] in rows(result.output)
     assert f"Unfinished, and finished first: the move of {state_path}/0_0/rocksdb/orders to" in result.output
     assert (state_path / JOURNAL_NAME).exists()
 
@@ -214,6 +214,16 @@ def test_rm_of_a_store_that_the_topology_no_longer_has_leaves_no_line_of_it(run:
     run("rm", "1_1", "removed")
 
     assert CheckpointFile.of(state_path / "1_1").read() == {TopicPartition("app-orders-changelog", 1): 5}
+
+
+def test_rm_removes_what_was_set_aside(run: Run, state_path: Path) -> None:
+    for name in ("0_1-orders-17", "0_1-orders-18", "0_2-orders-19", "0_1-orders-2024-20"):
+        (state_path / ".set-aside" / name).mkdir(parents=True)
+
+    result = run("rm", "0_1", "orders")
+
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in state_path.glob(".set-aside/*")) == ["0_1-orders-2024-20", "0_2-orders-19"]
 
 
 @pytest.mark.parametrize("arguments", [("3_0",), ("1_1", "totals"), ("1_1", "../../1_2/rocksdb/orders")])

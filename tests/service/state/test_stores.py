@@ -170,12 +170,12 @@ def test_a_store_of_another_log_kind_or_codec_is_set_aside_and_begun_anew(opener
     opened.store.close()
     again = opener.open(TASK, SPEC)
     assert again.store.get(USER_TAG + b"a") == b"1"
-    assert (again.set_aside, again.log) == ([], opened.log)
+    assert (opener.directory.set_asides(), again.log) == ([], opened.log)
     again.store.close()
     other = opener.open(TASK, StoreSpec("s", "key-value", "string", "string", "murmur2", "log", 1))
     assert other.store.get(USER_TAG + b"a") is None
     assert other.store.committed_offset(TP) is None
-    assert [path.is_dir() for path in other.set_aside] == [True]
+    assert [(task, store) for task, store, _ in opener.directory.set_asides()] == [(TASK, "s")]
     other.store.close()
 
 
@@ -188,7 +188,7 @@ def test_a_store_that_cannot_be_read_is_set_aside_and_begun_anew(opener):
     (path / "CURRENT").write_text("garbage")
     again = opener.open(TASK, SPEC)
     assert again.store.committed_offset(TP) is None
-    assert len(again.set_aside) == 1
+    assert [(task, store) for task, store, _ in opener.directory.set_asides()] == [(TASK, "s")]
     again.store.close()
 
 

@@ -127,3 +127,21 @@ def test_what_is_open_is_followed_while_others_are_still_to_be_opened(tmp_path, 
         assert not manager.settled
         SlowOpener.let.release(PARTITIONS)
         wait_until(lambda: manager.settled, "all stores open")
+
+
+def test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_process(tmp_path, changelog):
+    fill(tmp_path, changelog)
+    directory = StateDirectory(tmp_path / "state", "app")
+    asides = [directory.set_aside(TASKS[0], "a")]
+    # The loser of a collision lay under another ordinal; another partition's is another matter.
+    for name in ("3_0-a-7", "0_99-a-7"):
+        asides.append(asides[0].with_name(name))
+        asides[-1].mkdir()
+    directory.close()
+
+    with started(tmp_path, changelog, SlowOpener) as manager:
+        manager.hold(TASKS, ())
+        assert all(path.exists() for path in asides)
+        SlowOpener.let.release(PARTITIONS)
+        wait_until(lambda: [path.exists() for path in asides] == [False, False, True], "the rebuild is done")
+        assert manager.replicas["a", 0].complete
