@@ -104,9 +104,11 @@ class Worker:
         self._directory.close()
 
     def readiness(self) -> Problem | None:
-        """Why the worker is not ready: once it was, only draining turns it off."""
+        """Why the worker is not ready: once it was, only draining and a disk that refuses turn it off."""
         if self.draining:
             return NotReady("The worker is shutting down.")
+        if self.tasks.obstacle is not None:
+            return NotReady(self.tasks.obstacle, retry_after_s=1)
         if not self._was_ready:
             if self.membership.state == "joining" or not self.tasks.settled:
                 return NotReady("The worker has not joined its group yet.", retry_after_s=1)
@@ -175,6 +177,7 @@ class Worker:
             "sequence": next(self._sequence),
             "state": "draining" if self.draining else self.membership.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
+            "obstacle": self.tasks.obstacle,
             "tasks": self.replicas_document(),
         }
 

@@ -33,10 +33,7 @@ class StateDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise ConfigurationError(
-                f"The state directory {self.path} cannot be written: {error.strerror}. "
-                "Give --state-dir a directory that this user may write."
-            ) from None
+            raise _unwritable(self.path, error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -46,9 +43,15 @@ class StateDirectory:
                 f"The state directory {self.path} is in use by process {owner}. Stop it, or give this worker "
                 "a --state-dir of its own."
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        self.process_id = self._process_id()
+        # Only for whoever is refused; a full disk must not keep what is on it from being served.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            self.process_id = self._process_id()
+        except OSError as error:
+            os.close(self._lock)
+            raise _unwritable(self.path, error) from None
 
     def close(self) -> None:
         """Let another process have the directory."""
@@ -109,6 +112,13 @@ class StateDirectory:
         draft.write_text(json.dumps({"process_id": process_id}))
         os.replace(draft, path)
         return process_id
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"The state directory {path} cannot be written: {error.strerror}. "
+        "Give --state-dir a directory that this user may write, and where there is room."
+    )
 
 
 def _delete(path: Path) -> None:

@@ -19,6 +19,7 @@ from forebay_worker.state.checkpointed import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.durable import remove_durably, write_durably
 from forebay_worker.state.memory import MemoryStore
+from forebay_worker.state.obstacles import obstacle
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class StoreOpener:
     def open(self, task: TaskId, spec: StoreSpec) -> OpenedStore:
         """Open a store; one that cannot be read, or is another's, is set aside and begun anew.
 
-        Raises ``TopologyError`` where the store's supplier is not installed, and what the supplier raises.
+        Raises ``TopologyError`` where the store's supplier is not installed, and what the supplier raises. An
+        obstacle is raised too: what the disk refuses is no fault of the store's.
         """
         if spec.supplier == "memory":
             return OpenedStore(MemoryStore(spec.name), self._log_now(task, spec))
@@ -63,7 +65,7 @@ class StoreOpener:
             store = RocksDbStore(spec.name, path, self.memory.options())
             found = store.identity
         except Exception as error:
-            if not path.exists():
+            if not path.exists() or obstacle(error, path) is not None:
                 raise
             self._set_aside(task, spec, f"it cannot be opened ({error})")
             existed = False

@@ -8,7 +8,9 @@ are (KIP-1035 asks for just this atomicity).
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +31,9 @@ from rocksdict import (
 from forebay.stored_keys import RESERVED_TAG
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
+from forebay_worker.state.obstacles import require_room
+
+log = logging.getLogger(__name__)
 
 STATE_FORMAT = 1
 OFFSET_KEY = RESERVED_TAG + b"offset"
@@ -115,8 +120,11 @@ class RocksDbStore:
         self.name = name
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._options = options
         self._db = Rdict(str(path), options=options)
         self._batch = WriteBatch(raw_mode=True)
+        self._identity_to_commit: bytes | None = None
+        self._refused = False
         self._offsets = offsets_from_json(self._db.get(OFFSET_KEY))
 
     @property
@@ -130,7 +138,7 @@ class RocksDbStore:
 
     def set_identity(self, identity: StoreIdentity) -> None:
         """Record, with the next commit, what the store is built from."""
-        self._batch.put(IDENTITY_KEY, json.dumps(asdict(identity)).encode())
+        self._identity_to_commit = json.dumps(asdict(identity)).encode()
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a stored key."""
@@ -161,19 +169,42 @@ class RocksDbStore:
         self._batch.delete(key)
 
     def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Write records and offsets in one batch of RocksDB's own log."""
+        """Write records and offsets in one batch of RocksDB's own log.
+
+        Where the disk refuses, what was collected is dropped, and the next commit opens the store anew first,
+        once there is room: RocksDB writes nothing more after its log has failed. Reads go on meanwhile.
+        """
+        batch, self._batch = self._batch, WriteBatch(raw_mode=True)
         offsets = {**self._offsets, **changelog_offsets}
-        self._batch.put(OFFSET_KEY, _offsets_to_json(offsets))
-        self._db.write(self._batch)
-        self._batch = WriteBatch(raw_mode=True)
+        batch.put(OFFSET_KEY, _offsets_to_json(offsets))
+        if self._identity_to_commit is not None:
+            batch.put(IDENTITY_KEY, self._identity_to_commit)
+        with self._writing():
+            self._db.write(batch)
+        self._identity_to_commit = None
         self._offsets = offsets
 
     def ingest(self, path: Path, topic_partition: TopicPartition, committed: CommittedOffset) -> None:
         """Take over a sorted file made by ``write_sst``, which holds this offset; the file is moved."""
         options = IngestExternalFileOptions()
         options.set_move_files(True)
-        self._db.ingest_external_file([str(path)], options)
+        with self._writing():
+            self._db.ingest_external_file([str(path)], options)
         self._offsets = {**self._offsets, topic_partition: committed}
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if self._refused:
+            require_room(self.path)
+            with suppress(Exception):
+                self._db.close()
+            self._db = Rdict(str(self.path), options=self._options)
+            self._refused = False
+        try:
+            yield
+        except Exception:
+            self._refused = True
+            raise
 
     def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
         """The offset of the last commit."""
@@ -185,7 +216,11 @@ class RocksDbStore:
 
     def close(self) -> None:
         """Flush and release the directory; later reads raise ``DbClosedError``."""
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:
+            # It is closed; what was committed is in RocksDB's log.
+            log.warning("the store %s could not be flushed: %s", self.path, error)
 
 
 def _offsets_to_json(offsets: Mapping[TopicPartition, CommittedOffset]) -> bytes:

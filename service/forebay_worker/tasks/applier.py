@@ -35,6 +35,7 @@ class Applier:
     """Polls the changelog and applies what it finds, in batches small enough that readers are not held up.
 
     ``records_per_second`` bounds the pace over all replicas, 0 does not.
+    ``obstacle(error)`` says what of the machine's an error shows, None if nothing.
     ``on_untrusted(replica, reason)`` is called in the applier's thread when a replica must be rebuilt: its
     log was replaced, or it may have missed tombstones; ``on_complete(replica)`` when one has reached an end of its
     log for the first time; ``housekeeping()`` a few times a second.
@@ -45,6 +46,7 @@ class Applier:
         changelog: Changelog,
         poll_interval_ms: int,
         records_per_second: int,
+        obstacle: Callable[[Exception], str | None],
         on_untrusted: Callable[[Replica, str], None],
         on_complete: Callable[[Replica], None],
         housekeeping: Callable[[], None],
@@ -52,12 +54,15 @@ class Applier:
         self._consumer: Consumer = changelog.consumer()
         self._poll_interval_s = poll_interval_ms / 1000
         self._records_per_second = records_per_second
+        self._obstacle = obstacle
         self._on_untrusted = on_untrusted
         self._on_complete = on_complete
         self._housekeeping = housekeeping
         self._housekept_boot_ms = 0.0
         self._replicas: dict[TopicPartition, Replica] = {}
         self._retry_at: dict[TopicPartition, float] = {}
+        self.obstacles: dict[TopicPartition, str] = {}
+        """What keeps records from being applied, and the remedy."""
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._wake = threading.Event()
         self._stopping = False
@@ -116,6 +121,7 @@ class Applier:
         """Stop applying a replica's log; in the applier's thread."""
         self._replicas.pop(replica.topic_partition, None)
         self._retry_at.pop(replica.topic_partition, None)
+        self.obstacles.pop(replica.topic_partition, None)
         self._consumer.unassign(replica.topic_partition)
 
     def _run(self) -> None:
@@ -148,20 +154,25 @@ class Applier:
             self._commands.get_nowait()()
 
     def _apply_safely(self, replica: Replica, batch: Batch) -> None:
+        tp = replica.topic_partition
         try:
             self.apply(replica, batch)
         except Exception as error:
             # What was applied stands and is served; the rest is tried again, and the lag grows meanwhile.
-            log.error(
-                "%s could not be applied; tried again in %.0f s: %s",
-                replica.topic_partition,
-                _RETRY_MS / 1000,
-                error,
-                exc_info=not isinstance(error, ForebayError),
-            )
-            replica.failure = str(error) or repr(error)
-            self._consumer.unassign(replica.topic_partition)
-            self._retry_at[replica.topic_partition] = boot_ms() + _RETRY_MS
+            obstacle = self._obstacle(error)
+            again = f"tried again in {_RETRY_MS / 1000:.0f} s"
+            replica.failure = obstacle or str(error) or repr(error)
+            if obstacle is None:
+                unforeseen = not isinstance(error, ForebayError)
+                log.error("%s could not be applied; %s: %s", tp, again, error, exc_info=unforeseen)
+            else:
+                log.error("%s could not be applied; %s. %s", tp, again, obstacle)
+                self.obstacles[tp] = obstacle
+            self._consumer.unassign(tp)
+            self._retry_at[tp] = boot_ms() + _RETRY_MS
+            self.observe_end(replica, batch.end)
+        else:
+            self.obstacles.pop(tp, None)
 
     def _keep_house(self) -> None:
         """Follow again what failed a while ago, from its committed offset, and let the owner look after things."""
@@ -175,7 +186,10 @@ class Applier:
             if replica is not None:
                 committed = replica.store.committed_offset(tp) or CommittedOffset(0)
                 self._consumer.assign(tp, committed.position)
-        self._housekeeping()
+        try:
+            self._housekeeping()
+        except Exception:
+            log.exception("housekeeping failed; it is tried again")
 
     def apply(self, replica: Replica, batch: Batch) -> None:
         """Apply one batch to its replica and publish the progress."""

@@ -12,6 +12,7 @@ from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.obstacles import obstacle
 from forebay_worker.state.offset_record import read_positions, record_positions
 from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.opening import StoreOpener
@@ -27,6 +28,7 @@ BULK_RESTORE_RECORDS = 50_000
 """A replica further behind than this is restored in bulk."""
 _OPENING_TURN_MS = 100.0
 """So long are stores opened at a stretch, before records are applied and assignments heard again."""
+_REOPEN_MS = 2_000.0
 
 ReplicaTable = Mapping[tuple[str, int], Replica]
 
@@ -64,6 +66,7 @@ class TaskManager:
             changelog,
             policy.poll_interval_ms,
             policy.apply_records_per_second,
+            self._obstacle_in,
             self._rebuild,
             self._discard_set_aside,
             self._keep_house,
@@ -80,6 +83,8 @@ class TaskManager:
         self._on_disk = OffsetCache()
         self._expiry = Expiry()
         self._released_boot_ms: dict[TaskId, float] = {}
+        self._unopened: str | None = None
+        self._reopen_boot_ms: float | None = None
 
     def start(self) -> None:
         """Learn the offsets of what is on disk, and begin to hold it as standby, before any assignment."""
@@ -110,6 +115,11 @@ class TaskManager:
         record_positions(self._directory, self._topology, self._on_disk.positions())
 
     @property
+    def obstacle(self) -> str | None:
+        """What keeps stores from being opened or written, and the remedy; None if nothing does."""
+        return next(iter([*self.applier.obstacles.values(), self._unopened]), None)
+
+    @property
     def settled(self) -> bool:
         """Whether what is held is what was last asked for."""
         return {replica.task for replica in self.replicas.values()} == self._wanted[0]
@@ -136,8 +146,10 @@ class TaskManager:
         self._release_all_but(tasks)
         until = boot_ms() + _OPENING_TURN_MS
         missing = tasks - {replica.task for replica in self.replicas.values()}
+        self._unopened, self._reopen_boot_ms = None, None
         for task in sorted(missing, key=lambda task: (task not in active, task)):
-            self._open_task(task)
+            if not self._open_task(task):
+                break
             if boot_ms() >= until:
                 self.applier.call(self._hold_wanted)
                 break
@@ -149,11 +161,32 @@ class TaskManager:
         for replica in gone:
             self._close(replica)
 
-    def _open_task(self, task: TaskId) -> None:
+    def _open_task(self, task: TaskId) -> bool:
+        """Open a task's stores, all or none; whether they could be."""
         self._released_boot_ms.pop(task, None)
-        opened = {(spec.name, task.partition): self._open(task, spec) for spec in self._topology.stores_of(task)}
+        opened: dict[tuple[str, int], Replica] = {}
+        try:
+            for spec in self._topology.stores_of(task):
+                opened[spec.name, task.partition] = self._open(task, spec)
+        except Exception as error:
+            for replica in opened.values():
+                self._close(replica)
+            self._unopened = self._obstacle_in(error)
+            self._reopen_boot_ms = boot_ms() + _REOPEN_MS
+            log.error(
+                "task %s could not be opened; tried again in %.0f s. %s",
+                task,
+                _REOPEN_MS / 1000,
+                self._unopened or error,
+                exc_info=self._unopened is None,
+            )
+            return False
         self.replicas = {**self.replicas, **opened}
         self._on_disk.drop(task)
+        return True
+
+    def _obstacle_in(self, error: Exception) -> str | None:
+        return obstacle(error, self._directory.path)
 
     def _designate(self, replicas: ReplicaTable, active: frozenset[TaskId]) -> None:
         now = boot_ms()
@@ -219,7 +252,9 @@ class TaskManager:
         self._directory.discard_set_aside(replica.spec.name, replica.task.partition)
 
     def _keep_house(self) -> None:
-        """Publish the ends of logs being restored; delete expired windows and what was released long ago."""
+        """Try again to open, publish the ends of logs being restored, delete what is expired or long released."""
+        if self._reopen_boot_ms is not None and boot_ms() >= self._reopen_boot_ms:
+            self._hold_wanted()
         for restoration in list(self.bulk_restore.restorations.values()):
             replica = restoration.replica
             sent = boot_ms()

@@ -18,6 +18,7 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from tests.disks import fill, small_disk
 
 TP, OTHER = TopicPartition("log", 0), TopicPartition("log", 1)
 MEMORY = RocksDbMemory(8 << 20, 8 << 20)
@@ -211,3 +212,31 @@ def test_an_old_checkpoint_is_taken_over_once_and_only_with_its_store(opener):
     assert again.store.committed_offset(TP).position == 12
     assert checkpoint.read() == {}
     again.store.close()
+
+
+def test_a_store_whose_log_failed_is_read_meanwhile_and_written_again_once_there_is_room(tmp_path):
+    with small_disk(tmp_path / "disk") as disk:
+        refuse_and_recover(disk)
+
+
+def refuse_and_recover(disk: Path) -> None:
+    store = RocksDbStore("s", disk / "s", MEMORY.options())
+    store.put(USER_TAG + b"a", b"1")
+    store.commit({TP: CommittedOffset(1, 1)})
+    filler = fill(disk)
+    with pytest.raises(Exception, match="No space left"):  # noqa: PT012
+        for _ in range(4):
+            store.put(USER_TAG + b"b", b"x" * 3000)
+            store.commit({TP: CommittedOffset(2, 2)})
+    with pytest.raises(OSError, match="No space left"):
+        store.commit({TP: CommittedOffset(3, 3)})
+    assert store.get(USER_TAG + b"a") == b"1"
+    filler.unlink()
+    store.put(USER_TAG + b"c", b"3")
+    store.commit({TP: CommittedOffset(3, 3)})
+    assert store.get(USER_TAG + b"c") == b"3"
+    store.close()
+    again = RocksDbStore("s", disk / "s", MEMORY.options())
+    assert [again.get(USER_TAG + key) for key in (b"a", b"c")] == [b"1", b"3"]
+    assert again.committed_offset(TP).position == 3
+    again.close()

@@ -32,7 +32,7 @@ class Follower:
     def __init__(self, changelog: SqliteChangelog, spec_: StoreSpec | None = None) -> None:
         self.reasons: list[str] = []
         self.completions = 0
-        self.applier = Applier(changelog, 10, 0, self._distrust, self._complete, lambda: None)
+        self.applier = Applier(changelog, 10, 0, lambda error: None, self._distrust, self._complete, lambda: None)
         self.replica = Replica(spec_ or spec(), TaskId(0, 0), MemoryStore("s"))
         self.applier.follow(self.replica)
 

@@ -1,0 +1,49 @@
+"""Obstacles: what the disk or the machine refuses, which says nothing against a store and may pass by itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+_WRITABLE = "Make it writable for this user, then restart the worker if it does not go on by itself."
+_REMEDIES = {
+    errno.ENOSPC: "Make room; the worker goes on by itself.",
+    errno.EDQUOT: "Raise the quota or make room; the worker goes on by itself.",
+    errno.EFBIG: "Raise the limit on the size of files.",
+    errno.EROFS: _WRITABLE,
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EMFILE: "Raise the process's limit of open files (`LimitNOFILE=`): a store takes about ten.",
+    errno.ENFILE: "Raise the machine's limit of open files (`fs.file-max`).",
+    errno.ENOMEM: "Give the machine more memory, or this worker fewer tasks.",
+    errno.EAGAIN: "End the process that has the store open.",
+}
+ROOM_TO_OPEN_BYTES = 32 << 20
+"""Opening a store may write out all that its log holds, a write buffer's worth."""
+
+
+def obstacle(error: Exception, directory: Path) -> str | None:
+    """The directory, what is refused and the remedy; None where an error is not of that kind.
+
+    RocksDB's errors are known by their text alone.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if number not in _REMEDIES:
+        number = next((known for known in _REMEDIES if os.strerror(known) in str(error)), None)
+    if number is None:
+        return None
+    return f"The state directory {directory} cannot be written: {os.strerror(number)}. {_REMEDIES[number]}"
+
+
+def require_room(directory: Path) -> None:
+    """Raise ``OSError`` unless a store in this directory could be opened now, quotas and all considered."""
+    path = directory / ".room"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, ROOM_TO_OPEN_BYTES)
+        finally:
+            os.close(descriptor)
+    finally:
+        path.unlink(missing_ok=True)

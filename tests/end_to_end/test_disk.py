@@ -1,0 +1,116 @@
+"""A disk that is full or read-only under a worker: what was applied is served, the lag is told, and so is why."""
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.disks import failing_disk, fill, small_disk, turn_read_only
+
+pytestmark = pytest.mark.chaos
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk") as path:
+        yield path
+
+
+@contextlib.contextmanager
+def worker_on(disk: Path, directory: Path) -> Iterator[tuple[Cluster, str]]:
+    with running_cluster(directory) as cluster:
+        address = f"127.0.0.1:{free_port()}"
+        cluster._state_dirs[address] = disk / "state"
+        cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
+        cluster.start_worker(address)
+        cluster.wait_settled(address, replicas=1)
+        yield cluster, address
+
+
+def overwrite(cluster: Cluster) -> None:
+    """More than what the pages in hand still take."""
+    cluster.put("counts", {b"k%d" % i: b'"%s"' % (b"x" * 1024) for i in range(50)})
+
+
+def get(address: str, path: str) -> httpx.Response:
+    return httpx.get(f"http://{address}{path}")
+
+
+def obstacle(address: str) -> str:
+    return get(address, "/v1/status").json()["obstacle"] or ""
+
+
+def assert_serves_what_it_has_and_says_why(address: str, disk: Path, why: str) -> None:
+    wait_until(lambda: why in obstacle(address), "the obstacle's report")
+    answers = [get(address, f"/v1/stores/counts/keys/k{i}") for i in range(50)]
+    assert {answer.status_code for answer in answers} == {200}
+    behind = [answer for answer in answers if answer.json()["lag"]["record_lag"] > 0]
+    assert behind
+    url = f"/v1/stores/counts/keys/{behind[0].json()['key']}"
+    assert get(address, f"{url}?max_record_lag=0").status_code == 412
+    lag_ms = behind[0].json()["lag"]["time_lag_ms"]
+    wait_until(lambda: get(address, url).json()["lag"]["time_lag_ms"] > lag_ms + 2500, "a lag that grows")
+    ready = get(address, "/readyz")
+    assert ready.status_code == 503
+    for text in (ready.text, obstacle(address)):
+        assert f"{disk}/state/test" in text
+        assert why in text
+
+
+def test_a_full_disk_under_a_worker(disk, tmp_path):
+    with worker_on(disk, tmp_path) as (cluster, address):
+        filler = fill(disk)
+        overwrite(cluster)
+        assert_serves_what_it_has_and_says_why(address, disk, "No space left on device. Make room")
+        filler.unlink()
+        cluster.wait_ready(address)
+        cluster.wait_settled(address, replicas=1)
+        assert get(address, "/v1/stores/counts/keys/k1").json()["value"] == "x" * 1024
+        assert obstacle(address) == ""
+        cluster.put("counts", {b"k1": b"2"})
+        cluster.wait_settled(address, replicas=1)
+        assert get(address, "/v1/stores/counts/keys/k1?max_record_lag=0").json()["value"] == 2
+
+
+def test_a_worker_that_starts_on_a_full_disk_waits_for_room_and_rebuilds_nothing(disk, tmp_path):
+    with worker_on(disk, tmp_path) as (cluster, address):
+        cluster.kill(address)
+        filler = fill(disk)
+        cluster.start_worker(address, ready=False)
+        wait_until(lambda: _alive(address) and "No space left" in obstacle(address), "the obstacle's report")
+        assert get(address, "/readyz").status_code == 503
+        filler.unlink()
+        cluster.wait_ready(address)
+        assert get(address, "/v1/stores/counts/keys/k1").json()["value"] == 1
+        assert not (disk / "state" / "test" / ".set-aside").exists()
+
+
+def test_a_disk_that_turns_read_only_under_a_worker(tmp_path):
+    with failing_disk(tmp_path / "disk") as disk, worker_on(disk, tmp_path) as (cluster, address):
+        turn_read_only(disk)
+        overwrite(cluster)
+        assert_serves_what_it_has_and_says_why(address, disk, "Read-only file system")
+        cluster.kill(address, signal.SIGTERM)
+        assert cluster.workers[address].returncode == 0, cluster.logs()
+
+
+def test_a_worker_does_not_start_on_a_read_only_disk(disk, tmp_path):
+    with worker_on(disk, tmp_path) as (cluster, address):
+        cluster.kill(address)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        cluster.start_worker(address, ready=False)
+        assert cluster.workers[address].wait(20) != 0
+        why = f"The state directory {disk}/state/test cannot be written: Read-only file system."
+        assert why in cluster.logs()
+
+
+def _alive(address: str) -> bool:
+    try:
+        return get(address, "/livez").status_code == 200
+    except httpx.TransportError:
+        return False
