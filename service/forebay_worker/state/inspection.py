@@ -14,6 +14,9 @@ from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.relocation import StoreContent
 from forebay_worker.state.rocksdb import IDENTITY_KEY, OFFSET_KEY, StoreIdentity, offsets_from_json
 
+IDENTITY_NAME = ".forebay-identity.json"
+"""Where a store of a user's supplier has its identity, in its directory."""
+
 log = logging.getLogger(__name__)
 
 
@@ -28,10 +31,11 @@ def read_content(path: Path) -> StoreContent:
     except CheckpointError as error:
         log.warning("%s", error)
         checkpointed = {}
-    # rocksdict leaves a file of its own behind in a directory that is no RocksDB.
-    if not (path / "CURRENT").exists():
-        return StoreContent(None, checkpointed)
     try:
+        supplied = read_identity(path)
+        # rocksdict leaves a file of its own behind in a directory that is no RocksDB.
+        if supplied is not None or not (path / "CURRENT").exists():
+            return StoreContent(supplied, checkpointed)
         identity, committed = _read_rocksdb(path)
     except Exception as error:
         log.warning("the store %s cannot be read: %s", path, error)
@@ -39,6 +43,14 @@ def read_content(path: Path) -> StoreContent:
     offsets = {topic_partition: offset.position for topic_partition, offset in committed.items()}
     complete = bool(committed) and all(offset.complete for offset in committed.values())
     return StoreContent(identity, {**checkpointed, **offsets}, complete)
+
+
+def read_identity(path: Path) -> StoreIdentity | None:
+    """The identity of a user's supplier's store, None without one; raises ``ValueError`` or ``TypeError``."""
+    try:
+        return StoreIdentity(**json.loads((path / IDENTITY_NAME).read_text()))
+    except FileNotFoundError:
+        return None
 
 
 def _read_rocksdb(path: Path) -> tuple[StoreIdentity | None, dict[TopicPartition, CommittedOffset]]:

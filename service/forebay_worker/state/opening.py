@@ -18,13 +18,12 @@ from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.checkpointed import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.durable import remove_durably, write_durably
+from forebay_worker.state.inspection import IDENTITY_NAME, read_identity
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.obstacles import obstacle
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
 
 log = logging.getLogger(__name__)
-
-_IDENTITY_NAME = ".forebay-identity.json"
 
 StoreFactory = Callable[[str, Path], StateStore]
 
@@ -88,10 +87,9 @@ class StoreOpener:
     def _open_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         """Open a store of the user's. Its identity is kept in a file of its own in the store's directory."""
         existed = path.exists()
-        identity_path = path / _IDENTITY_NAME
         log_identity = self._log_now(task, spec)
-        if identity_path.exists():
-            found = StoreIdentity(**json.loads(identity_path.read_text()))
+        found = read_identity(path)
+        if found is not None:
             if found != _identity(log_identity or found.log, task, spec):
                 self._set_aside(task, spec, f"it holds {found}")
                 existed = False
@@ -99,7 +97,7 @@ class StoreOpener:
         path.mkdir(parents=True, exist_ok=True)
         store = _factory(spec.supplier)(spec.name, path)
         if store.persistent and log_identity is not None:
-            write_durably(identity_path, json.dumps(asdict(_identity(log_identity, task, spec))))
+            write_durably(path / IDENTITY_NAME, json.dumps(asdict(_identity(log_identity, task, spec))))
         tp = TopicPartition(spec.topic, task.partition)
         if not existed:
             self._forget_checkpoint(path, tp)
@@ -126,9 +124,10 @@ class StoreOpener:
         A line without its store is dropped: an empty store must not resume at an offset that it doesn't have.
         The file's line goes only after the store has it, so an interruption repeats this and loses nothing.
         Content may be ahead of such an offset, so it is no point of history before the end the log has now.
+        A ``.position`` file stays behind when its store is relocated, and is found by the store's unique name.
         """
-        task_path = path.parents[1]
-        for file in (CheckpointFile.of(task_path), CheckpointFile(task_path / f"{path.name}.position")):
+        positions = sorted(self.directory.path.glob(f"[0-9]*_{tp.partition}/{path.name}.position"))
+        for file in (CheckpointFile.of(path.parents[1]), *map(CheckpointFile, positions)):
             try:
                 offset = file.read().get(tp)
             except CheckpointError as error:

@@ -1,4 +1,6 @@
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from forebay.topology import load_topology
 from forebay_worker.state.checkpoint import CheckpointFile
 from forebay_worker.state.command import state
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.inspection import IDENTITY_NAME
 from forebay_worker.state.mover import JOURNAL_NAME, relocate
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
 
@@ -109,6 +112,18 @@ def test_ls_shows_each_store_its_offset_and_its_place(run: Run, state_path: Path
         ["0_8", "carriers", "?", "?", "the store has 4 partitions, from 0"],
         ["1_2", "orders", "log-7", "12,345", "right"],
     ]
+
+
+def test_ls_shows_the_log_of_a_store_of_ones_own(run: Run, state_path: Path) -> None:
+    put(state_path, "1_1", "orders", offset=5)
+    identity = StoreIdentity("log-9", "app-orders-changelog", 1, "key-value", "string", "json")
+    path = state_path / "1_1" / "rocksdb" / "orders" / IDENTITY_NAME
+    path.write_text(json.dumps(asdict(identity)))
+
+    assert rows(run("ls").output) == [["1_1", "orders", "log-9", "5", "right"]]
+
+    path.write_text("nonsense")
+    assert rows(run("ls").output) == [["1_1", "orders", "?", "?", "right"]]
 
 
 def test_ls_shows_what_was_set_aside_and_what_is_in_flight(run: Run, state_path: Path) -> None:

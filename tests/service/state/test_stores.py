@@ -240,3 +240,18 @@ def refuse_and_recover(disk: Path) -> None:
     assert [again.get(USER_TAG + key) for key in (b"a", b"c")] == [b"1", b"3"]
     assert again.committed_offset(TP).position == 3
     again.close()
+
+
+def test_an_old_position_file_is_taken_over_also_from_where_its_store_was_before_it_was_relocated(opener):
+    path = opener.directory.store_path(TASK, "s")
+    old = RocksDbStore("s", path, MEMORY.options())
+    old._db.put(USER_TAG + b"a", b"1")
+    old.close()
+    for task, offset in (("1_0", 12), ("1_1", 99)):
+        (opener.directory.path / task).mkdir()
+        line = TopicPartition("log", TaskId.parse(task).partition)
+        CheckpointFile(opener.directory.path / task / "s.position").write({line: offset})
+    opened = opener.open(TASK, SPEC)
+    assert opened.store.committed_offset(TP).position == 12
+    assert [p.parent.name for p in opener.directory.path.glob("*/s.position")] == ["1_1"]
+    opened.store.close()
