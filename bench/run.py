@@ -9,7 +9,18 @@ from datetime import date
 from pathlib import Path
 
 import click
-from bench import changelog, failover, hop, many_keys, relocation, restart, restoration, single_key, start_up
+from bench import (
+    changelog,
+    failover,
+    hop,
+    many_keys,
+    memory,
+    relocation,
+    restart,
+    restoration,
+    single_key,
+    start_up,
+)
 from bench.comparison import Comparison, Effort
 from bench.figures import Row
 from bench.machine import machine, versions
@@ -31,6 +42,7 @@ COMPARISONS = (
     Comparison("failover", failover.failover),
     Comparison("restart", restart.restart),
     Comparison("start-up", start_up.start_up),
+    Comparison("memory", memory.memory),
     Comparison("relocation", relocation.relocation),
 )
 

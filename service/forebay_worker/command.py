@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from typing import Any
 
 import click
@@ -33,6 +34,7 @@ def run(settings: WorkerSettings) -> None:
     from forebay_worker.metrics import WorkerMetrics
     from forebay_worker.worker import Worker
 
+    _allow_open_files()
     listener = bind(settings.listen)
     if not is_loopback(settings.listen.host):
         log.warning(
@@ -55,3 +57,9 @@ def run(settings: WorkerSettings) -> None:
         )
     finally:
         running.stop()
+
+
+def _allow_open_files() -> None:
+    """Take all the open files that this process may have: a store and its log need about ten."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

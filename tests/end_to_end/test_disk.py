@@ -1,6 +1,7 @@
 """A disk that is full or read-only under a worker: what was applied is served, the lag is told, and so is why."""
 
 import contextlib
+import resource
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -114,3 +115,15 @@ def _alive(address: str) -> bool:
         return get(address, "/livez").status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_a_worker_takes_all_the_open_files_it_may_have(tmp_path):
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Processes started from here have this one's limits.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most[1]))
+    try:
+        with running_cluster(tmp_path) as cluster:
+            address = cluster.start_worker()
+            assert resource.prlimit(cluster.workers[address].pid, resource.RLIMIT_NOFILE) == (most[1], most[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)

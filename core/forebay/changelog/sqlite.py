@@ -28,6 +28,8 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )
 DEFAULT_MIN_COMPACTION_LAG_MS = 3_600_000
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
+_CACHE_KIB_PER_PARTITION = 64
+"""What a consumer keeps of each log; SQLite's own 2 MB, times thousands of partitions, would bound nothing."""
 
 
 class SqliteChangelog:
@@ -312,6 +314,7 @@ class SqliteConsumer:
             path = self._changelog.path(tp)
             inode = os.stat(path).st_ino
             source = self._assigned[tp] = _Assigned(path, sqlite_partition.connect(path), inode)
+            source.connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB_PER_PARTITION}")
             sqlite_partition.check_format(source.connection, path)
         return source
 

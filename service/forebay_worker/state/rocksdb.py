@@ -42,6 +42,8 @@ IDENTITY_KEY = RESERVED_TAG + b"identity"
 _Items = Iterator[tuple[bytes, bytes]]
 _BLOOM_BITS_PER_KEY = 10
 _WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
+_ARENA_BLOCK_BYTES = 64 << 10
+"""Counted against the shared write buffers at the first record; a megabyte each would flush them all the time."""
 
 
 class RocksDbMemory:
@@ -63,6 +65,7 @@ class RocksDbMemory:
         options.set_block_based_table_factory(table)
         options.set_write_buffer_manager(self._write_buffers)
         options.set_write_buffer_size(_WRITE_BUFFER_BYTES_PER_STORE)
+        options.set_arena_block_size(_ARENA_BLOCK_BYTES)
         options.set_compression_type(DBCompressionType.lz4())
         options.set_keep_log_file_num(2)
         options.set_max_open_files(256)

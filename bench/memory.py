@@ -1,0 +1,64 @@
+"""How much memory a worker takes with very many stores, against the bound that docs/operations.md states."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from bench.comparison import Effort
+from bench.deployment import ask, deployment
+from bench.figures import Row, Target
+from bench.records import records
+
+from tests.cluster import Cluster, wait_until
+
+STORES = 400
+PARTITIONS = 4
+CACHE_BYTES = 64 << 20
+RECORDS_PER_STORE = 2_000
+PASSES = 2
+_DEADLINE_S = 180.0
+BASE_MB = 128
+MB_PER_STORE_PARTITION = 0.5
+BOUND_MB = BASE_MB + 2 * (CACHE_BYTES >> 20) + MB_PER_STORE_PARTITION * STORES * PARTITIONS
+
+
+def memory(effort: Effort) -> list[Row]:
+    stores = "".join(f'\n[[subtopology.store]]\nname = "s{n}"\n' for n in range(STORES))
+    text = f'application_id = "bench"\n\n[[subtopology]]\nname = "s"\npartitions = {PARTITIONS}\n{stores}'
+    # The tests' short session is over before the leader has asked for the ends of so many logs.
+    options = (
+        *("--session-timeout-ms", "30000"),
+        *("--rocksdb-block-cache-bytes", str(CACHE_BYTES)),
+        *("--rocksdb-write-buffer-bytes", str(CACHE_BYTES)),
+    )
+    with deployment(effort.directory, topology_text=text, worker_options=options) as cluster:
+        worker = cluster.start_worker(ready=False)
+        wait_until(lambda: ask(worker, "/readyz")[0] == 200, "readiness", _DEADLINE_S)
+        for _ in range(PASSES):
+            _write_and_read(cluster, worker)
+        taken = _most_resident_mb(cluster.workers[worker].pid)
+    what = f"memory of a worker with {STORES} stores of {PARTITIONS} partitions, written to and read"
+    return [Row(what, "MB", (taken,), target=Target(BOUND_MB, at_least=False, of_ratio=False))]
+
+
+def _write_and_read(cluster: Cluster, worker: str) -> None:
+    rows = records(RECORDS_PER_STORE)
+    for n in range(STORES):
+        cluster.put(f"s{n}", rows)
+    wait_until(lambda: _behind(worker) == 0, "the end of all logs", _DEADLINE_S)
+    for n in range(STORES):
+        for key in list(rows)[:10]:
+            assert ask(worker, f"/v1/stores/s{n}/keys/{key.decode()}")[0] == 200
+
+
+def _behind(worker: str) -> int:
+    rows = json.loads(ask(worker, "/v1/lags")[1])["lags"]
+    return sum(row["record_lag"] != 0 for row in rows)
+
+
+def _most_resident_mb(pid: int) -> float:
+    """The most that was ever resident, as the kernel has it."""
+    [kib] = re.findall(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(kib) / 1024
