@@ -43,6 +43,13 @@ log.retention.check.interval.ms=1000
 """
 
 
+def spark_connector() -> str:
+    """Spark's Kafka connector, as ``spark.jars`` takes it; raises ``FileNotFoundError`` without Maven."""
+    _need("mvn")
+    subprocess.run([ROOT / "scripts" / "jars" / "fetch", "spark-kafka"], check=True)
+    return ",".join(str(path) for path in sorted((ROOT / ".jars" / "spark-kafka").glob("*.jar")))
+
+
 class Broker:
     """One KRaft broker, combined with its controller, keeping its data in ``directory``.
 
@@ -73,9 +80,8 @@ class Broker:
 
     def start(self) -> None:
         """Start the broker, on what it had, and wait until it answers."""
-        for command in ("java", "mvn"):
-            if shutil.which(command) is None:
-                raise FileNotFoundError(f"A Kafka broker needs {command!r}, which is not on the PATH.")
+        _need("java")
+        _need("mvn")
         subprocess.run([ROOT / "scripts" / "jars" / "fetch", "kafka"], check=True)
         if not (self._directory / "logs" / "meta.properties").exists():
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -132,6 +138,11 @@ class Broker:
             return subprocess.Popen(
                 [java, *options, "-cp", f"{_JARS}/*", *arguments], stdout=log, stderr=log, cwd=self._directory
             )
+
+
+def _need(command: str) -> None:
+    if shutil.which(command) is None:
+        raise FileNotFoundError(f"Kafka needs {command!r} here, which is not on the PATH.")
 
 
 def _free_ports(count: int) -> list[int]:

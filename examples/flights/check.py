@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,17 +14,24 @@ import httpx
 import pandas as pd
 
 from examples.flights.expected import (
+    expected_aircraft_duties,
     expected_aircraft_last_seen,
     expected_airport_departures,
+    expected_carrier_delay_history,
     expected_carrier_delays,
     same_value,
 )
-from examples.flights.supervisor import Supervisor, wait_until
+from examples.flights.supervisor import PARTITIONS, STORES, Supervisor, wait_until
 
 WATCHED_CARRIER = "UA"
 LEAST_BATCHES = 20
 _READS_PER_SECOND = 100
-_QUERIES = ("carrier_delays", "aircraft_last_seen", "airport_departures")
+_TIMED = {
+    "airport_departures": ("windows", "start_ms"),
+    "aircraft_duties": ("sessions", "start_ms"),
+    "carrier_delay_history": ("versions", "valid_from_ms"),
+}
+"""By store: what the entries of a key are called, and their time."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +139,11 @@ def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) 
         )
         supervisor.start_worker(killed)
         wait_until(
-            lambda: _alive(supervisor) and all(supervisor.rows[query] >= len(flights) for query in _QUERIES),
+            lambda: _alive(supervisor) and all(supervisor.rows[query] >= len(flights) for query in STORES),
             "the end of the replay",
             240,
         )
+        wait_until(_duties_written(router, flights), "the last duties", 60)
         wait_until(lambda: _caught_up(router), "record lag 0 everywhere", 60)
     finally:
         reader.stop()
@@ -143,7 +152,7 @@ def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) 
         Finding(
             f"{query}: micro-batches", str(supervisor.batches[query]), supervisor.batches[query] >= LEAST_BATCHES
         )
-        for query in _QUERIES
+        for query in STORES
     ]
     findings += [
         Finding(
@@ -183,7 +192,7 @@ def kill_active(supervisor: Supervisor) -> str:
 
 
 def compare_every_key(router: str, flights: pd.DataFrame) -> list[Finding]:
-    """Read every key of the three stores through the router, and hold it against pandas."""
+    """Read every key of every store through the router, and hold it against pandas."""
     with httpx.Client(base_url=router, timeout=30) as client:
         findings = []
         for store, expected in (
@@ -192,16 +201,24 @@ def compare_every_key(router: str, flights: pd.DataFrame) -> list[Finding]:
         ):
             wrong = [key for key, value in expected.items() if not _same_key(client, store, key, value)]
             findings.append(_compared(f"{store}: keys equal to pandas", len(expected), wrong))
-        wrong, total = [], 0
-        for origin, windows in expected_airport_departures(flights).items():
-            found = _all_windows(client, origin)
-            total += len(windows)
-            wrong += [
-                f"{origin}@{start}"
-                for start in windows.keys() | found.keys()
-                if start not in found or start not in windows or not same_value(found[start], windows[start])
-            ]
-        findings.append(_compared("airport_departures: windows equal to pandas", total, wrong))
+        for store, timed in (
+            ("airport_departures", expected_airport_departures(flights)),
+            ("carrier_delay_history", expected_carrier_delay_history(flights)),
+            ("aircraft_duties", expected_aircraft_duties(flights)),
+        ):
+            wrong = []
+            for key, entries in timed.items():
+                found = _all_of(client, store, key)
+                wrong += [
+                    f"{key}@{time_ms}"
+                    for time_ms, value in entries.items()
+                    if time_ms not in found or not same_value(found[time_ms], value)
+                ]
+                # The last duties may end at the very watermark, where either is right.
+                latest = max(entries)
+                wrong += [f"{key}@{time_ms}, too much" for time_ms in found.keys() - entries if time_ms < latest]
+            total = sum(len(entries) for entries in timed.values())
+            findings.append(_compared(f"{store}: {_TIMED[store][0]} equal to pandas", total, wrong))
     return findings
 
 
@@ -215,18 +232,32 @@ def _same_key(client: httpx.Client, store: str, key: str, expected: dict[str, An
     return answer.status_code == 200 and same_value(answer.json()["value"], expected)
 
 
-def _all_windows(client: httpx.Client, origin: str) -> dict[int, dict[str, Any]]:
+def _all_of(client: httpx.Client, store: str, key: str) -> dict[int, dict[str, Any]]:
+    """Every window, session or version of a key, by its time."""
+    path, time_name = _TIMED[store]
     found: dict[int, dict[str, Any]] = {}
     cursor: str | None = None
     while True:
         parameters = {"limit": "2000", **({"cursor": cursor} if cursor else {})}
-        page = client.get(f"/v1/stores/airport_departures/keys/{origin}/windows", params=parameters)
+        page = client.get(f"/v1/stores/{store}/keys/{key}/{path}", params=parameters)
         page.raise_for_status()
         document = page.json()
-        found.update({window["start_ms"]: window["value"] for window in document["windows"]})
+        found.update({entry[time_name]: entry["value"] for entry in document[path]})
         cursor = document["next"]
         if cursor is None:
             return found
+
+
+def _duties_written(router: str, flights: pd.DataFrame) -> Callable[[], bool]:
+    """Whether the duty that ends last of all is there: it comes with the batch after the last flights."""
+    duties = expected_aircraft_duties(flights)
+    last_start, tail = max((max(by_start), tail) for tail, by_start in duties.items())
+
+    def written() -> bool:
+        with httpx.Client(base_url=router, timeout=30) as client:
+            return last_start in _all_of(client, "aircraft_duties", tail)
+
+    return written
 
 
 def _answers(supervisor: Supervisor, url: str) -> bool:
@@ -240,9 +271,9 @@ def _alive(supervisor: Supervisor) -> bool:
 
 
 def _batches(supervisor: Supervisor) -> int:
-    return min(supervisor.batches[query] for query in _QUERIES)
+    return min(supervisor.batches[query] for query in STORES)
 
 
 def _caught_up(router: str) -> bool:
     lags = httpx.get(f"{router}/v1/lags").json()["lags"]
-    return len(lags) >= 24 and all(row["record_lag"] == 0 for row in lags)
+    return len(lags) >= 2 * PARTITIONS and all(row["record_lag"] == 0 for row in lags)

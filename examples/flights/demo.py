@@ -1,4 +1,4 @@
-"""The flights demo: ``scripts/demo [--speed N|max] [--check]``."""
+"""The flights demo: ``scripts/demo [--speed N|max] [--kafka] [--check]``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from examples.broker import Broker
 from examples.flights.check import Finding, run_check
 from examples.flights.flights import load_flights, replay, slices
-from examples.flights.supervisor import DemoFailed, Supervisor, free_port
+from examples.flights.supervisor import STORES, DemoFailed, Supervisor, free_port
 from forebay.errors import ForebayError
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind
 
 DEFAULT_PORT = 8080
-_DAYS_PER_SLICE_AT_MAX = 14.0
-_CHECK_APPLY_RATE = 1500
+_DAYS_PER_SLICE_AT_MAX = 17.0
+_CHECK_APPLY_RATE = 6000
 console = Console()
 
 
@@ -40,11 +41,12 @@ def main() -> None:
         bind(HostInfo("127.0.0.1", port)).close()
         # At full speed a worker would be behind for milliseconds only; paced, it can be seen to catch up.
         options = ("--apply-records-per-second", str(_CHECK_APPLY_RATE)) if arguments.check else ()
-        supervisor = Supervisor(directory, port, options)
+        broker = Broker(directory / "kafka") if arguments.kafka else None
+        supervisor = Supervisor(directory, port, options, broker)
         passed = run(supervisor, None if arguments.check else arguments.speed, check=arguments.check)
     except KeyboardInterrupt:
         passed = True
-    except (DemoFailed, ForebayError) as error:
+    except (DemoFailed, ForebayError, FileNotFoundError) as error:
         console.print(f"[bold red]The demo failed:[/] {error}", highlight=False, markup=True)
         sys.exit(2)
     finally:
@@ -61,7 +63,7 @@ def run(supervisor: Supervisor, days_per_second: float | None, *, check: bool) -
     flights = load_flights()
     missing = int(flights["tailnum"].isna().sum())
     console.print(f"{len(flights):,} flights; {missing:,} have no tail number and count for no aircraft.")
-    console.print("Starting three workers, one router and the Spark job…")
+    console.print("Starting three workers, a router and the Spark job…")
     supervisor.start()
     console.print(f"Up after {time.monotonic() - begun:.1f} s. The router answers at [bold]{supervisor.router}[/]")
     _print_examples(supervisor.router)
@@ -94,7 +96,7 @@ class _progress:
         self._replayed = 0
         self._done = threading.Event()
         self._display = Progress(
-            TextColumn("{task.description:<20}"),
+            TextColumn("{task.description:<21}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("flights {task.fields[note]}"),
@@ -127,10 +129,7 @@ class _progress:
         total = len(self._flights)
         with self._display as display:
             replayed = display.add_task("replayed", total=total, note="")
-            queries = {
-                name: display.add_task(name, total=total, note="")
-                for name in ("carrier_delays", "aircraft_last_seen", "airport_departures")
-            }
+            queries = {name: display.add_task(name, total=total, note="") for name in STORES}
             while True:
                 last = self._done.wait(0.5)
                 display.update(replayed, completed=self._replayed)
@@ -142,7 +141,7 @@ class _progress:
 
 
 def _wait_for_end(supervisor: Supervisor, total: int) -> None:
-    while not supervisor.rows or min(supervisor.rows.values()) < total or len(supervisor.rows) < 3:
+    while not supervisor.rows or min(supervisor.rows.values()) < total or len(supervisor.rows) < len(STORES):
         supervisor.check_alive()
         time.sleep(0.5)
 
@@ -153,6 +152,8 @@ def _print_examples(router: str) -> None:
         "/v1/stores/carrier_delays/keys/UA",
         "/v1/stores/aircraft_last_seen/keys/N14228?max_time_lag_ms=1000",
         "/v1/stores/airport_departures/keys/JFK/windows?reverse=true&limit=3",
+        "/v1/stores/aircraft_duties/keys/N14228/sessions?reverse=true&limit=3",
+        "/v1/stores/carrier_delay_history/keys/UA?as_of=2013-01-15",
     ):
         console.print(f"  curl -s '{router}{path}'", highlight=False, soft_wrap=True)
 
@@ -179,6 +180,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description="Flights of 2013, streamed and served.")
     parser.add_argument("--speed", type=_speed, default=2.0, help="days of 2013 a second, or 'max' (default 2)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the router's port (default 8080)")
+    parser.add_argument("--kafka", action="store_true", help="log and group on a Kafka broker of its own")
     parser.add_argument("--check", action="store_true", help="run to the end at full speed, assert, and exit")
     return parser.parse_args()
 

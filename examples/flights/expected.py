@@ -1,4 +1,4 @@
-"""What the three stores must hold in the end, worked out from the same file by plain pandas."""
+"""What the stores must hold in the end, worked out from the same file by plain pandas."""
 
 from __future__ import annotations
 
@@ -47,6 +47,46 @@ def expected_airport_departures(flights: pd.DataFrame) -> dict[str, dict[int, di
         mean = None if pd.isna(row["mean"]) else float(row["mean"])
         start_ms = int(hour.timestamp() * 1000)
         expected.setdefault(origin, {})[start_ms] = {"flights": int(row["size"]), "dep_delay_min_mean": mean}
+    return expected
+
+
+def expected_carrier_delay_history(flights: pd.DataFrame) -> dict[str, dict[int, dict[str, Any]]]:
+    """Value by carrier and day, the day as its beginning in epoch ms."""
+    days = flights.assign(day=flights["time_hour"].dt.floor("D"))
+    expected: dict[str, dict[int, dict[str, Any]]] = {}
+    for (carrier, day), group in days.groupby(["carrier", "day"]):
+        delays = group["dep_delay"].dropna()
+        value = {
+            "day": day.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "flights": len(group),
+            "dep_delay_min_mean": float(delays.mean()) if len(delays) else None,
+        }
+        expected.setdefault(str(carrier), {})[int(day.timestamp() * 1000)] = value
+    return expected
+
+
+def expected_aircraft_duties(flights: pd.DataFrame) -> dict[str, dict[int, dict[str, Any]]]:
+    """Value by tail number and start in epoch ms, of the duties that the stream's end has left behind.
+
+    Spark writes a session once the watermark, 2 hours behind the newest flight, has passed its end.
+    """
+    aircraft = flights[flights["tailnum"].notna()].sort_values(["tailnum", "time_hour"], kind="stable")
+    begins = (aircraft["tailnum"] != aircraft["tailnum"].shift()) | (
+        aircraft["time_hour"].diff() > pd.Timedelta(hours=6)
+    )
+    duties = aircraft.groupby(begins.cumsum()).agg(
+        tailnum=("tailnum", "first"),
+        start=("time_hour", "first"),
+        last=("time_hour", "last"),
+        flights=("carrier", "size"),
+        distance_mi_sum=("distance", "sum"),
+    )
+    watermark = flights["time_hour"].max() - pd.Timedelta(hours=2)
+    duties = duties[duties["last"] + pd.Timedelta(hours=6) < watermark]
+    expected: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in duties.itertuples(index=False):
+        value = {"flights": int(row.flights), "distance_mi_sum": int(row.distance_mi_sum)}
+        expected.setdefault(row.tailnum, {})[int(row.start.timestamp() * 1000)] = value
     return expected
 
 

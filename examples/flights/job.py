@@ -50,11 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--source", required=True, help="directory of the replayed files")
     parser.add_argument("--changelog", required=True, help="changelog URL")
     parser.add_argument("--checkpoints", type=Path, required=True, help="directory of the queries' checkpoints")
+    parser.add_argument("--jars", default="", help="Spark's Kafka connector, for a kafka:// changelog")
     return parser
 
 
 def main() -> None:
-    """Run the three queries until the job is stopped or one of them fails."""
+    """Run the queries until the job is stopped or one of them fails."""
     arguments = make_parser().parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
@@ -62,8 +63,9 @@ def main() -> None:
         .appName("flights")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", 4)
+        .config("spark.sql.shuffle.partitions", 2)
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.jars", arguments.jars)
         .config("spark.ui.enabled", False)
         .config("spark.ui.showConsoleProgress", False)
         .getOrCreate()

@@ -1,4 +1,4 @@
-"""The three streaming queries of the flights demo."""
+"""The streaming queries of the flights demo, one for each kind of store and one more."""
 
 from __future__ import annotations
 
@@ -52,10 +52,32 @@ def airport_departures(flights: DataFrame) -> DataFrame:
     )
 
 
+def carrier_delay_history(flights: DataFrame) -> DataFrame:
+    """Per carrier and day (UTC): how many flights, and their mean delay in minutes; a version for each day."""
+    return (
+        flights.withWatermark("time_hour", "2 hours")
+        .groupBy(F.window("time_hour", "1 day"), "carrier")
+        .agg(F.count("*").alias("flights"), F.avg("dep_delay").alias("dep_delay_min_mean"))
+        .select("carrier", F.col("window.start").alias("day"), "flights", "dep_delay_min_mean")
+    )
+
+
+def aircraft_duties(flights: DataFrame) -> DataFrame:
+    """Per tail number: its duties, runs of flights with at most 6 hours from one to the next."""
+    return (
+        flights.where(F.col("tailnum").isNotNull())
+        .withWatermark("time_hour", "2 hours")
+        .groupBy(F.session_window("time_hour", "6 hours"), "tailnum")
+        .agg(F.count("*").alias("flights"), F.sum("distance").alias("distance_mi_sum"))
+    )
+
+
 def writers(sink: Sink, flights: DataFrame) -> list[SinkWriter]:
-    """The three queries, each ready to be given a checkpoint and started."""
+    """The queries, each ready to be given a checkpoint and started."""
     return [
         sink.write(carrier_delays(flights), "carrier_delays", key="carrier"),
+        sink.write(carrier_delay_history(flights), "carrier_delay_history", key="carrier", order_by="day"),
         sink.write(aircraft_last_seen(flights), "aircraft_last_seen", key="tailnum"),
         sink.write(airport_departures(flights), "airport_departures", key="origin"),
+        sink.write(aircraft_duties(flights), "aircraft_duties", key="tailnum"),
     ]

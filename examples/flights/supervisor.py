@@ -18,7 +18,13 @@ from pathlib import Path
 
 import httpx
 
+from examples.broker import Broker, spark_connector
+from forebay.topology import load_topology
+
 TOPOLOGY = Path(__file__).with_name("topology.toml")
+STORES = tuple(load_topology(TOPOLOGY).stores)
+"""The stores, each written by a query of its name."""
+PARTITIONS = sum(spec.partitions for spec in load_topology(TOPOLOGY).stores.values())
 ROOT = Path(__file__).parents[2]
 _STOP_TIMEOUT_S = 20.0
 
@@ -47,12 +53,13 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_s: float) -> N
 class Supervisor:
     """Starts the demo's processes under one directory, and stops them all.
 
-    ``worker_options`` are further flags of every worker.
+    ``worker_options`` are further flags of every worker. With a ``broker``, log and group are on Kafka.
     """
 
     directory: Path
     router_port: int
     worker_options: tuple[str, ...] = ()
+    broker: Broker | None = None
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     """Worker process by its address."""
     batches: Counter[str] = field(default_factory=Counter)
@@ -70,7 +77,7 @@ class Supervisor:
     @property
     def changelog(self) -> str:
         """The changelog's URL."""
-        return f"sqlite://{self.directory / 'changelog'}"
+        return f"sqlite://{self.directory / 'changelog'}" if self.broker is None else self.broker.url
 
     @property
     def source(self) -> Path:
@@ -79,6 +86,8 @@ class Supervisor:
 
     def start(self, worker_count: int = 3) -> None:
         """Start the workers, the router and the Spark job, and wait until reads are answered."""
+        if self.broker is not None:
+            self.broker.start()
         for number in range(worker_count):
             address = f"127.0.0.1:{free_port()}"
             self._state_dirs[address] = self.directory / f"worker-{number}"
@@ -110,6 +119,7 @@ class Supervisor:
                 self.changelog,
                 "--checkpoints",
                 str(self.directory / "checkpoints"),
+                *([] if self.broker is None else ["--jars", spark_connector()]),
             ],
             stdout=subprocess.PIPE,
         )
@@ -146,6 +156,8 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if self.broker is not None:
+            self.broker.kill()
 
     def _launch(self, name: str, arguments: list[str], stdout: int | None = None) -> subprocess.Popen[bytes]:
         with (self.directory / f"{name}.log").open("ab") as log:
@@ -176,7 +188,7 @@ class Supervisor:
             lags = httpx.get(f"{self.router}/v1/lags").json()["lags"]
         except httpx.TransportError:
             return False
-        return sum(row["role"] == "active" for row in lags) == 12
+        return sum(row["role"] == "active" for row in lags) == PARTITIONS
 
     def _last_log_lines(self) -> str:
         lines = []
