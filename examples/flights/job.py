@@ -6,6 +6,7 @@ Prints a JSON line for every micro-batch: query, batch, rows.
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
 import sys
@@ -50,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--source", required=True, help="directory of the replayed files")
     parser.add_argument("--changelog", required=True, help="changelog URL")
     parser.add_argument("--checkpoints", type=Path, required=True, help="directory of the queries' checkpoints")
-    parser.add_argument("--jars", default="", help="Spark's Kafka connector, for a kafka:// changelog")
+    parser.add_argument("--jars", default="", help="Spark's Kafka connector, as spark.jars or a pattern")
     return parser
 
 
@@ -65,7 +66,7 @@ def main() -> None:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.jars", arguments.jars)
+        .config("spark.jars", ",".join(sorted(glob.glob(arguments.jars))) or arguments.jars)
         .config("spark.ui.enabled", False)
         .config("spark.ui.showConsoleProgress", False)
         .getOrCreate()
