@@ -70,6 +70,11 @@ class StoreSpec:
     """Whether a topic that deletes by time will do, though a rebuilt store lacks what was deleted."""
 
     @cached_property
+    def name_bytes(self) -> bytes:
+        """The name as it stands in answers."""
+        return self.name.encode()
+
+    @cached_property
     def key_codec(self) -> KeyCodec:
         """The codec named by ``key``."""
         return KEY_CODECS[self.key]

@@ -296,7 +296,7 @@ def test_a_log_that_was_replaced_is_told_and_the_new_one_followed(tmp_path):
         with follow(worker, "k") as direct, follow(router, "k", timeout_ms=200) as stream:
             stream.wait_for_value("old")
             direct.wait_for_value("old")
-            cluster.changelog.reset("test-counts-changelog")
+            cluster.changelog.reset(cluster.topology.stores["counts"])
             cluster.put("counts", {b"k": b'"new"'})
             stream.wait_for_value("new")
             direct.wait_for(lambda f: f.ended.is_set(), "the end")

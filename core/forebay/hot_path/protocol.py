@@ -64,6 +64,21 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
+        if not self._slots and not self._held and self._between_requests():
+            # Nearly always: one whole request, and nothing else going on.
+            request = recognise(data)
+            if request is not None and request.end == len(data):
+                outcome = self._handle(request)
+                if outcome is not None:
+                    self._count()
+                    if type(outcome) is Answer:
+                        self.transport.write(render(outcome))
+                    return
+                super().data_received(data)
+                return
+        self._receive_more(data)
+
+    def _receive_more(self, data: bytes) -> None:
         if self._held:
             self._held += data
             return
@@ -96,14 +111,16 @@ class HotPathProtocol(HttpToolsProtocol):
             else:
                 out.append(render(outcome))
             at = request.end
-            self._hot_requests += 1
-        if at:
-            self.server_state.total_requests += 1
-            if self.timeout_keep_alive_task is None:
-                self._arm_keep_alive()
+            self._count()
         if out:
             self.transport.write(out[0] if len(out) == 1 else b"".join(out))
         return at
+
+    def _count(self) -> None:
+        self._hot_requests += 1
+        self.server_state.total_requests += 1
+        if self.timeout_keep_alive_task is None:
+            self._arm_keep_alive()
 
     def _handle(self, request: HotRequest) -> Answer | Slot | None:
         try:

@@ -77,6 +77,21 @@ def provenance_head(source: Provenance) -> bytes:
     )
 
 
+class Told(NamedTuple):
+    """A provenance with the bytes that it puts into every answer."""
+
+    source: Provenance
+    json_head: bytes
+    """The header lines of a JSON answer."""
+    members: bytes
+    """The members of the document, without braces."""
+
+
+def tell(source: Provenance) -> Told:
+    """A provenance in bytes, to be used again while nothing of it changes."""
+    return Told(source, JSON_HEAD + NO_STORE + provenance_head(source), provenance_json(source))
+
+
 def problem_answer(problem: Problem, source: Provenance | None = None) -> Answer:
     """A problem as an answer, with the headers of the replica that found it."""
     head = PROBLEM_HEAD + NO_STORE

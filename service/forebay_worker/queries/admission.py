@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from forebay.errors import (
     BadParameter,
@@ -21,10 +22,10 @@ from forebay.errors import (
     UnknownKey,
     UnknownStore,
 )
-from forebay.lag import UNLIMITED, Lag, boot_ms, lag_of, provable
+from forebay.lag import UNLIMITED, Lag, Progress, boot_ms, lag_of, provable
 from forebay.metadata import StreamsMetadataState
 from forebay.position import Position, encode_position, log_digest
-from forebay.rest.answers import Answer, Provenance, problem_answer, provenance_members
+from forebay.rest.answers import Answer, Provenance, Told, problem_answer, provenance_members, tell
 from forebay.rest.parameters import ReadParameters
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology
@@ -55,13 +56,27 @@ class Refused(Exception):
         return problem_answer(self.told(), self.source)
 
 
-@dataclass(frozen=True)
-class Admitted:
-    """A replica that may answer a read, as it was found before its content was looked at."""
+class Admitted(NamedTuple):
+    """A replica that may answer a read, as it was found before its content was looked at.
+
+    It holds for all reads of one millisecond, unless something changes: ``found`` says what it was made from.
+    """
 
     replica: Replica
     role: str
     lag: Lag
+    told: Told
+    found: _Found
+
+
+class _Found(NamedTuple):
+    """What an admission depends on."""
+
+    moment_boot_ms: int
+    lease_until_boot_ms: float
+    designated_boot_ms: float | None
+    progress: Progress
+    log: str | None
 
 
 class Admission:
@@ -129,21 +144,17 @@ class Admission:
 
     def admit(self, replica: Replica, parameters: ReadParameters) -> Admitted:
         """Hold a replica against what the read tolerates; raises ``Refused``."""
-        now = boot_ms()
-        progress = replica.progress
-        role = replica.role(self._lease_until_boot_ms(), now)
-        lag = lag_of(progress, now)
-        admitted = Admitted(replica, role, lag)
+        admitted = self._find(replica)
         if replica.diverged:
             raise self._refuse(
                 admitted, LogDiverged("The log was replaced; the replica is being rebuilt.", retry_after_s=1)
             )
-        if parameters.require_active and role != "active":
-            raise self._refuse(admitted, NotActive(f"This replica is {role}, and require_active was asked for."))
+        if parameters.require_active and admitted.role != "active":
+            raise self._refuse(
+                admitted, NotActive(f"This replica is {admitted.role}, and require_active was asked for.")
+            )
         tolerance = parameters.tolerance_for(replica.spec)
-        if tolerance != UNLIMITED and not tolerance.met_by(
-            provable(lag, progress, now, self._end_offset_max_age_ms)
-        ):
+        if tolerance != UNLIMITED and not tolerance.met_by(self._provable(admitted)):
             raise self._refuse(
                 admitted,
                 LagExceedsTolerance(
@@ -154,6 +165,24 @@ class Admission:
         if parameters.min_position is not None:
             self.require_position(admitted, parameters.min_position)
         return admitted
+
+    def _find(self, replica: Replica) -> Admitted:
+        """What a replica is now; times are rounded up to the millisecond, so that no lag is understated."""
+        lease = self._lease_until_boot_ms()
+        moment = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000 + 1
+        found = (moment, lease, replica.designated_boot_ms, replica.progress, replica.log)
+        kept = replica.admitted
+        if isinstance(kept, Admitted) and _same(kept.found, found):
+            return kept
+        now = float(moment)
+        role, lag = replica.role(lease, now), lag_of(replica.progress, now)
+        told = tell(self._provenance(replica, role, lag))
+        admitted = replica.admitted = Admitted(replica, role, lag, told, _Found(*found))
+        return admitted
+
+    def _provable(self, admitted: Admitted) -> Lag:
+        found = admitted.found
+        return provable(admitted.lag, found.progress, found.moment_boot_ms, self._end_offset_max_age_ms)
 
     def require_position(self, admitted: Admitted, wanted: Position) -> None:
         """Raise ``PositionOfAnotherLog``, or ``Refused`` if the replica has not reached a position."""
@@ -193,15 +222,30 @@ class Admission:
         if not isinstance(problem, UnknownKey):
             raise self._refuse(admitted, problem)
 
-    def provenance(self, admitted: Admitted) -> Provenance:
+    def told(self, admitted: Admitted) -> Told:
         """Where an answer came from; taken after its content, so that the position bounds it from above."""
         replica = admitted.replica
+        if replica.progress is admitted.found.progress:
+            return admitted.told
+        return tell(self._provenance(replica, admitted.role, admitted.lag))
+
+    def _provenance(self, replica: Replica, role: str, lag: Lag) -> Provenance:
         partition = replica.task.partition
         token = _token(replica.log or "", partition, replica.progress.applying_to)
-        return Provenance(partition, token, admitted.role, self._host, admitted.lag)
+        return Provenance(partition, token, role, self._host, lag)
 
     def _refuse(self, admitted: Admitted, problem: Problem) -> Refused:
-        return Refused(problem, self.provenance(admitted))
+        return Refused(problem, self.told(admitted).source)
+
+
+def _same(kept: _Found, found: tuple[int, float, float | None, Progress, str | None]) -> bool:
+    return (
+        kept[0] == found[0]
+        and kept[3] is found[3]
+        and kept[1] == found[1]
+        and kept[2] == found[2]
+        and kept[4] is found[4]
+    )
 
 
 @lru_cache(maxsize=4096)

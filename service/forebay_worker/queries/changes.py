@@ -9,7 +9,6 @@ import hashlib
 from forebay.codecs import from_segment
 from forebay.errors import LogDiverged, PositionOfAnotherLog, Problem
 from forebay.lag import boot_ms
-from forebay.rest.answers import provenance_json
 from forebay.rest.changes import KEEP_ALIVE_MS, passes, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
@@ -112,9 +111,9 @@ class KeyChanges:
         admitted = self._admission.admit(replica, self._parameters)
         if not lag_due and admitted.role == self._role:
             return None
-        source = self._admission.provenance(admitted)
-        self._note_sent(source.role)
-        return Event("lag", b"{%b}" % provenance_json(source), source.position)
+        told = self._admission.told(admitted)
+        self._note_sent(told.source.role)
+        return Event("lag", b"{%b}" % told.members, told.source.position)
 
     def _changed(self, replica: Replica) -> Event | None:
         """The key read anew, None where it is as it was last sent."""

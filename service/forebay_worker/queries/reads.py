@@ -18,8 +18,8 @@ from forebay.rest.answers import (
     NO_STORE,
     Answer,
     Provenance,
+    Told,
     provenance_head,
-    provenance_json,
     provenance_members,
 )
 from forebay.rest.lists import joined_position, list_head, list_tail
@@ -46,19 +46,22 @@ _MOST_PAGE_BYTES = 4 << 20
 class Found(NamedTuple):
     """The stored value of a key, None where there is none, and where it is from."""
 
-    source: Provenance
+    told: Told
     value: bytes | None
+
+    @property
+    def source(self) -> Provenance:
+        """Where it is from."""
+        return self.told.source
 
 
 def key_document(spec: StoreSpec, plain: bytes, found: Found) -> bytes:
     """The JSON of what was found of one key, without ``value`` where there is none."""
-    source, value = found
-    return b'{"store":"%b","key":%b,%b%b}' % (
-        spec.name.encode(),
-        spec.key_codec.to_json(plain),
-        b"" if value is None else b'"value":%b,' % spec.value_codec.to_json(value),
-        provenance_json(source),
-    )
+    key, members, value = spec.key_codec.to_json(plain), found.told.members, found.value
+    if value is None:
+        return b'{"store":"%b","key":%b,%b}' % (spec.name_bytes, key, members)
+    shown = spec.value_codec.to_json(value)
+    return b'{"store":"%b","key":%b,"value":%b,%b}' % (spec.name_bytes, key, shown, members)
 
 
 class Reads:
@@ -72,8 +75,8 @@ class Reads:
         spec = self._admission.spec(store)
         require_kind(spec, "key-value", "versioned")
         plain = from_segment(spec.key_codec, segment)
-        source, body = self._read(spec, plain, parameters)
-        return Answer(200, JSON_HEAD + NO_STORE + provenance_head(source), body)
+        found, body = self._read(spec, plain, parameters)
+        return Answer(200, found.told.json_head, body)
 
     def look(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> Found:
         """What a replica has of a key, also where it proves that there is nothing; raises ``Refused``."""
@@ -84,7 +87,7 @@ class Reads:
                 raise Refused(problem, found.source)
         return found
 
-    def _read(self, spec: StoreSpec, plain: bytes, parameters: ReadParameters) -> tuple[Provenance, bytes]:
+    def _read(self, spec: StoreSpec, plain: bytes, parameters: ReadParameters) -> tuple[Found, bytes]:
         if parameters.as_of_ms is not None and spec.kind != "versioned":
             raise BadParameter(
                 f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
@@ -93,12 +96,12 @@ class Reads:
         admitted, found = self._find(self._admission.replica(spec, partition), plain, parameters)
         if found.value is None:
             raise Refused(self._miss(admitted, plain), found.source)
-        return found.source, key_document(spec, plain, found)
+        return found, key_document(spec, plain, found)
 
     def _find(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> tuple[Admitted, Found]:
         admitted = self._admission.admit(replica, parameters)
         value = _value(replica, plain, parameters)
-        return admitted, Found(self._admission.provenance(admitted), value)
+        return admitted, Found(self._admission.told(admitted), value)
 
     def _miss(self, admitted: Admitted, plain: bytes) -> Problem:
         return self._admission.miss(admitted, admitted.replica.spec.key_codec.to_json(plain))
@@ -200,7 +203,7 @@ def _items(scan: Scan, replica: Replica, cursor: Cursor | None) -> Iterator[tupl
 
 
 def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:
-    return provenance_members(admission.provenance(admitted))
+    return provenance_members(admission.told(admitted).source)
 
 
 def _source_head(*pages: Page) -> bytes:

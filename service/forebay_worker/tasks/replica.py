@@ -41,6 +41,9 @@ class Replica:
     """Why records could not be applied when it was last tried; None since some were."""
     watches: Watches = field(default_factory=Watches)
 
+    admitted: object = None
+    """What the last read found the replica to be, kept by the queries while it holds."""
+
     @property
     def topic_partition(self) -> TopicPartition:
         """The changelog partition that the replica replays."""
