@@ -1,11 +1,12 @@
 """Reads of many partitions: scattered to the replicas of each, merged in stored order, streamed.
 
-Memory is bounded whatever the limit: a page of each partition, and no more.
+Memory is bounded whatever the limit: two pages of each partition, and no more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute,
 from forebay.topology import StoreSpec
 from forebay_router.router import ReplicaRequest, Router
 
-_PAGE_LIMIT = 2_000
+_PAGE_LIMIT = 4_000
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 _NOT_FORWARDED = frozenset({b"limit", b"cursor", b"allow_partial", b"timeout_ms"})
 
@@ -41,12 +42,18 @@ class ScanBroken(Exception):
 
 @dataclass
 class _PartitionScan:
-    """One partition's part of a scan: a page in hand, and where the next begins."""
+    """One partition's part of a scan: a page in hand, one on its way, and where it begins."""
 
     partition: int
     page: Page | None = None
     last: bytes | None = None
     at: str | None = None
+    coming: asyncio.Task[Answer] | None = None
+
+    @property
+    def drained(self) -> bool:
+        """Whether the page in hand is used up, and there is another."""
+        return self.page is not None and self.page.more and not self.page.keys
 
 
 @dataclass
@@ -89,6 +96,15 @@ class Gather:
 
     async def body(self) -> AsyncIterator[bytes]:
         """The answer's body, piece by piece; raises ``ScanBroken`` where a partition is lost on the way."""
+        try:
+            async for piece in self._pieces():
+                yield piece
+        finally:
+            for part in self.parts.values():
+                if part.coming is not None:
+                    part.coming.cancel()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
         yield list_head(self.scan)
         sent, last = 0, b""
         first, cut, limit = True, False, self.parameters.limit
@@ -101,9 +117,7 @@ class Gather:
             if len(taken) < len(items):
                 cut = True
                 break
-            drained = [
-                part for part in self.parts.values() if part.page and part.page.more and not part.page.items
-            ]
+            drained = [part for part in self.parts.values() if part.drained]
             if not drained:
                 break
             try:
@@ -120,33 +134,26 @@ class Gather:
     def _merge(self) -> list[tuple[bytes, bytes]]:
         """Every item in hand that no page still to come can precede, in order; taken off the pages."""
         reverse = self.scan.reverse
-        bounds = [
-            part.page.items[-1][0]
-            for part in self.parts.values()
-            if part.page and part.page.more and part.page.items
-        ]
-        ready: list[tuple[bytes, bytes]] = []
-        bound = (max(bounds) if reverse else min(bounds)) if bounds else None
-        for part in self.parts.values():
-            assert part.page is not None
-            items = part.page.items
-            count = len(items)
-            if bound is not None:
-                count = sum([key >= bound for key, _ in items] if reverse else [key <= bound for key, _ in items])
-            ready += items[:count]
-            part.page.items = items[count:]
-        ready.sort(reverse=reverse)
-        return ready
+        pages = [part.page for part in self.parts.values() if part.page is not None]
+        bounds = [page.keys[-1] for page in pages if page.more and page.keys]
+        if not bounds:
+            return _in_order([page.take(len(page.keys)) for page in pages], reverse)
+        bound = max(bounds) if reverse else min(bounds)
+        return _in_order([page.take(_count_to(page.keys, bound, reverse)) for page in pages], reverse)
 
     async def _fetch(self, parts: list[_PartitionScan]) -> None:
         """Get the next page of some partitions at once; a refused one is left out where that is allowed."""
-        answers = await asyncio.gather(*(self._ask(part) for part in parts))
+        answers = await asyncio.gather(*(part.coming or self._ask(part) for part in parts))
         for part, answer in zip(parts, answers, strict=True):
+            part.coming = None
             if answer.status == 200:
                 part.page = Page.decode(answer.body)
                 part.at = part.page.source["position"]
-                if part.page.items:
-                    part.last = part.page.items[-1][0]
+                if part.page.keys:
+                    part.last = part.page.keys[-1]
+                if part.page.more:
+                    # The next one is read while this one is merged and sent.
+                    part.coming = asyncio.create_task(self._ask(part))
             elif self.parameters.allow_partial and answer.status in (412, 503, 504):
                 self.missing.add(part.partition)
                 del self.parts[part.partition]
@@ -168,10 +175,25 @@ class Gather:
         return [part.page.source for part in self.parts.values() if part.page is not None]
 
     def _cursor(self, last: bytes, sent: int, cut: bool) -> Cursor | None:
-        left = cut or any(part.page and (part.page.items or part.page.more) for part in self.parts.values())
+        left = cut or any(part.page and (part.page.keys or part.page.more) for part in self.parts.values())
         if not left or not sent:
             return None
         return Cursor(self.scan.digest, last, joined_position(self._sources()), tuple(sorted(self.missing)))
+
+
+def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
+    """How many keys of a page come no later than the bound."""
+    if reverse:
+        return bisect.bisect_right(keys, False, key=lambda key: key < bound)
+    return bisect.bisect_right(keys, bound)
+
+
+def _in_order(runs: list[list[tuple[bytes, bytes]]], reverse: bool) -> list[tuple[bytes, bytes]]:
+    """Runs in order as one; sorting finds and merges them."""
+    merged = [item for run in runs for item in run]
+    if sum(map(bool, runs)) > 1:
+        merged.sort(reverse=reverse)
+    return merged
 
 
 async def batch_get(

@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 from forebay.metadata import HostInfo
 
 _CONNECTIONS_PER_WORKER = 4
+_MOST_IDLE_PER_WORKER = 16
 _CONNECT_TIMEOUT_S = 1.0
 _MOST_HEAD_BYTES = 64 << 10
 _ONE = ord("1")
@@ -40,7 +41,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._pending: deque[OnAnswer] = deque()
-        self._received = b""
+        self._chunks: list[bytes] = []
+        self._awaited = 0
         self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self.closed = False
@@ -71,7 +73,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Match answers to requests; anything that is not an answer to one closes the connection."""
-        buffer = self._received + data if self._received else data
+        if self._awaited > len(data):
+            # In the middle of a large body: nothing can be parsed before it is all here.
+            self._chunks.append(data)
+            self._awaited -= len(data)
+            return
+        buffer = b"".join([*self._chunks, data]) if self._chunks else data
+        self._chunks.clear()
         at = 0
         while at < len(buffer):
             try:
@@ -89,7 +97,10 @@ class Connection(asyncio.Protocol):
             if not keep:
                 self.close()
                 return
-        self._received = buffer[at:]
+        self._awaited = 0
+        if at < len(buffer):
+            self._chunks.append(buffer[at:])
+            self._awaited = _left_of_body(buffer, at)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell all that still wait."""
@@ -142,6 +153,15 @@ def _parse(buffer: bytes, at: int) -> tuple[UpstreamAnswer, int, bool] | None:
     return UpstreamAnswer(status, head, buffer[body_at : body_at + length]), body_at + length, keep
 
 
+def _left_of_body(buffer: bytes, at: int) -> int:
+    """How many bytes of the answer at ``at`` are still to come, 0 while its head is not all there."""
+    end = buffer.find(b"\r\n\r\n", at)
+    if end < 0:
+        return 0
+    length, _, _ = _read_head(buffer[buffer.index(b"\r\n", at) + 2 : end + 2])
+    return max(0, end + 4 + length - len(buffer))
+
+
 def _read_head(lines: bytes) -> tuple[int, bytes, bool]:
     """Length of the body, the other header lines, and whether the connection stays; raises ``ValueError``."""
     at = lines.rfind(b"content-length: ")
@@ -177,6 +197,8 @@ class Upstreams:
 
     _pools: dict[HostInfo, list[Connection]] = field(default_factory=dict)
     _opening: dict[HostInfo, asyncio.Task[Connection]] = field(default_factory=dict)
+    _idle: dict[HostInfo, list[Connection]] = field(default_factory=dict)
+    """Connections of their own that were used and are free."""
 
     async def request(self, host: HostInfo, request: bytes, *, alone: bool = False) -> UpstreamAnswer:
         """Send a request to a worker.
@@ -185,12 +207,33 @@ class Upstreams:
         the worker cannot be reached or goes away.
         """
         if alone:
-            connection = await _connect(host)
-            try:
-                return await _exchange(connection, request)
-            finally:
-                connection.close()
+            return await self._alone(host, request)
         return await _exchange(await self._connection(host), request)
+
+    async def _alone(self, host: HostInfo, request: bytes) -> UpstreamAnswer:
+        idle = self._idle.setdefault(host, [])
+        while idle:
+            connection = idle.pop()
+            if not connection.closed:
+                try:
+                    return await self._lent(host, connection, request)
+                except UpstreamClosed:
+                    # It may have been closed for being idle; whether the worker is there, a new one tells.
+                    break
+        return await self._lent(host, await _connect(host), request)
+
+    async def _lent(self, host: HostInfo, connection: Connection, request: bytes) -> UpstreamAnswer:
+        """Use a connection for one exchange, and keep it for the next if that came to its end."""
+        answer = None
+        try:
+            answer = await _exchange(connection, request)
+        finally:
+            idle = self._idle.setdefault(host, [])
+            if answer is None or connection.closed or len(idle) >= _MOST_IDLE_PER_WORKER:
+                connection.close()
+            else:
+                idle.append(connection)
+        return answer
 
     def ready_connection(self, host: HostInfo) -> Connection | None:
         """The least loaded open connection to a worker; None while there are not all of them."""
@@ -211,10 +254,11 @@ class Upstreams:
 
     def close(self) -> None:
         """Close every connection."""
-        for pool in self._pools.values():
+        for pool in [*self._pools.values(), *self._idle.values()]:
             for connection in pool:
                 connection.close()
         self._pools.clear()
+        self._idle.clear()
 
     async def _connection(self, host: HostInfo) -> Connection:
         pool = self._pools.setdefault(host, [])

@@ -6,10 +6,10 @@ import base64
 import binascii
 import hashlib
 import json
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgpack
 
 from forebay.codecs import from_segment
 from forebay.errors import BadParameter, WrongStoreKind
@@ -19,14 +19,11 @@ from forebay.stored_keys import END_OF_USER_KEYS, MAX_TIME_MS, MIN_TIME_MS, USER
 from forebay.topology import StoreSpec
 
 FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames"
-"""How a worker hands a page to a router: framed items with their stored keys, so that no JSON is parsed."""
+"""How a worker hands a page to a router: items with their stored keys, so that no JSON is parsed."""
 
 DELETED_VERSION = b"\x00"
 LIVE_VERSION = b"\x01"
 """First byte of a versioned store's values: whether the version is a deletion."""
-
-_FRAME = struct.Struct(">II")
-_TRAILER = 0xFFFFFFFF
 
 
 class ScanRoute(NamedTuple):
@@ -95,13 +92,18 @@ class Scan:
             return end_ms >= self.first_ms and start_ms < self.last_ms
         return not times_ms or self.first_ms <= times_ms[0] < self.last_ms
 
+    def entries(self, pairs: list[tuple[bytes, bytes]]) -> list[bytes]:
+        """The JSON of entries, of which all are asked for."""
+        plain, key_json = self.spec.key_codec.plain, self.spec.key_codec.to_json
+        to_json = self.spec.value_codec.to_json
+        return [
+            b'{"key":%b,"value":%b}' % (key_json(plain(stored[1:])), to_json(value)) for stored, value in pairs
+        ]
+
     def item(self, stored: bytes, value: bytes) -> bytes | None:
-        """The JSON of one entry, None where it is not asked for or a deletion."""
+        """The JSON of one window, session or version, None where it is not asked for."""
         spec = self.spec
         to_json = spec.value_codec.to_json
-        if self.route.items == "entries":
-            key_json = spec.key_codec.to_json(spec.key_codec.plain(stored[1:]))
-            return b'{"key":%b,"value":%b}' % (key_json, to_json(value))
         plain, times_ms = spec.stored_keys.parse(stored)
         if not self.passes(times_ms):
             return None
@@ -212,40 +214,24 @@ class Cursor:
 class Page:
     """Some items of one partition with their stored keys, whether more follow, and where they came from."""
 
-    items: list[tuple[bytes, bytes]] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    items: list[bytes] = field(default_factory=list)
     more: bool = False
     source: dict[str, Any] = field(default_factory=dict)
     """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values."""
 
+    def take(self, count: int) -> list[tuple[bytes, bytes]]:
+        """The first so many keys and items, which are then gone from the page."""
+        taken = list(zip(self.keys[:count], self.items[:count], strict=True))
+        self.keys, self.items = self.keys[count:], self.items[count:]
+        return taken
+
     def encode(self) -> bytes:
-        """The page as frames, ended by a trailer."""
-        parts: list[bytes] = []
-        for stored, item in self.items:
-            parts += (_FRAME.pack(len(stored), len(item)), stored, item)
-        trailer = json.dumps({"more": self.more, "source": self.source}).encode()
-        return b"".join([*parts, _FRAME.pack(_TRAILER, len(trailer)), trailer])
+        """The page as MessagePack, which packs and unpacks bytes without looking at them."""
+        packed: bytes = msgpack.packb((self.keys, self.items, self.more, self.source))
+        return packed
 
     @classmethod
     def decode(cls, raw: bytes) -> Page:
-        """The inverse of ``encode``; raises ``ValueError`` where frames are cut."""
-        page = cls()
-        for stored, item in _frames(raw):
-            if stored is None:
-                trailer = json.loads(item)
-                page.more, page.source = trailer["more"], trailer["source"]
-                return page
-            page.items.append((stored, item))
-        raise ValueError("a page without its trailer")
-
-
-def _frames(raw: bytes) -> Iterator[tuple[bytes | None, bytes]]:
-    at = 0
-    while at + _FRAME.size <= len(raw):
-        key_size, item_size = _FRAME.unpack_from(raw, at)
-        at += _FRAME.size
-        stored = None
-        if key_size != _TRAILER:
-            stored = raw[at : at + key_size]
-            at += key_size
-        yield stored, raw[at : at + item_size]
-        at += item_size
+        """The inverse of ``encode``; raises ``ValueError`` where it is cut."""
+        return cls(*msgpack.unpackb(raw))

@@ -6,6 +6,7 @@ was being applied after it, so that the token bounds from above what was read.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 _MOST_PAGE_BYTES = 4 << 20
+_CHUNK = 500
 
 
 class Found(NamedTuple):
@@ -88,10 +90,7 @@ class Reads:
         return found
 
     def _read(self, spec: StoreSpec, plain: bytes, parameters: ReadParameters) -> tuple[Found, bytes]:
-        if parameters.as_of_ms is not None and spec.kind != "versioned":
-            raise BadParameter(
-                f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
-            )
+        _require_versions(spec, parameters)
         partition = self._admission.partition(spec, plain, parameters.partition)
         admitted, found = self._find(self._admission.replica(spec, partition), plain, parameters)
         if found.value is None:
@@ -113,17 +112,39 @@ class Reads:
         """
         spec = self._admission.spec(store)
         require_kind(spec, "key-value", "versioned")
-        return [self._batched(spec, key, parameters) for key in keys]
+        results: list[tuple[int, bytes]] = [(0, b"")] * len(keys)
+        places: dict[int, list[tuple[int, bytes]]] = {}
+        for index, key in enumerate(keys):
+            try:
+                plain = spec.key_codec.from_json(key)
+                partition = self._admission.partition(spec, plain, parameters.partition)
+            except Problem as problem:
+                results[index] = _key_problem(key, problem.status, problem.body())
+            else:
+                places.setdefault(partition, []).append((index, plain))
+        for partition, placed in places.items():
+            found = self._batched(spec, partition, [plain for _, plain in placed], parameters)
+            for (index, _), outcome in zip(placed, found, strict=True):
+                results[index] = outcome if isinstance(outcome, tuple) else _refused(keys[index], outcome)
+        return results
 
-    def _batched(self, spec: StoreSpec, key: Any, parameters: ReadParameters) -> tuple[int, bytes]:
+    def _batched(
+        self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters
+    ) -> list[tuple[int, bytes] | Problem | Refused]:
+        """What one partition has of several keys, or why it may not answer: judged once for all of them."""
         try:
-            _, body = self._read(spec, spec.key_codec.from_json(key), parameters)
-        except Refused as refused:
-            answer = refused.answer()
-            return answer.status, b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), answer.body)
-        except Problem as problem:
-            return problem.status, b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), problem.body())
-        return 200, body
+            _require_versions(spec, parameters)
+            admitted = self._admission.admit(self._admission.replica(spec, partition), parameters)
+        except (Problem, Refused) as refusal:
+            return [refusal] * len(plains)
+        values = _values(admitted.replica, plains, parameters)
+        told = self._admission.told(admitted)
+        return [
+            Refused(self._miss(admitted, plain), told.source)
+            if value is None
+            else (200, key_document(spec, plain, Found(told, value)))
+            for plain, value in zip(plains, values, strict=True)
+        ]
 
     def scan(
         self, route: ScanRoute, store: str, segment: bytes | None, parameters: ReadParameters, *, frames: bool
@@ -165,14 +186,16 @@ class Reads:
             admission.require_position(admitted, cursor.position)
         key_json = None if scan.plain is None else scan.spec.key_codec.to_json(scan.plain)
         admission.require_completeness(admitted, key_json)
-        page = Page()
-        size = 0
-        for stored, item in _items(scan, replica, cursor):
-            if len(page.items) == parameters.limit or size > _MOST_PAGE_BYTES:
+        page, size = Page(), 0
+        for keys, items in _chunks(scan, replica, cursor, min(_CHUNK, parameters.limit + 1)):
+            page.keys += keys
+            page.items += items
+            size += sum(map(len, items))
+            if len(page.keys) > parameters.limit or size > _MOST_PAGE_BYTES:
                 page.more = True
                 break
-            page.items.append((stored, item))
-            size += len(item)
+        # One more than asked for tells that there is more; a page cut for its size ends with what it has.
+        page.keys, page.items = page.keys[: parameters.limit], page.items[: parameters.limit]
         page.source = _source(admission, admitted)
         return page
 
@@ -191,15 +214,46 @@ def _value(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes 
     return None
 
 
-def _items(scan: Scan, replica: Replica, cursor: Cursor | None) -> Iterator[tuple[bytes, bytes]]:
+def _values(replica: Replica, plains: list[bytes], parameters: ReadParameters) -> list[bytes | None]:
+    keys = replica.spec.stored_keys
+    if keys.kind == "key-value":
+        return replica.store.get_many([keys.prefix(plain) for plain in plains])
+    return [_value(replica, plain, parameters) for plain in plains]
+
+
+def _require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
+    if parameters.as_of_ms is not None and spec.kind != "versioned":
+        raise BadParameter(
+            f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
+        )
+
+
+def _refused(key: Any, refusal: Problem | Refused) -> tuple[int, bytes]:
+    if isinstance(refusal, Problem):
+        return _key_problem(key, refusal.status, refusal.body())
+    answer = refusal.answer()
+    return _key_problem(key, answer.status, answer.body)
+
+
+def _key_problem(key: Any, status: int, problem: bytes) -> tuple[int, bytes]:
+    return status, b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), problem)
+
+
+def _chunks(
+    scan: Scan, replica: Replica, cursor: Cursor | None, size: int
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Stored keys and items of what is asked for, about so many at a time."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
+    found = replica.store.scan(start, end, reverse=scan.reverse)
     oldest = oldest_start_ms(scan.spec, replica.stream_time_ms)
-    for stored, value in replica.store.scan(start, end, reverse=scan.reverse):
-        if oldest is not None and scan.spec.stored_keys.parse(stored).times_ms[-1] < oldest:
+    while pairs := list(itertools.islice(found, size)):
+        if scan.route.items == "entries":
+            yield [stored for stored, _ in pairs], scan.entries(pairs)
             continue
-        item = scan.item(stored, value)
-        if item is not None:
-            yield stored, item
+        if oldest is not None:
+            pairs = [pair for pair in pairs if scan.spec.stored_keys.parse(pair[0]).times_ms[-1] >= oldest]
+        kept = [(stored, item) for stored, value in pairs if (item := scan.item(stored, value)) is not None]
+        yield [stored for stored, _ in kept], [item for _, item in kept]
 
 
 def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:
@@ -216,8 +270,8 @@ def _source_head(*pages: Page) -> bytes:
 
 def _merged(scan: Scan, pages: list[Page], limit: int) -> bytes:
     """One list answer of several partitions' pages, cut where a page that has more ends."""
-    items = sorted((item for page in pages for item in page.items), reverse=scan.reverse)
-    ends = [page.items[-1][0] for page in pages if page.more and page.items]
+    ends = [page.keys[-1] for page in pages if page.more and page.keys]
+    items = sorted((item for page in pages for item in page.take(len(page.keys))), reverse=scan.reverse)
     if ends:
         bound = max(ends) if scan.reverse else min(ends)
         items = [item for item in items if (item[0] >= bound if scan.reverse else item[0] <= bound)]
