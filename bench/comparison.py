@@ -10,7 +10,14 @@ from pathlib import Path
 
 from bench.figures import Row
 
-APT_PACKAGES = {"wrk": "wrk", "haproxy": "haproxy", "nginx": "nginx", "redis-server": "redis-server"}
+APT_PACKAGES = {
+    "wrk": "wrk",
+    "haproxy": "haproxy",
+    "nginx": "nginx",
+    "redis-server": "redis-server",
+    "java": "openjdk-17-jre-headless",
+    "mvn": "maven",
+}
 
 
 @dataclass(frozen=True)

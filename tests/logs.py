@@ -55,15 +55,21 @@ class KafkaLog:
     def append(
         self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]], writer: str, batch: int
     ) -> dict[int, int]:
+        self.append_rows(spec, rows)
+        return _beat(self.changelog, spec, writer, batch)
+
+    def append_rows(self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]]) -> None:
+        """Append rows alone, and wait until the brokers have them."""
         if self._producer is None:
             self._producer = Producer(self.changelog.kafka.librdkafka(linger_ms=1))
         for partition, items in rows.items():
-            for key, value, timestamp_ms in items:
+            for produced, (key, value, timestamp_ms) in enumerate(items, 1):
                 self._producer.produce(
                     spec.topic, key=key, value=value, partition=partition, timestamp=timestamp_ms
                 )
+                if produced % 50_000 == 0:
+                    self._producer.flush()
         assert self._producer.flush(20) == 0
-        return _beat(self.changelog, spec, writer, batch)
 
 
 def _beat(changelog: Changelog, spec: StoreSpec, writer: str, batch: int) -> dict[int, int]:

@@ -156,29 +156,35 @@ class KafkaConsumer:
         self._ask_what_is_due()
         messages = self._waiting + self._client.consume(max_records, 0)
         self._waiting = []
-        records: dict[TopicPartition, list[Record]] = {}
-        stamps: dict[TopicPartition, int] = {}
+        events = [message for message in messages if message.error() is not None]
         reached: dict[TopicPartition, int] = {}
-        for message in messages:
-            tp = TopicPartition(message.topic(), message.partition())  # type: ignore[arg-type]
-            error = message.error()
-            if error is None:
-                stamps[tp] = stamp = message.timestamp()[1]
-                records.setdefault(tp, []).append(_record(message, stamp))
-            elif tp in self._assigned:
-                self._take_event(tp, error, message.offset() or 0, reached)
-        changed = (records.keys() | reached.keys() | self._news) & self._assigned.keys()
+        for event in events:
+            self._take_event(_partition_of(event), event, reached)
+        if events:
+            messages = [message for message in messages if message.error() is None]
+        by_partition = self._by_partition(messages)
+        changed = (by_partition.keys() | reached.keys() | self._news) & self._assigned.keys()
         self._news.clear()
-        batches = (
-            self._batch(tp, records.get(tp, []), stamps.get(tp, 0), reached.get(tp, 0)) for tp in sorted(changed)
-        )
+        batches = (self._batch(tp, by_partition.get(tp, []), reached.get(tp, 0)) for tp in sorted(changed))
         return [batch for batch in batches if batch is not None]
 
-    def _take_event(
-        self, tp: TopicPartition, error: KafkaError, offset: int, reached: dict[TopicPartition, int]
-    ) -> None:
+    def _by_partition(self, messages: list[Message]) -> dict[TopicPartition, list[Message]]:
+        if messages and len(self._assigned) == 1:
+            # A replay reads one partition: its millions of records need not be told apart.
+            (only,) = self._assigned
+            if _partition_of(messages[0]) == _partition_of(messages[-1]) == only:
+                return {only: messages}
+        found: dict[TopicPartition, list[Message]] = {}
+        for message in messages:
+            found.setdefault(_partition_of(message), []).append(message)
+        return found
+
+    def _take_event(self, tp: TopicPartition, event: Message, reached: dict[TopicPartition, int]) -> None:
+        error = event.error()
+        if error is None or tp not in self._assigned:
+            return
         if error.code() == KafkaError._PARTITION_EOF:
-            reached[tp] = offset
+            reached[tp] = event.offset() or 0
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             # On which side of the log it is, the next look at both of its ends will tell.
             assigned = self._assigned[tp]
@@ -189,16 +195,18 @@ class KafkaConsumer:
             log.debug("%s: %s", tp, error)
             self._describing.at_once = True
 
-    def _batch(self, tp: TopicPartition, records: list[Record], stamp: int, reached: int) -> Batch | None:
+    def _batch(self, tp: TopicPartition, messages: list[Message], reached: int) -> Batch | None:
         assigned, state = self._assigned[tp], self._states.get(tp.topic)
         if assigned.end is None or state is None:
             return None
+        records = _records(messages)
         before = assigned.position
         after = max(before, reached, records[-1][0] + 1 if records else 0)
         gap = after - before != len(records) and not _young(assigned.newest_epoch_ms, state)
         if after != before:
             assigned.position, assigned.since_boot_ms = after, boot_ms()
-            assigned.newest_epoch_ms = max(assigned.newest_epoch_ms, stamp)
+            if messages:
+                assigned.newest_epoch_ms = max(assigned.newest_epoch_ms, messages[-1].timestamp()[1])
         end = assigned.end
         if end.sent_boot_ms < assigned.since_boot_ms:
             end = end._replace(offset=max(end.offset, after))
@@ -266,14 +274,26 @@ def _young(newest_epoch_ms: int, state: TopicState) -> bool:
     return newest_epoch_ms > epoch_ms() - _PROVEN_YOUNG * state.min_compaction_lag_ms
 
 
-def _record(message: Message, stamp: int) -> Record:
-    headers = message.headers()
-    key = message.key()
-    heartbeat = False
-    if headers:
-        for name, value in headers:  # type: ignore[str-unpack]
-            if name == HEARTBEAT_HEADER:
-                heartbeat = key is not None and key.startswith(_HEARTBEATS)
-            elif name == VALID_FROM_HEADER and value:
-                stamp = int.from_bytes(value, "big", signed=True)  # type: ignore[arg-type]
+def _partition_of(message: Message) -> TopicPartition:
+    return TopicPartition(message.topic(), message.partition())  # type: ignore[arg-type]
+
+
+def _records(messages: list[Message]) -> list[Record]:
+    """Messages as records; most have no headers, and a restore makes millions of them."""
+    return [
+        (m.offset(), m.key(), m.value(), m.timestamp()[1], False)  # type: ignore[misc]
+        if m.headers() is None
+        else _record(m)
+        for m in messages
+    ]
+
+
+def _record(message: Message) -> Record:
+    """A message whose headers may make it a heartbeat, or say from when its version is valid."""
+    key, stamp, heartbeat = message.key(), message.timestamp()[1], False
+    for name, value in message.headers() or ():  # type: ignore[str-unpack]
+        if name == HEARTBEAT_HEADER:
+            heartbeat = key is not None and key.startswith(_HEARTBEATS)
+        elif name == VALID_FROM_HEADER and value:
+            stamp = int.from_bytes(value, "big", signed=True)  # type: ignore[arg-type]
     return message.offset(), key, message.value(), stamp, heartbeat  # type: ignore[return-value]

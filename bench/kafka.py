@@ -1,0 +1,111 @@
+"""On a Kafka broker of its own: a full restore, and how long a committed record takes to be readable."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from bench.comparison import Effort
+from bench.deployment import OPTIONS, STORE, ask, deployment, topology
+from bench.figures import Row, Target, percentile
+from bench.records import records
+
+from examples.broker import Broker
+from tests.cluster import Cluster, free_port, wait_until
+
+RECORDS = 1_000_000
+PARTITIONS = 4
+WRITES = 200
+
+
+def kafka(effort: Effort) -> list[Row]:
+    with Broker(effort.directory / "kafka") as broker:
+        return [*_restoration(effort, broker), *_freshness(effort, broker)]
+
+
+def _application(name: str) -> str:
+    return topology(PARTITIONS).replace('application_id = "bench"', f'application_id = "{name}"')
+
+
+def _restoration(effort: Effort, broker: Broker) -> list[Row]:
+    directory = effort.directory / "restoration"
+    directory.mkdir()
+    with deployment(directory, kafka=broker.url, topology_text=_application("restoration")) as cluster:
+        cluster.put(STORE, records(RECORDS))
+        rounds = [[_restore(cluster, processes) for processes in (1, 2)] for _ in range(effort.rounds)]
+    one, two = zip(*rounds, strict=True)
+    return [
+        Row(
+            f"full restore of {RECORDS:,} records from Kafka, 2 processes, their start included",
+            "records/s",
+            tuple(rate for rate, _ in two),
+            "1 process",
+            tuple(rate for rate, _ in one),
+            Target(800_000, of_ratio=False),
+        ),
+        Row("processor time of the serving process meanwhile, 2 processes", "s", tuple(used for _, used in two)),
+    ]
+
+
+def _restore(cluster: Cluster, processes: int) -> tuple[float, float]:
+    """Records a second, and the processor time that the serving process took."""
+    address = f"127.0.0.1:{free_port()}"
+    cluster.start_worker(address, "--restore-processes", str(processes), ready=False)
+    pid = cluster.workers[address].pid
+    try:
+        wait_until(lambda: _complete(address) is not None, "a restore")
+        begun, used = time.monotonic(), _processor_s(pid)
+        wait_until(lambda: _complete(address) == PARTITIONS, "the end of a restore", 120)
+        took, used = time.monotonic() - begun, _processor_s(pid) - used
+    finally:
+        cluster.kill(address, signal.SIGTERM)
+        shutil.rmtree(cluster._state_dirs[address], ignore_errors=True)
+    return RECORDS / took, used
+
+
+def _complete(address: str) -> int | None:
+    """How many partitions are restored; None before the worker holds all."""
+    status, body = ask(address, "/v1/lags")
+    rows = json.loads(body)["lags"] if status == 200 else []
+    return sum(row["complete"] for row in rows) if len(rows) == PARTITIONS else None
+
+
+def _processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def _freshness(effort: Effort, broker: Broker) -> list[Row]:
+    directory = effort.directory / "freshness"
+    directory.mkdir()
+    with deployment(directory, kafka=broker.url, topology_text=_application("freshness")) as cluster:
+        cluster.put(STORE, records(1_000))
+        cluster.start_workers(2)
+        router = cluster.start_router(*OPTIONS)
+        cluster.wait_settled(router)
+        rounds = [[_readable_after_ms(cluster, router, n) for n in range(WRITES)] for _ in range(effort.rounds)]
+    what = "a record committed to Kafka, until the router answers with it"
+    return [
+        Row(f"{what}: p50", "ms", tuple(percentile(r, 50) for r in rounds), target=Target(20, False, False)),
+        Row(f"{what}: p99", "ms", tuple(percentile(r, 99) for r in rounds)),
+    ]
+
+
+def _readable_after_ms(cluster: Cluster, router: str, number: int) -> float:
+    value = b"%d" % time.monotonic_ns()
+    spec = cluster.topology.stores[STORE]
+    key = b"fresh-%d" % (number % 10)
+    rows = {cluster.partition(spec, key): [(key, value, int(time.time() * 1000))]}
+    connection = http.client.HTTPConnection(router)
+    cluster.log.append_rows(spec, rows)  # type: ignore[attr-defined]
+    begun = time.perf_counter()
+    while True:
+        connection.request("GET", f"/v1/stores/{STORE}/keys/{key.decode()}")
+        body = connection.getresponse().read()
+        if value in body:
+            connection.close()
+            return (time.perf_counter() - begun) * 1000
