@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
 
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.metadata import HostInfo
-
-Prefer = Literal["active", "any"]
+from forebay.rest.parameters import Prefer
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,27 @@ def candidates(
     over every replica within tolerance instead, by two random choices and the lesser load.
     """
     ranked = sorted(holders, key=lambda holder: _order(holder, tolerance))
+    order = [holder.host for holder in ranked]
     if prefer == "any" and choose is not None:
-        good = [holder for holder in ranked if _rank(holder, tolerance) <= _Rank.WITHIN_TOLERANCE]
-        if len(good) > 1:
-            first = min(choose.sample(good, 2), key=lambda holder: holder.load)
-            ranked.remove(first)
-            ranked.insert(0, first)
-    return tuple(holder.host for holder in ranked)
+        good = equals(ranked, tolerance)
+        if good:
+            load = {holder.host: holder.load for holder in ranked}
+            first = less_loaded(good, load.__getitem__, choose)
+            order.remove(first)
+            order.insert(0, first)
+    return tuple(order)
+
+
+def equals(holders: Iterable[Holder], tolerance: Tolerance) -> tuple[HostInfo, ...]:
+    """The hosts that are as good as the active to a read that prefers none: well, and within its tolerance."""
+    return tuple(holder.host for holder in holders if _rank(holder, tolerance) <= _Rank.WITHIN_TOLERANCE)
+
+
+def less_loaded(hosts: Sequence[HostInfo], load: Callable[[HostInfo], int], choose: random.Random) -> HostInfo:
+    """Of two hosts chosen at random, the one with less load (Mitzenmacher's power of two choices)."""
+    if len(hosts) == 1:
+        return hosts[0]
+    return min(choose.sample(hosts, 2), key=load)
 
 
 def _order(holder: Holder, tolerance: Tolerance) -> tuple[int, float, float, HostInfo]:

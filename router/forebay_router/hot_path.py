@@ -20,7 +20,7 @@ from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import READ_ROUTES
 from forebay.topology import StoreSpec
-from forebay_router.candidates import candidates
+from forebay_router.candidates import candidates, equals, less_loaded
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router, is_final
 from forebay_router.upstream import UpstreamAnswer
@@ -51,7 +51,7 @@ class RouterHotPath:
     def __init__(self, router: Router, metrics: RouterMetrics) -> None:
         self._router = router
         self._counts = metrics.reads
-        self._choices: dict[tuple[str, int, Tolerance], tuple[float, HostInfo | None]] = {}
+        self._choices: dict[tuple[str, int, Tolerance, bool], tuple[float, tuple[HostInfo, ...]]] = {}
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,21 +88,30 @@ class RouterHotPath:
     def _choose(
         self, spec: StoreSpec, partition: int, parameters: ReadParameters, now_boot_ms: float
     ) -> HostInfo | None:
-        """The best candidate, thought about anew after a few milliseconds or a change of the cluster."""
+        """The best candidate, or one of those that are as good; None where the ordinary read must look for one."""
+        hosts = self._best(spec, partition, parameters, now_boot_ms)
+        if len(hosts) < 2:
+            return hosts[0] if hosts else None
+        return less_loaded(hosts, self._router.upstreams.load, self._router.choose)
+
+    def _best(
+        self, spec: StoreSpec, partition: int, parameters: ReadParameters, now_boot_ms: float
+    ) -> tuple[HostInfo, ...]:
+        """Whom to choose among, thought about anew after a few milliseconds or once one is not well any more."""
         tolerance = parameters.tolerance_for(spec)
-        key = (spec.name, partition, tolerance)
+        spread = parameters.prefer == "any" and not parameters.require_active
+        key = (spec.name, partition, tolerance, spread)
         found = self._choices.get(key)
-        if found is not None and now_boot_ms - found[0] < _CHOICE_MAX_AGE_MS:
-            host = found[1]
-            if host is not None and self._router.cluster.well(host):
-                return host
+        well = self._router.cluster.well
+        if found is not None and now_boot_ms - found[0] < _CHOICE_MAX_AGE_MS and all(map(well, found[1])):
+            return found[1]
         if len(self._choices) > 10_000:
             self._choices.clear()
         holders = self._router.cluster.holders(spec, partition, {})
-        order = candidates(holders, tolerance)
-        host = order[0] if order and self._router.cluster.well(order[0]) else None
-        self._choices[key] = (now_boot_ms, host)
-        return host
+        hosts = equals(holders, tolerance) if spread else candidates(holders, tolerance)[:1]
+        hosts = tuple(filter(well, hosts))
+        self._choices[key] = (now_boot_ms, hosts)
+        return hosts
 
     def _answered(self, read: _Outstanding, answer: UpstreamAnswer | None) -> None:
         """Take a worker's answer, None where the connection ended first."""

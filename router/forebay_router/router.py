@@ -18,7 +18,7 @@ from forebay.lag import Lag, boot_ms, epoch_ms
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.event_streams import EventStreams
-from forebay.rest.parameters import ReadParameters
+from forebay.rest.parameters import Prefer, ReadParameters
 from forebay.settings import RouterSettings
 from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, refusal
@@ -48,7 +48,7 @@ class Router:
         self.draining = False
         self._incarnation = int(epoch_ms())
         self._sequence = itertools.count(1)
-        self._choose = random.Random()
+        self.choose = random.Random()
 
     def readiness(self) -> Problem | None:
         """Why the router is not ready."""
@@ -111,7 +111,9 @@ class Router:
         """The workers to ask for a partition, best first."""
         load = {host: self.upstreams.load(host) for host in self.cluster.workers}
         holders = self.cluster.holders(spec, partition, load)
-        return list(candidates(holders, parameters.tolerance_for(spec), choose=self._choose))
+        # Any but the active would refuse.
+        prefer: Prefer = "active" if parameters.require_active else parameters.prefer
+        return list(candidates(holders, parameters.tolerance_for(spec), prefer, self.choose))
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, TypeAlias, TypedDict
 from urllib.parse import quote, urlencode
 
-from forebay.rest.parameters import parse_time
+from forebay.rest.parameters import Prefer, parse_time
 
 DEFAULT_TIMEOUT_MS = 5_000
 
@@ -38,6 +38,8 @@ class ReadOptions(TypedDict, total=False):
     """Most milliseconds that it may be behind the source."""
     require_active: bool
     """Only a running active answers."""
+    prefer: Prefer
+    """``"any"`` lets a router spread reads over every replica within the bounds; ``"active"`` asks that first."""
     min_position: str
     """Position token of an answer or of a sink's batch: read at least that."""
     wait_ms: int

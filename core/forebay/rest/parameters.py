@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, get_args
 from urllib.parse import unquote_to_bytes
 
 from forebay.errors import BadParameter
@@ -21,6 +21,9 @@ DEFAULT_LIMIT = 1_000
 DEFAULT_LAG_INTERVAL_MS = 5_000
 LEAST_LAG_INTERVAL_MS = 100
 
+Prefer = Literal["active", "any"]
+"""Which replica a router asks first: the active, or any within the tolerance."""
+
 
 @dataclass(frozen=True)
 class ReadParameters:
@@ -28,6 +31,7 @@ class ReadParameters:
 
     tolerance: Tolerance = UNLIMITED
     require_active: bool = False
+    prefer: Prefer = "active"
     min_position: Position | None = None
     wait_ms: int = 0
     timeout_ms: int | None = None
@@ -115,6 +119,12 @@ def _boolean(name: str, text: str) -> bool:
     return text == "true"
 
 
+def _prefer(name: str, text: str) -> str:
+    if text not in get_args(Prefer):
+        raise BadParameter(f"{name}={text!r} is neither 'active' nor 'any'.", parameter=name)
+    return text
+
+
 def parse_time(name: str, raw: bytes) -> int:
     """Epoch milliseconds of a time given as such or as RFC 3339; raises ``BadParameter`` naming ``name``."""
     text = raw.decode("utf-8", "replace")
@@ -150,6 +160,7 @@ _PARSERS: Mapping[str, Callable[[str, bytes], Any]] = {
     "max_time_lag_ms": _as_text(_natural),
     "max_age_ms": _as_text(_natural),
     "require_active": _as_text(_boolean),
+    "prefer": _as_text(_prefer),
     "min_position": _as_text(_position),
     "wait_ms": _as_text(_natural),
     "timeout_ms": _as_text(_positive),
@@ -167,7 +178,16 @@ _PARSERS: Mapping[str, Callable[[str, bytes], Any]] = {
 _FIELDS = {"from": "start", "to": "end", "as_of": "as_of_ms"}
 
 TOLERANCE_PARAMETERS = frozenset(
-    {"max_record_lag", "max_time_lag_ms", "max_age_ms", "require_active", "min_position", "wait_ms", "timeout_ms"}
+    {
+        "max_record_lag",
+        "max_time_lag_ms",
+        "max_age_ms",
+        "require_active",
+        "prefer",
+        "min_position",
+        "wait_ms",
+        "timeout_ms",
+    }
 )
 KEY_PARAMETERS = TOLERANCE_PARAMETERS | {"as_of"}
 CHANGES_PARAMETERS = TOLERANCE_PARAMETERS | {"lag_interval_ms"}
@@ -180,6 +200,10 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     "max_time_lag_ms": ({"type": "integer", "minimum": 0}, "Most milliseconds it may be behind the log."),
     "max_age_ms": ({"type": "integer", "minimum": 0}, "Most milliseconds it may be behind the source."),
     "require_active": ({"type": "boolean"}, "Only a running active answers."),
+    "prefer": (
+        {"type": "string", "enum": list(get_args(Prefer)), "default": "active"},
+        "Which replica a router asks first: the active, or any within the tolerance, to spread the load.",
+    ),
     "min_position": ({"type": "string"}, "Position token of an earlier answer: read at least that."),
     "wait_ms": ({"type": "integer", "minimum": 0}, "How long a replica may wait to meet the bound."),
     "timeout_ms": ({"type": "integer", "minimum": 1}, "Time for everything, waits and retries included."),

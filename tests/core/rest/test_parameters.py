@@ -50,6 +50,8 @@ def refused(query: str | bytes) -> BadParameter:
         ("max_age_ms=3&max_record_lag=1&max_time_lag_ms=2", ReadParameters(Tolerance(1, 2, 3))),
         ("require_active=true", ReadParameters(require_active=True)),
         ("require_active=false", ReadParameters(require_active=False)),
+        ("prefer=any", ReadParameters(prefer="any")),
+        ("prefer=active", ReadParameters()),
         (f"min_position={TOKEN}", ReadParameters(min_position=POSITION)),
         ("wait_ms=0", ReadParameters(wait_ms=0)),
         ("wait_ms=250", ReadParameters(wait_ms=250)),

@@ -1,0 +1,63 @@
+"""Which replicas a router asks, as its clients can choose and see."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.cluster import Cluster, running_cluster
+
+READS = 60
+"""So many that one of two hosts chosen alike is left out once in 2**59 runs."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str]]:
+    with running_cluster(tmp_path_factory.mktemp("routing")) as cluster:
+        cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
+        cluster.put("hours", {b"jfk" + (1000).to_bytes(8, "big"): b"1"})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        # The hot path takes reads once all connections to a worker are open.
+        hosts(router, "/counts/keys/k1?prefer=any")
+        yield cluster, router
+
+
+def hosts(router: str, path: str, **options: object) -> set[str]:
+    """The hosts that answered so many reads of a path."""
+    found = set()
+    with httpx.Client(base_url=f"http://{router}/v1/stores", timeout=10) as client:
+        for _ in range(READS):
+            answer = client.request("POST" if "json" in options else "GET", path, **options)
+            assert answer.status_code == 200, answer.text
+            body = answer.json()
+            [source] = body.get("results") or body.get("partitions") or [body]
+            found.add(source["host"])
+    return found
+
+
+@pytest.mark.parametrize("bound", ["", "&max_record_lag=0", "&max_time_lag_ms=5000"])
+def test_reads_that_prefer_any_replica_are_spread_over_all(served, bound):
+    cluster, router = served
+    everyone = set(cluster.workers)
+    hot = f"/counts/keys/k1?prefer=any{bound}"
+    assert hosts(router, hot) == everyone
+    # A TE header is harmless, and enough to be left to the ordinary read.
+    assert hosts(router, hot, headers={"te": "trailers"}) == everyone
+    assert hosts(router, f"/counts/batch-get?prefer=any{bound}", json={"keys": ["k1"]}) == everyone
+    assert hosts(router, f"/hours/keys/jfk/windows?prefer=any{bound}") == everyone
+
+
+@pytest.mark.parametrize("headers", [{}, {"te": "trailers"}])
+def test_require_active_beats_a_preference(served, headers):
+    cluster, router = served
+    active = cluster.active_for(router, "counts", "k1")
+    assert hosts(router, "/counts/keys/k1?prefer=any&require_active=true", headers=headers) == {active}
+
+
+def test_a_preference_for_neither_is_refused(served):
+    _, router = served
+    answer = httpx.get(f"http://{router}/v1/stores/counts/keys/k1?prefer=standby")
+    assert answer.status_code == 400
+    assert "prefer='standby' is neither 'active' nor 'any'" in answer.json()["detail"]
