@@ -21,7 +21,8 @@ from forebay.rest.events import Event
 from forebay.rest.parameters import ReadParameters
 from forebay_router.attempts import Attempt, refusal
 from forebay_router.event_upstream import EventUpstream
-from forebay_router.router import ReplicaRequest, Router
+from forebay_router.replica_read import ReplicaRequest
+from forebay_router.router import Router
 from forebay_router.upstream import UpstreamAnswer
 
 _LEAST_PAUSE_MS = 20.0

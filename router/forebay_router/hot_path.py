@@ -22,7 +22,8 @@ from forebay.rest.routes import READ_ROUTES
 from forebay.topology import StoreSpec
 from forebay_router.candidates import candidates, equals, less_loaded
 from forebay_router.metrics import RouterMetrics
-from forebay_router.router import Router, is_final
+from forebay_router.replica_read import is_final
+from forebay_router.router import Router
 from forebay_router.upstream import UpstreamAnswer
 
 log = logging.getLogger(__name__)

@@ -1,35 +1,29 @@
-"""Routing one read: candidates in order, failing over for free and hedging within a budget."""
+"""A router: what it knows of the workers, what it has in flight, and how it answers."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import os
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from forebay.codecs import from_segment
-from forebay.errors import DeadlineExceeded, NotReady, Overloaded, Problem
-from forebay.lag import Lag, boot_ms, epoch_ms
+from forebay.errors import NotReady, Overloaded, Problem
+from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import HostInfo, StreamsMetadataState
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import Answer
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.parameters import Prefer, ReadParameters
 from forebay.settings import RouterSettings
 from forebay.topology import StoreSpec
-from forebay_router.attempts import Attempt, refusal
 from forebay_router.candidates import candidates
 from forebay_router.cluster import Cluster
 from forebay_router.hedging import HedgeBudget, HedgeDelay
-from forebay_router.upstream import UpstreamAnswer, Upstreams
-
-_UNKNOWN_STORE = b'"urn:forebay:problem:unknown-store"'
-_FINAL = frozenset({200, 400, 404, 409})
-_LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
+from forebay_router.replica_read import ReplicaRead, ReplicaRequest
+from forebay_router.upstream import Upstreams
 
 
 class Router:
@@ -134,7 +128,7 @@ class Router:
     async def ask(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> Answer:
         """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
         self.budget.earn(boot_ms())
-        return await _Read(self, request, parameters, deadline_boot_ms).run()
+        return await ReplicaRead(self, request, parameters, deadline_boot_ms).run()
 
     async def key(
         self, store: str, segment: bytes, path: bytes, query: bytes, parameters: ReadParameters
@@ -150,172 +144,3 @@ class Router:
         with self.admitted():
             request = ReplicaRequest(spec, self.partition(spec, plain), target, alone=alone)
             return await self.ask(request, parameters, self.deadline(parameters))
-
-
-@dataclass(frozen=True)
-class ReplicaRequest:
-    """What to ask of a partition's replicas. ``alone`` keeps it off the connections that others share."""
-
-    spec: StoreSpec
-    partition: int
-    target: bytes
-    body: bytes | None = None
-    accept: bytes = b""
-    alone: bool = False
-
-    def render(self, host: HostInfo, left_ms: int) -> bytes:
-        """The request's bytes for one worker."""
-        lines = [
-            b"%b %b HTTP/1.1" % (b"GET" if self.body is None else b"POST", self.target),
-            b"host: " + str(host).encode(),
-            b"forebay-deadline-ms: %d" % left_ms,
-        ]
-        if self.accept:
-            lines.append(b"accept: " + self.accept)
-        if self.body is not None:
-            lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
-        return b"\r\n".join(lines) + b"\r\n\r\n" + (self.body or b"")
-
-
-class _Read:
-    """One read on its way: who is still to be asked, who is being asked, what came back."""
-
-    def __init__(
-        self,
-        router: Router,
-        request: ReplicaRequest,
-        parameters: ReadParameters,
-        deadline_boot_ms: float,
-    ) -> None:
-        self._router = router
-        self._request = request
-        spec, partition = request.spec, request.partition
-        self._held = (spec.name, partition)
-        self._alone = request.alone
-        self._deadline = deadline_boot_ms
-        self._waiting = router.candidates(spec, partition, parameters)
-        self._asked: dict[asyncio.Task[UpstreamAnswer], HostInfo] = {}
-        self._hedged: set[HostInfo] = set()
-        self._attempts: list[Attempt] = []
-        self._overloads = 0
-
-    async def run(self) -> Answer:
-        """The first final answer, else the problem that sums the attempts up."""
-        try:
-            while self._waiting or self._asked:
-                if not self._asked:
-                    self._ask_next()
-                done = await self._wait()
-                for task in done:
-                    final = self._take(task)
-                    if final is not None:
-                        return Answer(*final)
-                if boot_ms() >= self._deadline - _LEAST_TIME_FOR_AN_ATTEMPT_MS:
-                    return self._deadline_passed()
-                if not done:
-                    self._hedge()
-            return refusal(*self._held, self._attempts)
-        finally:
-            for task in self._asked:
-                task.cancel()
-
-    async def _wait(self) -> set[asyncio.Task[UpstreamAnswer]]:
-        left_ms = self._deadline - boot_ms()
-        hedging = self._waiting and not self._alone
-        pause_ms = min(left_ms, self._router.delay.delay_ms) if hedging else left_ms
-        done, _ = await asyncio.wait(
-            self._asked, timeout=max(pause_ms, 0.0) / 1000, return_when=asyncio.FIRST_COMPLETED
-        )
-        return done
-
-    def _ask_next(self) -> None:
-        host = self._waiting.pop(0)
-        left_ms = max(1, int(self._deadline - boot_ms()))
-        request = self._request.render(host, left_ms)
-        self._asked[asyncio.create_task(self._timed(host, request))] = host
-
-    async def _timed(self, host: HostInfo, request: bytes) -> UpstreamAnswer:
-        begun = boot_ms()
-        answer = await self._router.upstreams.request(host, request, alone=self._alone)
-        if not self._alone:
-            self._router.delay.observe(boot_ms() - begun)
-        return answer
-
-    def _hedge(self) -> None:
-        """Nobody answered within the hedge delay: note who is silent, and ask one more if the budget allows."""
-        for host in self._asked.values():
-            if host not in self._hedged:
-                self._hedged.add(host)
-                self._router.cluster.silent(host)
-        if self._waiting:
-            if self._router.budget.spend():
-                self._router.counts["hedges"] += 1
-                self._ask_next()
-            else:
-                self._router.counts["hedges_refused"] += 1
-
-    def _take(self, task: asyncio.Task[UpstreamAnswer]) -> UpstreamAnswer | None:
-        """Note what came of an attempt; the answer if it is final."""
-        host = self._asked.pop(task)
-        cluster = self._router.cluster
-        error = task.exception()
-        if error is not None:
-            if not isinstance(error, OSError):
-                raise error
-            outcome = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
-            self._attempts.append(Attempt(host, outcome))
-            self._router.counts["failovers"] += 1
-            if isinstance(error, TimeoutError):
-                cluster.silent(host)
-            else:
-                cluster.unreachable(host)
-            return None
-        answer = task.result()
-        cluster.answered(host)
-        self._report(host, answer)
-        if is_final(answer):
-            return answer
-        self._attempts.append(Attempt(host, "answered", answer))
-        if answer.status == 421:
-            cluster.refresh()
-        if answer.status == 429:
-            self._overloads += 1
-            if self._overloads > 1:
-                return answer
-        return None
-
-    def _report(self, host: HostInfo, answer: UpstreamAnswer) -> None:
-        headers = _forebay_headers(answer.head)
-        if b"role" in headers:
-            self._router.cluster.report(host, self._held, headers[b"role"].decode(), _lag_of(headers))
-
-    def _deadline_passed(self) -> Answer:
-        attempts = [*self._attempts, *(Attempt(host, "no answer yet") for host in self._asked.values())]
-        return problem_answer(
-            DeadlineExceeded("No replica answered in time.", attempts=[attempt.document() for attempt in attempts])
-        )
-
-
-def is_final(answer: UpstreamAnswer) -> bool:
-    """Whether a worker's answer is the client's, and no other worker need be asked.
-
-    A worker that does not know a store which the router's map has is behind a deployment.
-    """
-    return answer.status in _FINAL and not (answer.status == 404 and _UNKNOWN_STORE in answer.body)
-
-
-def _forebay_headers(head: bytes) -> dict[bytes, bytes]:
-    headers = {}
-    for line in head.split(b"\r\n"):
-        if line.startswith(b"forebay-"):
-            name, _, value = line.partition(b": ")
-            headers[name.removeprefix(b"forebay-")] = value
-    return headers
-
-
-def _lag_of(headers: dict[bytes, bytes]) -> Lag:
-    def figure(name: bytes) -> int | None:
-        value = headers.get(name)
-        return None if value is None else int(value)
-
-    return Lag(figure(b"record-lag"), figure(b"time-lag-ms"), figure(b"age-ms"))

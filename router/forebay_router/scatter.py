@@ -21,7 +21,8 @@ from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
 from forebay.topology import StoreSpec
-from forebay_router.router import ReplicaRequest, Router
+from forebay_router.replica_read import ReplicaRequest
+from forebay_router.router import Router
 
 _PAGE_LIMIT = 4_000
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
