@@ -22,7 +22,7 @@ ForebayError
     ├── 400  BadKey, BadParameter, BadRequest
     ├── 404  UnknownKey, UnknownStore, UnknownPath
     ├── 405  MethodNotAllowed
-    ├── 409  WrongStoreKind, PositionOfAnotherLog
+    ├── 409  WrongStoreKind, PositionOfAnotherLog, UnknownPartitioner
     ├── 412  LagExceedsTolerance, PositionNotReached, NotActive
     ├── 421  NotHostedHere
     ├── 429  Overloaded
@@ -190,6 +190,12 @@ class PositionOfAnotherLog(Problem):
     """The ``min_position`` token belongs to another log, such as the one before a reset."""
 
     status, name, title = 409, "position-of-another-log", "The position belongs to another log"
+
+
+class UnknownPartitioner(Problem):
+    """The store's partitioner is ``unknown``, so its keys have no partition that could be worked out."""
+
+    status, name, title = 409, "unknown-partitioner", "A key's partition is not known"
 
 
 class LagExceedsTolerance(Problem):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from forebay.errors import NotReady, UnknownStore
+from forebay.errors import NotReady, UnknownPartitioner, UnknownStore
 from forebay.lag import Lag
 from forebay.partitioning import StreamPartitioner
 from forebay.tasks import TopicPartition
@@ -218,8 +218,8 @@ class StreamsMetadataState:
         spec = self._spec(store)
         chosen = partitioner or spec.stream_partitioner
         if chosen is None:
-            raise NotReady(
-                f"The partitioner of the store {store!r} is 'unknown', so a key has no one partition.",
+            raise UnknownPartitioner(
+                f"The partitioner of the store {store!r} is 'unknown', so nobody can say where a key is.",
                 store=store,
             )
         partition = chosen.partition(plain_key, spec.partitions)

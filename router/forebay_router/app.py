@@ -20,6 +20,7 @@ from forebay.errors import (
     PositionOfAnotherLog,
     Problem,
     UnknownKey,
+    UnknownPartitioner,
     UnknownStore,
     WrongStoreKind,
 )
@@ -38,10 +39,12 @@ from forebay.rest.routes import (
     add_changes_route,
     add_read_route,
 )
+from forebay_router.batches import batch_get
 from forebay_router.changes import RoutedChanges
+from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
-from forebay_router.scatter import Gather, ScanRefused, batch_get
+from forebay_router.scatter import Gather, ScanRefused
 
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
     BadKey,
@@ -57,7 +60,15 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     DeadlineExceeded,
 )
 
-_CHANGES_PROBLEMS = (BadKey, BadParameter, UnknownStore, WrongStoreKind, PositionOfAnotherLog, Overloaded)
+_CHANGES_PROBLEMS = (
+    BadKey,
+    BadParameter,
+    UnknownStore,
+    WrongStoreKind,
+    PositionOfAnotherLog,
+    UnknownPartitioner,
+    Overloaded,
+)
 
 
 def make_app(router: Router, metrics: RouterMetrics) -> FastAPI:
@@ -104,7 +115,7 @@ async def _read(router: Router, route: ReadRoute, request: Request, parameters: 
     path, query = request.scope["path"].encode("ascii"), request.scope["query_string"]
     if route.scan is None:
         assert segment is not None
-        return respond(await router.key(store, segment, path, query, parameters))
+        return respond(await read_key(router, store, segment, path, query, parameters))
     admission = contextlib.ExitStack()
     admission.enter_context(router.admitted())
     try:

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from forebay.client.problems import problem_of
 from forebay.codecs import from_segment, to_segment
-from forebay.errors import PositionOfAnotherLog, Problem
+from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
 from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.position import decode_position, encode_position
@@ -100,10 +100,16 @@ class RoutedChanges:
         spec = self._router.spec(self._store)
         require_followed(spec)
         plain = from_segment(spec.key_codec, self._segment)
-        partition = self._router.partition(spec, plain)
+        if spec.stream_partitioner is None:
+            raise UnknownPartitioner(
+                f"The partitioner of the store {spec.name!r} is 'unknown', and a key that is in no partition yet "
+                "may come into any: poll it instead.",
+                store=spec.name,
+            )
+        partition = spec.partition_of(plain)
         hosts = self._router.candidates(spec, partition, self._parameters)
         path = f"/v1/stores/{quote(spec.name, safe='')}/keys/{to_segment(spec.key_codec, plain)}/changes"
-        request = ReplicaRequest(spec, partition, f"{path}?{_query(self._parameters, partition)}".encode())
+        request = ReplicaRequest(spec, partition, f"{path}?{_query(self._parameters)}".encode())
         self._attempts = []
         for i, host in enumerate(hosts):
             # Each candidate gets its share of the time to the first event.
@@ -171,14 +177,13 @@ async def _first(host: HostInfo, request: bytes, left_ms: float) -> tuple[EventU
         return upstream, event
 
 
-def _query(parameters: ReadParameters, partition: int) -> str:
+def _query(parameters: ReadParameters) -> str:
     asked = {
         **parameters.tolerance._asdict(),
         "require_active": "true" if parameters.require_active else None,
         "min_position": None if parameters.min_position is None else encode_position(parameters.min_position),
         "wait_ms": parameters.wait_ms or None,
         "lag_interval_ms": parameters.lag_interval_ms,
-        "partition": partition,
     }
     return urlencode({name: value for name, value in asked.items() if value is not None})
 

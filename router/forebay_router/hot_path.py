@@ -21,6 +21,7 @@ from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parame
 from forebay.rest.routes import READ_ROUTES
 from forebay.topology import StoreSpec
 from forebay_router.candidates import candidates, equals, less_loaded
+from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
 from forebay_router.replica_read import is_final
 from forebay_router.router import Router
@@ -149,7 +150,7 @@ class RouterHotPath:
         try:
             left_ms = int(self._router.settings.request_timeout_ms - (boot_ms() - read.sent_boot_ms))
             parameters = replace(read.parameters, timeout_ms=max(1, left_ms))
-            answer = await self._router.key(request.store, request.segment, path, request.query, parameters)
+            answer = await read_key(self._router, request.store, request.segment, path, request.query, parameters)
         except Problem as problem:
             answer = problem_answer(problem)
         except Exception:

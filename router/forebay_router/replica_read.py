@@ -10,6 +10,7 @@ from forebay.errors import DeadlineExceeded
 from forebay.lag import Lag, boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.batches import read_batch_frames
 from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, refusal
@@ -25,7 +26,11 @@ _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """What to ask of a partition's replicas. ``alone`` keeps it off the connections that others share."""
+    """What to ask of a partition's replicas.
+
+    ``alone`` keeps it off the connections that others share. ``single`` says that it is a batch of one key, whose
+    result is judged, and told, as the answer.
+    """
 
     spec: StoreSpec
     partition: int
@@ -33,11 +38,13 @@ class ReplicaRequest:
     body: bytes | None = None
     accept: bytes = b""
     alone: bool = False
+    single: bool = False
 
     def render(self, host: HostInfo, left_ms: int) -> bytes:
         """The request's bytes for one worker."""
+        method, joint = b"GET" if self.body is None else b"POST", b"&" if b"?" in self.target else b"?"
         lines = [
-            b"%b %b HTTP/1.1" % (b"GET" if self.body is None else b"POST", self.target),
+            b"%b %b%bpartition=%d HTTP/1.1" % (method, self.target, joint, self.partition),
             b"host: " + str(host).encode(),
             b"forebay-deadline-ms: %d" % left_ms,
         ]
@@ -110,6 +117,9 @@ class ReplicaRead:
         answer = await self._router.upstreams.request(host, request, alone=self._alone)
         if not self._alone:
             self._router.delay.observe(boot_ms() - begun)
+        if self._request.single and answer.status == 200:
+            [result] = read_batch_frames(answer.body)
+            return UpstreamAnswer(*result)
         return answer
 
     def _hedge(self) -> None:
@@ -161,9 +171,15 @@ class ReplicaRead:
             self._router.cluster.report(host, self._held, headers[b"role"].decode(), _lag_of(headers))
 
     def _deadline_passed(self) -> Answer:
+        store, partition = self._held
         attempts = [*self._attempts, *(Attempt(host, "no answer yet") for host in self._asked.values())]
         return problem_answer(
-            DeadlineExceeded("No replica answered in time.", attempts=[attempt.document() for attempt in attempts])
+            DeadlineExceeded(
+                f"No replica of {store!r} partition {partition} answered in time.",
+                store=store,
+                partition=partition,
+                attempts=[attempt.document() for attempt in attempts],
+            )
         )
 
 

@@ -7,10 +7,9 @@ import itertools
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forebay.codecs import from_segment
 from forebay.errors import NotReady, Overloaded, Problem
 from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import HostInfo, StreamsMetadataState
@@ -95,11 +94,9 @@ class Router:
             raise NotReady("The router has not reached any worker yet.", retry_after_s=1)
         return self.cluster.spec(store)
 
-    def partition(self, spec: StoreSpec, plain: bytes) -> int:
-        """The partition of a key; raises ``NotReady`` where the partitioner is unknown."""
-        if spec.stream_partitioner is None:
-            raise NotReady(f"The partitioner of the store {spec.name!r} is 'unknown'.", store=spec.name)
-        return spec.partition_of(plain)
+    def partitions(self, spec: StoreSpec, plain: bytes) -> Sequence[int]:
+        """The partitions where a key may be: its own, or all where the partitioner is unknown."""
+        return range(spec.partitions) if spec.stream_partitioner is None else [spec.partition_of(plain)]
 
     def candidates(self, spec: StoreSpec, partition: int, parameters: ReadParameters) -> list[HostInfo]:
         """The workers to ask for a partition, best first."""
@@ -129,18 +126,3 @@ class Router:
         """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
         self.budget.earn(boot_ms())
         return await ReplicaRead(self, request, parameters, deadline_boot_ms).run()
-
-    async def key(
-        self, store: str, segment: bytes, path: bytes, query: bytes, parameters: ReadParameters
-    ) -> Answer:
-        """Answer a read of one key from the replica that best meets its tolerance; raises ``Problem``.
-
-        ``path`` and ``query`` are the request's own, as received.
-        """
-        spec = self.spec(store)
-        plain = from_segment(spec.key_codec, segment)
-        target = path + b"?" + query if query else path
-        alone = parameters.wait_ms > 0
-        with self.admitted():
-            request = ReplicaRequest(spec, self.partition(spec, plain), target, alone=alone)
-            return await self.ask(request, parameters, self.deadline(parameters))

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 from forebay.codecs import from_segment
-from forebay.errors import NoReplica, Problem
+from forebay.errors import NoReplica
 from forebay.rest.answers import Answer
-from forebay.rest.batches import batch_answer, read_batch_frames
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
-from forebay.topology import StoreSpec
 from forebay_router.replica_read import ReplicaRequest
 from forebay_router.router import Router
 
@@ -130,7 +126,7 @@ class Gather:
     def _partitions(self, segment: bytes | None) -> Sequence[int]:
         if segment is None:
             return range(self.scan.spec.partitions)
-        return [self.router.partition(self.scan.spec, from_segment(self.scan.spec.key_codec, segment))]
+        return self.router.partitions(self.scan.spec, from_segment(self.scan.spec.key_codec, segment))
 
     def _merge(self) -> list[tuple[bytes, bytes]]:
         """Every item in hand that no page still to come can precede, in order; taken off the pages."""
@@ -164,7 +160,7 @@ class Gather:
     async def _ask(self, part: _PartitionScan) -> Answer:
         limit = min(_PAGE_LIMIT, self.parameters.limit + 1)
         query = [item for item in self.query.split(b"&") if item and item.partition(b"=")[0] not in _NOT_FORWARDED]
-        query += [b"partition=%d" % part.partition, b"limit=%d" % limit]
+        query.append(b"limit=%d" % limit)
         if part.last is not None:
             query.append(b"cursor=" + Cursor(self.scan.digest, part.last, part.at).encode().encode())
         request = ReplicaRequest(
@@ -195,78 +191,3 @@ def _in_order(runs: list[list[tuple[bytes, bytes]]], reverse: bool) -> list[tupl
     if sum(map(bool, runs)) > 1:
         merged.sort(reverse=reverse)
     return merged
-
-
-async def batch_get(
-    router: Router, store: str, keys: list[Any], query: bytes, parameters: ReadParameters
-) -> Answer:
-    """Answer ``batch-get``: the keys of each partition asked of its replicas at once; raises ``Problem``."""
-    spec = router.spec(store)
-    results: list[bytes | None] = [None] * len(keys)
-    by_partition: dict[int, list[int]] = {}
-    for index, key in enumerate(keys):
-        try:
-            by_partition.setdefault(router.partition(spec, spec.key_codec.from_json(key)), []).append(index)
-        except Problem as problem:
-            results[index] = _key_problem(key, problem.body())
-    deadline = router.deadline(parameters)
-    groups = list(by_partition.items())
-    answers = await asyncio.gather(
-        *(
-            _batch(router, spec, partition, [keys[i] for i in at], query, parameters, deadline)
-            for partition, at in groups
-        )
-    )
-    for (_, at), bodies in zip(groups, answers, strict=True):
-        for index, body in zip(at, bodies, strict=True):
-            results[index] = body
-    return batch_answer([result for result in results if result is not None])
-
-
-async def _batch(
-    router: Router,
-    spec: StoreSpec,
-    partition: int,
-    keys: list[Any],
-    query: bytes,
-    parameters: ReadParameters,
-    deadline: float,
-) -> list[bytes]:
-    """Results of one partition's keys. Those that one replica refused are asked singly of the others."""
-    path = f"/v1/stores/{quote(spec.name, safe='')}/batch-get".encode()
-    target = path + b"?" + query if query else path
-    body = json.dumps({"keys": keys}).encode()
-    request = ReplicaRequest(spec, partition, target, body, accept=_FRAMES, alone=True)
-    answer = await router.ask(request, parameters, deadline)
-    if answer.status != 200:
-        return [_key_problem(key, answer.body) for key in keys]
-    found = read_batch_frames(answer.body)
-    again = [i for i, (status, _) in enumerate(found) if status in (412, 421, 503)]
-    bodies = [result for _, result in found]
-    singles = await asyncio.gather(
-        *(_single(router, spec, partition, keys[i], query, parameters, deadline) for i in again)
-    )
-    for i, single in zip(again, singles, strict=True):
-        bodies[i] = single
-    return bodies
-
-
-async def _single(
-    router: Router,
-    spec: StoreSpec,
-    partition: int,
-    key: Any,
-    query: bytes,
-    parameters: ReadParameters,
-    deadline: float,
-) -> bytes:
-    codec = spec.key_codec
-    segment = quote(codec.to_text(codec.from_json(key)), safe="")
-    path = f"/v1/stores/{quote(spec.name, safe='')}/keys/{segment}".encode()
-    request = ReplicaRequest(spec, partition, path + b"?" + query if query else path, alone=True)
-    answer = await router.ask(request, parameters, deadline)
-    return answer.body if answer.status == 200 else _key_problem(key, answer.body)
-
-
-def _key_problem(key: Any, problem: bytes) -> bytes:
-    return b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), problem)

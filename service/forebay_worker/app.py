@@ -23,6 +23,7 @@ from forebay.errors import (
     PositionOfAnotherLog,
     Problem,
     UnknownKey,
+    UnknownPartitioner,
     UnknownStore,
     WrongStoreKind,
 )
@@ -58,6 +59,7 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     UnknownStore,
     WrongStoreKind,
     PositionOfAnotherLog,
+    UnknownPartitioner,
     LagExceedsTolerance,
     PositionNotReached,
     NotActive,
@@ -67,7 +69,15 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     PartitionerMismatch,
 )
 
-_CHANGES_PROBLEMS = (BadKey, BadParameter, UnknownStore, WrongStoreKind, PositionOfAnotherLog, Overloaded)
+_CHANGES_PROBLEMS = (
+    BadKey,
+    BadParameter,
+    UnknownStore,
+    WrongStoreKind,
+    PositionOfAnotherLog,
+    UnknownPartitioner,
+    Overloaded,
+)
 
 
 def make_app(worker: Worker, metrics: WorkerMetrics) -> FastAPI:
@@ -144,7 +154,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
             keys = read_batch_keys(await request.body())
             results = worker.reads.batch(request.path_params["store"], keys, parameters)
             frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-            answer = batch_frames(results) if frames else batch_answer([body for _, body in results])
+            answer = batch_frames(results) if frames else batch_answer(keys, results)
         except Problem as problem:
             answer = problem_answer(problem)
         metrics.reads[BATCH_ROUTE.path, answer.status] += 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.errors import BadKey, NotReady, UnknownStore
+from forebay.errors import BadKey, NotReady, UnknownPartitioner, UnknownStore
 from forebay.lag import Lag
 from forebay.metadata import (
     NO_GENERATION,
@@ -216,7 +216,7 @@ def test_a_partition_that_nobody_holds_is_an_answer_not_an_error() -> None:
 
 
 def test_a_key_of_a_store_without_partitioner_has_no_one_partition() -> None:
-    with pytest.raises(NotReady, match="'unknown'"):
+    with pytest.raises(UnknownPartitioner, match="'unknown'"):
         assigned().key_query_metadata_for_key("any", "k")
 
 

@@ -64,13 +64,20 @@ def provenance_members(source: Provenance) -> dict[str, Any]:
     return {**source._asdict(), "lag": source.lag.document()}
 
 
-def provenance_head(source: Provenance) -> bytes:
-    """The ``forebay-`` header lines; an unknown figure's is absent."""
-    record_lag, time_lag_ms, age_ms = source.lag
-    return b"%b%b%bforebay-position: %b\r\nforebay-role: %b\r\nforebay-host: %b\r\n" % (
+def lag_head(lag: Lag) -> bytes:
+    """The header lines of a lag; an unknown figure's is absent."""
+    record_lag, time_lag_ms, age_ms = lag
+    return b"%b%b%b" % (
         b"" if record_lag is None else b"forebay-record-lag: %d\r\n" % record_lag,
         b"" if time_lag_ms is None else b"forebay-time-lag-ms: %d\r\n" % time_lag_ms,
         b"" if age_ms is None else b"forebay-age-ms: %d\r\n" % age_ms,
+    )
+
+
+def provenance_head(source: Provenance) -> bytes:
+    """The ``forebay-`` header lines."""
+    return b"%bforebay-position: %b\r\nforebay-role: %b\r\nforebay-host: %b\r\n" % (
+        lag_head(source.lag),
         source.position.encode(),
         source.role.encode(),
         source.host.encode(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from forebay.errors import BadRequest
@@ -30,25 +31,31 @@ def read_batch_keys(body: bytes) -> list[Any]:
     return keys
 
 
-def batch_answer(results: list[bytes]) -> Answer:
-    """The answer of these results, in order."""
-    return Answer(200, JSON_HEAD + NO_STORE, b'{"results":[%b]}' % b",".join(results))
+def batch_answer(keys: Sequence[Any], results: Sequence[Answer]) -> Answer:
+    """The answer of these keys' results, in order; what is no single answer is told as a problem of its key."""
+    parts = [
+        result.body
+        if result.status == 200
+        else b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), result.body)
+        for key, result in zip(keys, results, strict=True)
+    ]
+    return Answer(200, JSON_HEAD + NO_STORE, b'{"results":[%b]}' % b",".join(parts))
 
 
-def batch_frames(results: list[tuple[int, bytes]]) -> Answer:
+def batch_frames(results: Sequence[Answer]) -> Answer:
     """The same for a router: each result's status stands before it, so that no JSON is parsed."""
     parts: list[bytes] = []
-    for status, body in results:
+    for status, _, body in results:
         parts += (_FRAME.pack(status, len(body)), body)
     return Answer(200, b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE, b"".join(parts))
 
 
-def read_batch_frames(raw: bytes) -> list[tuple[int, bytes]]:
-    """The inverse of ``batch_frames``."""
+def read_batch_frames(raw: bytes) -> list[Answer]:
+    """The inverse of ``batch_frames``; the results have no headers."""
     results, at = [], 0
     while at < len(raw):
         status, size = _FRAME.unpack_from(raw, at)
         at += _FRAME.size
-        results.append((status, raw[at : at + size]))
+        results.append(Answer(status, b"", raw[at : at + size]))
         at += size
     return results

@@ -20,6 +20,7 @@ from forebay.errors import (
     PositionOfAnotherLog,
     Problem,
     UnknownKey,
+    UnknownPartitioner,
     UnknownStore,
 )
 from forebay.lag import UNLIMITED, Lag, Progress, boot_ms, lag_of, provable
@@ -109,12 +110,14 @@ class Admission:
         """The partition of a key, which must be the one asked for if any was.
 
         Raises ``BadParameter`` where it is not: a miss in a partition that is not the key's would prove nothing.
-        Raises ``NotReady`` where the partitioner is unknown and none was asked for.
+        Raises ``UnknownPartitioner`` where that is so and none was asked for.
         """
         if spec.stream_partitioner is None:
             if asked is None:
-                raise NotReady(
-                    f"The partitioner of the store {spec.name!r} is 'unknown': name a partition.", store=spec.name
+                raise UnknownPartitioner(
+                    f"The partitioner of the store {spec.name!r} is 'unknown': name the key's partition with "
+                    "partition=, or ask a router, which looks in all.",
+                    store=spec.name,
                 )
             return asked
         partition = spec.partition_of(plain)

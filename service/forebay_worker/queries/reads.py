@@ -7,7 +7,6 @@ was being applied after it, so that the token bounds from above what was read.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from forebay.rest.answers import (
     Answer,
     Provenance,
     Told,
+    problem_answer,
     provenance_head,
     provenance_members,
 )
@@ -105,44 +105,42 @@ class Reads:
     def _miss(self, admitted: Admitted, plain: bytes) -> Problem:
         return self._admission.miss(admitted, admitted.replica.spec.key_codec.to_json(plain))
 
-    def batch(self, store: str, keys: list[Any], parameters: ReadParameters) -> list[tuple[int, bytes]]:
-        """One (status, JSON) per key, in order: a single answer's body, or the key and its problem.
-
-        Raises ``UnknownStore`` and ``WrongStoreKind``, which no key can escape.
-        """
+    def batch(self, store: str, keys: list[Any], parameters: ReadParameters) -> list[Answer]:
+        """One answer or problem per key, in order; raises ``UnknownStore`` and ``WrongStoreKind`` for all."""
         spec = self._admission.spec(store)
         require_kind(spec, "key-value", "versioned")
-        results: list[tuple[int, bytes]] = [(0, b"")] * len(keys)
+        results: dict[int, Answer] = {}
         places: dict[int, list[tuple[int, bytes]]] = {}
         for index, key in enumerate(keys):
             try:
                 plain = spec.key_codec.from_json(key)
                 partition = self._admission.partition(spec, plain, parameters.partition)
             except Problem as problem:
-                results[index] = _key_problem(key, problem.status, problem.body())
+                results[index] = problem_answer(problem)
             else:
                 places.setdefault(partition, []).append((index, plain))
         for partition, placed in places.items():
             found = self._batched(spec, partition, [plain for _, plain in placed], parameters)
-            for (index, _), outcome in zip(placed, found, strict=True):
-                results[index] = outcome if isinstance(outcome, tuple) else _refused(keys[index], outcome)
-        return results
+            results |= {index: answer for (index, _), answer in zip(placed, found, strict=True)}
+        return [results[index] for index in range(len(keys))]
 
     def _batched(
         self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters
-    ) -> list[tuple[int, bytes] | Problem | Refused]:
+    ) -> list[Answer]:
         """What one partition has of several keys, or why it may not answer: judged once for all of them."""
         try:
             _require_versions(spec, parameters)
             admitted = self._admission.admit(self._admission.replica(spec, partition), parameters)
-        except (Problem, Refused) as refusal:
-            return [refusal] * len(plains)
+        except Refused as refused:
+            return [refused.answer()] * len(plains)
+        except Problem as problem:
+            return [problem_answer(problem)] * len(plains)
         values = _values(admitted.replica, plains, parameters)
         told = self._admission.told(admitted)
         return [
-            Refused(self._miss(admitted, plain), told.source)
+            Refused(self._miss(admitted, plain), told.source).answer()
             if value is None
-            else (200, key_document(spec, plain, Found(told, value)))
+            else Answer(200, b"", key_document(spec, plain, Found(told, value)))
             for plain, value in zip(plains, values, strict=True)
         ]
 
@@ -226,17 +224,6 @@ def _require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
         raise BadParameter(
             f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
         )
-
-
-def _refused(key: Any, refusal: Problem | Refused) -> tuple[int, bytes]:
-    if isinstance(refusal, Problem):
-        return _key_problem(key, refusal.status, refusal.body())
-    answer = refusal.answer()
-    return _key_problem(key, answer.status, answer.body)
-
-
-def _key_problem(key: Any, status: int, problem: bytes) -> tuple[int, bytes]:
-    return status, b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), problem)
 
 
 def _chunks(

@@ -1,0 +1,102 @@
+"""Reads of one key, also where the store's partitioner is not known: then every partition is asked.
+
+A key lives in one partition, so the first that has it answers. That there is no such key is said only once every
+partition has said so within the bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from forebay.codecs import from_segment
+from forebay.errors import UnknownKey
+from forebay.lag import Lag, worst_lag
+from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
+from forebay.rest.lists import joined_position
+from forebay.rest.parameters import ReadParameters
+from forebay.topology import StoreSpec
+from forebay_router.replica_read import ReplicaRequest
+from forebay_router.router import Router
+
+_SETTLED = frozenset({200, 400, 409})
+_GRAVEST_FIRST = (503, 504, 429, 412)
+
+
+async def read_key(
+    router: Router, store: str, segment: bytes, path: bytes, query: bytes, parameters: ReadParameters
+) -> Answer:
+    """Answer a read of one key from the replica that best meets its tolerance; raises ``Problem``.
+
+    ``path`` and ``query`` are the request's own, as received.
+    """
+    spec = router.spec(store)
+    plain = from_segment(spec.key_codec, segment)
+    target = path + b"?" + query if query else path
+    with router.admitted():
+        deadline = router.deadline(parameters)
+        if spec.stream_partitioner is None:
+            return await _search(router, spec, target, parameters, deadline)
+        request = ReplicaRequest(spec, spec.partition_of(plain), target, alone=parameters.wait_ms > 0)
+        return await router.ask(request, parameters, deadline)
+
+
+async def _search(
+    router: Router, spec: StoreSpec, target: bytes, parameters: ReadParameters, deadline_boot_ms: float
+) -> Answer:
+    """Ask every partition at once."""
+    alone = parameters.wait_ms > 0
+    asked = [
+        asyncio.create_task(
+            router.ask(ReplicaRequest(spec, partition, target, alone=alone), parameters, deadline_boot_ms)
+        )
+        for partition in range(spec.partitions)
+    ]
+    answers = []
+    try:
+        for task in asyncio.as_completed(asked):
+            answers.append(await task)
+            if settled(answers[-1]):
+                break
+    finally:
+        for one in asked:
+            one.cancel()
+    return verdict(spec, answers)
+
+
+def settled(answer: Answer) -> bool:
+    """Whether one partition's answer is that of all: it has the key, or the request is at fault."""
+    return answer.status in _SETTLED
+
+
+def verdict(spec: StoreSpec, answers: Sequence[Answer]) -> Answer:
+    """What the partitions' answers come to: what settles it, else the gravest refusal, else the miss of all."""
+    for answer in answers:
+        if settled(answer):
+            return answer
+    for status in _GRAVEST_FIRST:
+        for answer in answers:
+            if answer.status == status:
+                return answer
+    refused = next((answer for answer in answers if answer.status != UnknownKey.status), None)
+    return refused or _miss_of_all(spec, answers)
+
+
+def _miss_of_all(spec: StoreSpec, answers: Sequence[Answer]) -> Answer:
+    """No partition has the key: the worst lag of all, and one position of all."""
+    misses = sorted((json.loads(answer.body) for answer in answers), key=lambda miss: int(miss["partition"]))
+    sources = [{name: miss[name] for name in Provenance._fields} for miss in misses]
+    lag = worst_lag([Lag(**source["lag"]) for source in sources])
+    position = joined_position(sources)
+    problem = UnknownKey(
+        misses[0]["detail"],
+        store=spec.name,
+        key=misses[0]["key"],
+        position=position,
+        lag=lag.document(),
+        partitions=sources,
+    )
+    answer = problem_answer(problem)
+    token = b"" if position is None else b"forebay-position: %b\r\n" % position.encode()
+    return answer._replace(head=answer.head + lag_head(lag) + token)
