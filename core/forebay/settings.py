@@ -72,7 +72,15 @@ SETTINGS: tuple[Setting, ...] = (
         "URL of the worker group, `sqlite:///FILE` or `kafka://HOST:PORT,…`; by default `group.db` beside the "
         "SQLite changelog, or the Kafka changelog's brokers.",
     ),
-    Setting("seeds", "addresses", None, ROUTER, "Workers to learn the others from, comma-separated.", True),
+    Setting(
+        "seeds",
+        "addresses",
+        None,
+        ROUTER,
+        "Workers to learn the others from, comma-separated; a name stands for every address that it resolves to, "
+        "looked up every 5 s.",
+        required=True,
+    ),
     Setting("listen", "address", "127.0.0.1:8080", BOTH, "Address to listen on."),
     Setting(
         "advertise",

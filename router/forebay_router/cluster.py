@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,12 +17,15 @@ from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataSt
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.candidates import Holder
+from forebay_router.seeds import Seeds
 
 log = logging.getLogger(__name__)
 
 _SILENT_READS_TO_SUSPECT = 3
 _STATUS_TIMEOUT_S = 1.0
 _FORGET_AFTER_MS = 300_000.0
+_ALIAS_POLL_INTERVAL_S = 5.0
+"""Pause between looks at an address whose worker goes under another, which is polled as often as any."""
 
 
 class Report(NamedTuple):
@@ -56,8 +59,9 @@ class WorkerView:
 class Cluster:
     """The router's picture of one application's workers, kept up to date by polling them."""
 
-    def __init__(self, seeds: Iterable[HostInfo], poll_interval_ms: int, lag_report_max_age_ms: int) -> None:
-        self._seeds = tuple(seeds)
+    def __init__(self, seeds: Seeds, poll_interval_ms: int, lag_report_max_age_ms: int) -> None:
+        self._seeds = seeds
+        self._following: asyncio.Task[None] | None = None
         self._poll_interval_s = poll_interval_ms / 1000
         self._lag_report_max_age_ms = lag_report_max_age_ms
         self.application_id: str | None = None
@@ -71,14 +75,15 @@ class Cluster:
     async def start(self) -> None:
         """Begin to poll the seeds, and every worker that they lead to."""
         self._http = httpx.AsyncClient(timeout=_STATUS_TIMEOUT_S, trust_env=False)
-        for seed in self._seeds:
-            self._watch(seed)
+        self._watch_seeds()
+        self._following = asyncio.create_task(self._seeds.follow(self._watch_seeds))
 
     async def stop(self) -> None:
         """Stop polling."""
-        for task in self._polls.values():
+        tasks = [*self._polls.values(), *([self._following] if self._following else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._polls.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._http is not None:
             await self._http.aclose()
 
@@ -156,14 +161,19 @@ class Cluster:
         live = [worker for worker in self.workers.values() if worker.live and not worker.suspect]
         return [row for worker in sorted(live, key=lambda worker: worker.host) for row in worker.rows]
 
+    def _watch_seeds(self) -> None:
+        for address in self._seeds.addresses:
+            self._watch(address)
+
     def _watch(self, address: HostInfo) -> None:
         if address not in self._polls:
             self._polls[address] = asyncio.create_task(self._poll_forever(address))
 
     async def _poll_forever(self, address: HostInfo) -> None:
         while True:
+            host = None
             try:
-                await self._poll(address)
+                host = await self._poll(address)
             except (httpx.HTTPError, OSError) as error:
                 self._lost(address, error)
             except Exception:
@@ -171,29 +181,31 @@ class Cluster:
             if self._forgotten(address):
                 del self._polls[address]
                 return
+            pause_s = self._poll_interval_s if host in (None, address) else _ALIAS_POLL_INTERVAL_S
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_interval_s):
+                async with asyncio.timeout(pause_s):
                     await self._refresh.wait()
             self._refresh.clear()
 
-    async def _poll(self, address: HostInfo) -> None:
+    async def _poll(self, address: HostInfo) -> HostInfo | None:
+        """Read the status of who is at an address; says under which address that worker goes, None if none is."""
         assert self._http is not None
         answer = await self._http.get(f"http://{address}/v1/status")
         answer.raise_for_status()
         status = answer.json()
         if status.get("tier") != "worker" or not self._same_application(address, status["application_id"]):
-            return
+            return None
         host = HostInfo.parse(status["host"])
         worker = self.workers.setdefault(host, WorkerView(host))
         order = (status["incarnation"], status["sequence"])
         if order <= (worker.incarnation, worker.sequence):
-            return
+            return host
         self._take_status(worker, status)
-        if host != address:
-            self._watch(host)
+        self._watch(host)
         generation = Generation(status["generation"]["incarnation"], status["generation"]["generation"])
         if generation > self.metadata.map.generation or not self.metadata.stores:
             await self._fetch_metadata(address)
+        return host
 
     def _take_status(self, worker: WorkerView, status: Mapping[str, Any]) -> None:
         now = boot_ms()
@@ -246,13 +258,13 @@ class Cluster:
             worker.silent_reads = max(worker.silent_reads, _SILENT_READS_TO_SUSPECT)
 
     def _forgotten(self, address: HostInfo) -> bool:
-        """Whether to stop polling an address: long gone, no seed, and not in the map."""
+        """Whether to stop polling an address: it is neither a seed's nor in the map, and long silent."""
+        if address in self._seeds.addresses or any(item.host == address for item in self.metadata.map.hosts):
+            return False
         worker = self.workers.get(address)
-        if worker is None or worker.live or address in self._seeds:
-            return False
-        if any(item.host == address for item in self.metadata.map.hosts):
-            return False
-        if boot_ms() - worker.seen_boot_ms < _FORGET_AFTER_MS:
+        if worker is None:
+            return True
+        if worker.live or boot_ms() - worker.seen_boot_ms < _FORGET_AFTER_MS:
             return False
         del self.workers[address]
         return True

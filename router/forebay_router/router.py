@@ -22,6 +22,7 @@ from forebay_router.candidates import candidates
 from forebay_router.cluster import Cluster
 from forebay_router.hedging import HedgeBudget, HedgeDelay
 from forebay_router.replica_read import ReplicaRead, ReplicaRequest
+from forebay_router.seeds import Seeds
 from forebay_router.upstream import Upstreams
 
 
@@ -30,7 +31,9 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
-        self.cluster = Cluster(settings.seeds, settings.worker_poll_interval_ms, settings.lag_report_max_age_ms)
+        self.cluster = Cluster(
+            Seeds(settings.seeds), settings.worker_poll_interval_ms, settings.lag_report_max_age_ms
+        )
         self.upstreams = Upstreams()
         self.streams = EventStreams(settings.max_event_streams)
         self.delay = HedgeDelay()

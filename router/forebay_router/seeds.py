@@ -1,0 +1,79 @@
+"""Seeds: the addresses from which a router learns of the first workers."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+
+from forebay.metadata import HostInfo
+
+log = logging.getLogger(__name__)
+
+Resolve = Callable[[HostInfo], Awaitable[Iterable[HostInfo]]]
+"""All addresses that a name stands for; raises ``OSError`` where it stands for none."""
+
+_LOOK_UP_AGAIN_S = 5.0
+_AFTER_FAILURE_S = 1.0
+
+
+async def resolve(seed: HostInfo) -> list[HostInfo]:
+    """What the system's resolver says, asked in a thread; raises ``OSError`` or ``UnicodeError``."""
+    found = await asyncio.get_running_loop().getaddrinfo(seed.host, seed.port, type=socket.SOCK_STREAM)
+    return [HostInfo(str(address[0]), seed.port) for *_, address in found]
+
+
+class Seeds:
+    """Seeds as they were given, and the addresses that they stand for now.
+
+    A name stands for every address that it resolves to, and is looked up again every five seconds; while that
+    fails it stands for those of the last time.
+    """
+
+    def __init__(self, seeds: Iterable[HostInfo], resolve: Resolve = resolve) -> None:
+        given = frozenset(seeds)
+        self._names = frozenset(seed for seed in given if not _is_address(seed.host))
+        self._resolve = resolve
+        self._of_name: dict[HostInfo, frozenset[HostInfo]] = {}
+        self._failing: set[HostInfo] = set()
+        self._addresses = given - self._names
+
+    @property
+    def addresses(self) -> frozenset[HostInfo]:
+        """Every address that the seeds stand for now."""
+        return self._addresses.union(*self._of_name.values())
+
+    async def follow(self, on_change: Callable[[], None]) -> None:
+        """Look names up again and again, each at its own pace, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name in self._names:
+                group.create_task(self._follow(name, on_change))
+
+    async def _follow(self, name: HostInfo, on_change: Callable[[], None]) -> None:
+        while True:
+            resolved = await self.look_up(name)
+            on_change()
+            await asyncio.sleep(_LOOK_UP_AGAIN_S if resolved else _AFTER_FAILURE_S)
+
+    async def look_up(self, name: HostInfo) -> bool:
+        """Look a name up once; whether it stands for anything."""
+        try:
+            found = frozenset(await self._resolve(name))
+        except (OSError, UnicodeError) as error:
+            if name not in self._failing:
+                self._failing.add(name)
+                log.warning("the seed %s cannot be resolved: %s", name, error)
+            return False
+        self._failing.discard(name)
+        self._of_name[name] = found
+        return bool(found)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
