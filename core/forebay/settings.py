@@ -223,6 +223,14 @@ SETTINGS: tuple[Setting, ...] = (
         least=1,
     ),
     Setting(
+        "max_in_flight_per_worker",
+        "integer",
+        1_024,
+        ROUTER,
+        "Requests in flight at one worker beyond which a router asks another, and answers 429 where all are full.",
+        least=1,
+    ),
+    Setting(
         "max_event_streams",
         "integer",
         4_096,
@@ -308,6 +316,7 @@ class RouterSettings:
     request_timeout_ms: int
     max_request_timeout_ms: int
     max_in_flight: int
+    max_in_flight_per_worker: int
     max_event_streams: int
     worker_poll_interval_ms: int
     lag_report_max_age_ms: int

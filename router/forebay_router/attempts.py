@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.errors import NoReplica
+from forebay.errors import NoReplica, Overloaded
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
@@ -47,6 +47,19 @@ def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
             store=store,
             partition=partition,
             attempts=documents,
+        )
+    )
+
+
+def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
+    """The answer where a replica that is well was not asked, having as much to do as it is given."""
+    return problem_answer(
+        Overloaded(
+            f"Every replica of {store!r} partition {partition} that could answer has its fill of requests.",
+            retry_after_s=1,
+            store=store,
+            partition=partition,
+            attempts=[attempt.document() for attempt in attempts],
         )
     )
 

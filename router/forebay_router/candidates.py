@@ -17,7 +17,8 @@ class Holder:
     """One replica as the router believes it to be.
 
     ``lag`` is the last that was reported, unknown once the report is too old to go by. ``load`` is how many
-    requests the router has outstanding there.
+    requests the router has in flight there, and ``window`` how many it should have at most while the worker
+    recovers, None if it does not.
     """
 
     host: HostInfo
@@ -26,15 +27,17 @@ class Holder:
     live: bool = True
     suspect: bool = False
     load: int = 0
+    window: int | None = None
 
 
 class _Rank(IntEnum):
     ACTIVE = 0
     WITHIN_TOLERANCE = 1
     UNKNOWN_LAG = 2
-    TOO_FAR_BEHIND = 3
-    SUSPECT = 4
-    DEAD = 5
+    RECOVERING = 3
+    TOO_FAR_BEHIND = 4
+    SUSPECT = 5
+    DEAD = 6
 
 
 def candidates(
@@ -45,8 +48,9 @@ def candidates(
 ) -> tuple[HostInfo, ...]:
     """Every holder's host, best first; nobody is left out, since what the router believes is only a hint.
 
-    The active comes first; then restoring actives and standbys by lag; then those of unknown lag; then those
-    believed too far behind, silent or dead, as a last resort before refusing. ``prefer="any"`` spreads reads
+    The active comes first; then restoring actives and standbys by lag; then those of unknown lag; then those that
+    recover and have all that they should for now; then those believed too far behind, silent or dead, as a last
+    resort before refusing. ``prefer="any"`` spreads reads
     over every replica within tolerance instead, by two random choices and the lesser load.
     """
     ranked = sorted(holders, key=lambda holder: _order(holder, tolerance))
@@ -73,10 +77,11 @@ def less_loaded(hosts: Sequence[HostInfo], load: Callable[[HostInfo], int], choo
     return min(choose.sample(hosts, 2), key=load)
 
 
-def _order(holder: Holder, tolerance: Tolerance) -> tuple[int, float, float, HostInfo]:
+def _order(holder: Holder, tolerance: Tolerance) -> tuple[int, bool, float, float, HostInfo]:
     record_lag, time_lag_ms, _ = holder.lag
     return (
         _rank(holder, tolerance),
+        holder.role != "active",
         float("inf") if record_lag is None else record_lag,
         float("inf") if time_lag_ms is None else time_lag_ms,
         holder.host,
@@ -91,7 +96,9 @@ def _rank(holder: Holder, tolerance: Tolerance) -> _Rank:
     known = all(figure is not None or bound is None for figure, bound in zip(holder.lag, tolerance, strict=True))
     if known and not tolerance.met_by(holder.lag):
         return _Rank.TOO_FAR_BEHIND
-    if holder.role == "active":
+    if holder.window is not None and holder.load >= holder.window:
+        return _Rank.RECOVERING
+    if holder.role == "active" and known:
         return _Rank.ACTIVE
     if not known or holder.lag.record_lag is None:
         return _Rank.UNKNOWN_LAG

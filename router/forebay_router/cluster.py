@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataSt
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.candidates import Holder
+from forebay_router.recovery import Recovery
 from forebay_router.seeds import Seeds
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class WorkerView:
     live: bool = False
     silent_reads: int = 0
     seen_boot_ms: float = 0.0
+    recovery: Recovery = field(default_factory=Recovery)
     replicas: dict[tuple[str, int], Report] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The ``tasks`` of its last status."""
@@ -99,7 +101,7 @@ class Cluster:
             raise UnknownStore(f"There is no store {store!r}; GET /v1/stores lists them.", store=store)
         return spec
 
-    def holders(self, spec: StoreSpec, partition: int, load: Mapping[HostInfo, int]) -> list[Holder]:
+    def holders(self, spec: StoreSpec, partition: int, load: Callable[[HostInfo], int]) -> list[Holder]:
         """Everyone known to hold a partition, by the newest map or by their own word."""
         active, standbys = self.metadata.map.by_topic_partition.get(
             TopicPartition(spec.topic, partition), (None, ())
@@ -110,7 +112,7 @@ class Cluster:
             for host, worker in self.workers.items()
             if worker.live and (spec.name, partition) in worker.replicas
         )
-        return [self._holder(host, active, (spec.name, partition), load.get(host, 0)) for host in hosts]
+        return [self._holder(host, active, (spec.name, partition), load(host)) for host in hosts]
 
     def _holder(self, host: HostInfo, active: HostInfo | None, held: tuple[str, int], load: int) -> Holder:
         worker = self.workers.get(host)
@@ -120,7 +122,8 @@ class Cluster:
             # Never heard of: the map alone speaks for it.
             return Holder(host, role, live=worker is None or worker.live, load=load)
         fresh = boot_ms() - report.at_boot_ms <= self._lag_report_max_age_ms
-        return Holder(host, report.role, report.lag if fresh else UNKNOWN_LAG, worker.live, worker.suspect, load)
+        lag = report.lag if fresh else UNKNOWN_LAG
+        return Holder(host, report.role, lag, worker.live, worker.suspect, load, worker.recovery.window)
 
     def report(self, host: HostInfo, held: tuple[str, int], role: str, lag: Lag) -> None:
         """Take note of what an answer's headers said of its replica."""
@@ -128,11 +131,13 @@ class Cluster:
         if worker is not None:
             worker.replicas[held] = Report(role, lag, boot_ms())
 
-    def answered(self, host: HostInfo) -> None:
-        """A worker answered a read: it does not hang."""
+    def answered(self, host: HostInfo, *, late: bool = False) -> None:
+        """A worker answered a read, if perhaps ``late``, when nobody waited any more: it does not hang."""
         worker = self.workers.get(host)
         if worker is not None:
             worker.silent_reads = 0
+            if not late:
+                worker.recovery.answered()
 
     def silent(self, host: HostInfo) -> None:
         """A worker let a read wait past the hedge delay."""
@@ -145,12 +150,18 @@ class Cluster:
         worker = self.workers.get(host)
         if worker is not None and worker.live:
             worker.live = False
+            worker.recovery.lose()
             log.warning("worker %s is down", host)
 
     def well(self, host: HostInfo) -> bool:
         """Whether a worker answers, as far as is known."""
         worker = self.workers.get(host)
         return worker is not None and worker.live and not worker.suspect
+
+    def recovered(self, host: HostInfo) -> bool:
+        """Whether a worker answers and may have as many reads at once as any."""
+        worker = self.workers.get(host)
+        return worker is not None and worker.live and not worker.suspect and worker.recovery.window is None
 
     def refresh(self) -> None:
         """Read every worker's status now: someone answered that the map is out of date."""
@@ -256,6 +267,7 @@ class Cluster:
         worker = self.workers.get(address)
         if worker is not None:
             worker.silent_reads = max(worker.silent_reads, _SILENT_READS_TO_SUSPECT)
+            worker.recovery.lose()
 
     def _forgotten(self, address: HostInfo) -> bool:
         """Whether to stop polling an address: it is neither a seed's nor in the map, and long silent."""

@@ -61,7 +61,7 @@ class RouterHotPath:
     def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
         """A slot to be filled, None where the route must answer."""
         router = self._router
-        if router.draining or router.in_flight >= router.settings.max_in_flight:
+        if router.draining:
             return None
         spec = router.cluster.metadata.stores.get(request.store)
         if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
@@ -73,9 +73,14 @@ class RouterHotPath:
             return None
         if parameters.wait_ms or parameters.timeout_ms:
             return None
+        overload = router.overload()
+        if overload is not None:
+            self._counts[_PATH, overload.status] += 1
+            return problem_answer(overload)
         now = boot_ms()
         host = self._choose(spec, partition, parameters, now)
-        connection = None if host is None else router.upstreams.ready_connection(host)
+        most_load = router.settings.max_in_flight_per_worker
+        connection = None if host is None else router.upstreams.ready_connection(host, most_load)
         if host is None or connection is None:
             return None
         slot = protocol.reserve()
@@ -99,19 +104,20 @@ class RouterHotPath:
     def _best(
         self, spec: StoreSpec, partition: int, parameters: ReadParameters, now_boot_ms: float
     ) -> tuple[HostInfo, ...]:
-        """Whom to choose among, thought about anew after a few milliseconds or once one is not well any more."""
+        """Whom to choose among, thought about anew after a few milliseconds or once one is lost."""
         tolerance = parameters.tolerance_for(spec)
         spread = parameters.prefer == "any" and not parameters.require_active
         key = (spec.name, partition, tolerance, spread)
         found = self._choices.get(key)
-        well = self._router.cluster.well
-        if found is not None and now_boot_ms - found[0] < _CHOICE_MAX_AGE_MS and all(map(well, found[1])):
+        fit = self._router.cluster.recovered
+        if found is not None and now_boot_ms - found[0] < _CHOICE_MAX_AGE_MS and all(map(fit, found[1])):
             return found[1]
         if len(self._choices) > 10_000:
             self._choices.clear()
-        holders = self._router.cluster.holders(spec, partition, {})
+        holders = self._router.cluster.holders(spec, partition, self._router.upstreams.load)
         hosts = equals(holders, tolerance) if spread else candidates(holders, tolerance)[:1]
-        hosts = tuple(filter(well, hosts))
+        # One that recovers is probed by ordinary reads.
+        hosts = hosts if all(map(fit, hosts)) else ()
         self._choices[key] = (now_boot_ms, hosts)
         return hosts
 
@@ -122,7 +128,7 @@ class RouterHotPath:
             router.cluster.unreachable(read.host)
             router.counts["failovers"] += 1
         else:
-            router.cluster.answered(read.host)
+            router.cluster.answered(read.host, late=read.settled)
             router.delay.observe(boot_ms() - read.sent_boot_ms)
         if read.settled:
             return

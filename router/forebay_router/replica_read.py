@@ -13,7 +13,7 @@ from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import read_batch_frames
 from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
-from forebay_router.attempts import Attempt, refusal
+from forebay_router.attempts import Attempt, overload, refusal
 from forebay_router.upstream import UpstreamAnswer
 
 if TYPE_CHECKING:
@@ -76,13 +76,14 @@ class ReplicaRead:
         self._hedged: set[HostInfo] = set()
         self._attempts: list[Attempt] = []
         self._overloads = 0
+        self._overloaded = False
 
     async def run(self) -> Answer:
         """The first final answer, else the problem that sums the attempts up."""
         try:
             while self._waiting or self._asked:
-                if not self._asked:
-                    self._ask_next()
+                if not self._asked and not self._ask_next():
+                    break
                 done = await self._wait()
                 for task in done:
                     final = self._take(task)
@@ -92,7 +93,9 @@ class ReplicaRead:
                     return self._deadline_passed()
                 if not done:
                     self._hedge()
-            return refusal(*self._held, self._attempts)
+            return (
+                overload(*self._held, self._attempts) if self._overloaded else refusal(*self._held, self._attempts)
+            )
         finally:
             for task in self._asked:
                 task.cancel()
@@ -106,11 +109,21 @@ class ReplicaRead:
         )
         return done
 
-    def _ask_next(self) -> None:
-        host = self._waiting.pop(0)
-        left_ms = max(1, int(self._deadline - boot_ms()))
-        request = self._request.render(host, left_ms)
-        self._asked[asyncio.create_task(self._timed(host, request))] = host
+    def _ask_next(self) -> bool:
+        """Ask the best of those still waiting that is not full; whether there is one."""
+        router = self._router
+        while self._waiting:
+            host = self._waiting.pop(0)
+            if router.full(host):
+                # One that hangs will not be less so for being asked again.
+                self._overloaded |= router.cluster.well(host)
+                self._attempts.append(Attempt(host, "full"))
+                continue
+            left_ms = max(1, int(self._deadline - boot_ms()))
+            request = self._request.render(host, left_ms)
+            self._asked[asyncio.create_task(self._timed(host, request))] = host
+            return True
+        return False
 
     async def _timed(self, host: HostInfo, request: bytes) -> UpstreamAnswer:
         begun = boot_ms()
@@ -130,8 +143,7 @@ class ReplicaRead:
                 self._router.cluster.silent(host)
         if self._waiting:
             if self._router.budget.spend():
-                self._router.counts["hedges"] += 1
-                self._ask_next()
+                self._router.counts["hedges"] += self._ask_next()
             else:
                 self._router.counts["hedges_refused"] += 1
 

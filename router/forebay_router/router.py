@@ -86,7 +86,13 @@ class Router:
             "state": "ready" if self.readiness() is None else "not-ready",
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
             "workers": [
-                {"host": str(host), "live": worker.live, "suspect": worker.suspect}
+                {
+                    "host": str(host),
+                    "live": worker.live,
+                    "suspect": worker.suspect,
+                    "recovering": worker.recovery.window is not None,
+                    "in_flight": self.upstreams.load(host),
+                }
                 for host, worker in sorted(self.cluster.workers.items())
             ],
         }
@@ -103,17 +109,26 @@ class Router:
 
     def candidates(self, spec: StoreSpec, partition: int, parameters: ReadParameters) -> list[HostInfo]:
         """The workers to ask for a partition, best first."""
-        load = {host: self.upstreams.load(host) for host in self.cluster.workers}
-        holders = self.cluster.holders(spec, partition, load)
+        holders = self.cluster.holders(spec, partition, self.upstreams.load)
         # Any but the active would refuse.
         prefer: Prefer = "active" if parameters.require_active else parameters.prefer
         return list(candidates(holders, parameters.tolerance_for(spec), prefer, self.choose))
 
+    def overload(self) -> Overloaded | None:
+        """Why no further request is taken on, None where it is."""
+        if self.in_flight < self.settings.max_in_flight:
+            return None
+        return Overloaded("The router has as many requests in flight as it takes on.", retry_after_s=1)
+
+    def full(self, host: HostInfo) -> bool:
+        """Whether a worker has as many requests in flight as it is given."""
+        return self.upstreams.load(host) >= self.settings.max_in_flight_per_worker
+
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
         """Count a request in flight; raises ``Overloaded`` rather than let it queue."""
-        if self.in_flight >= self.settings.max_in_flight:
-            raise Overloaded("The router has as many requests in flight as it takes on.", retry_after_s=1)
+        if (overload := self.overload()) is not None:
+            raise overload
         self.in_flight += 1
         try:
             yield

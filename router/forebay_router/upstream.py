@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
@@ -199,6 +199,8 @@ class Upstreams:
     _opening: dict[HostInfo, asyncio.Task[Connection]] = field(default_factory=dict)
     _idle: dict[HostInfo, list[Connection]] = field(default_factory=dict)
     """Connections of their own that were used and are free."""
+    _apart: Counter[HostInfo] = field(default_factory=Counter)
+    """Requests that are on no shared connection: those alone, and those that wait for one to be opened."""
 
     async def request(self, host: HostInfo, request: bytes, *, alone: bool = False) -> UpstreamAnswer:
         """Send a request to a worker.
@@ -206,9 +208,14 @@ class Upstreams:
         ``alone`` gives it a connection of its own, for answers that are slow or large. Raises ``OSError`` if
         the worker cannot be reached or goes away.
         """
-        if alone:
-            return await self._alone(host, request)
-        return await _exchange(await self._connection(host), request)
+        self._apart[host] += 1
+        try:
+            if alone:
+                return await self._alone(host, request)
+            connection = await self._connection(host)
+        finally:
+            self._apart[host] -= 1
+        return await _exchange(connection, request)
 
     async def _alone(self, host: HostInfo, request: bytes) -> UpstreamAnswer:
         idle = self._idle.setdefault(host, [])
@@ -235,22 +242,27 @@ class Upstreams:
                 idle.append(connection)
         return answer
 
-    def ready_connection(self, host: HostInfo) -> Connection | None:
-        """The least loaded open connection to a worker; None while there are not all of them."""
+    def ready_connection(self, host: HostInfo, most_load: int) -> Connection | None:
+        """The least loaded open connection to a worker.
+
+        None while there are not all of them, or ``most_load`` requests in flight.
+        """
         pool = self._pools.get(host)
         if pool is None or len(pool) < _CONNECTIONS_PER_WORKER:
             return None
         best = pool[0]
+        load = self._apart[host]
         for connection in pool:
             if connection.closed:
                 return None
+            load += connection.load
             if connection.load < best.load:
                 best = connection
-        return best
+        return best if load < most_load else None
 
     def load(self, host: HostInfo) -> int:
-        """How many answers of a worker are outstanding."""
-        return sum(connection.load for connection in self._pools.get(host, ()))
+        """How many requests are in flight at a worker, those included whose answer nobody waits for any more."""
+        return self._apart[host] + sum(connection.load for connection in self._pools.get(host, ()))
 
     def close(self) -> None:
         """Close every connection."""

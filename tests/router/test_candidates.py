@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
-from forebay_router.candidates import Holder, candidates
+from forebay_router.candidates import Holder, candidates, equals
 
 FIGURE = st.one_of(st.none(), st.integers(0, 100))
 HOLDERS = st.lists(
@@ -17,11 +17,16 @@ HOLDERS = st.lists(
         st.booleans(),
         st.booleans(),
         st.integers(0, 9),
+        st.none() | st.integers(1, 9),
     ),
     max_size=8,
     unique_by=lambda holder: holder.host,
 )
 TOLERANCES = st.builds(Tolerance, FIGURE, FIGURE, FIGURE)
+
+
+def takes_more(holder: Holder) -> bool:
+    return holder.live and not holder.suspect and (holder.window is None or holder.load < holder.window)
 
 
 def host(port: int) -> HostInfo:
@@ -35,7 +40,7 @@ def test_everyone_is_asked_once_and_whoever_is_well_and_within_tolerance_first(h
         order = candidates(holders, tolerance, prefer, random.Random(seed))
         assert sorted(order) == sorted(holder.host for holder in holders)
         by_host = {holder.host: holder for holder in holders}
-        good = [by_host[h].live and not by_host[h].suspect and tolerance.met_by(by_host[h].lag) for h in order]
+        good = [takes_more(by_host[h]) and tolerance.met_by(by_host[h].lag) for h in order]
         if prefer == "active" and all(holder.lag.record_lag is not None for holder in holders):
             assert good == sorted(good, reverse=True)
         dead = [not by_host[h].live for h in order]
@@ -48,22 +53,41 @@ def test_the_order_does_not_depend_on_the_order_of_what_is_known(holders, tolera
     assert candidates(holders, tolerance) == candidates(holders[::-1], tolerance)
 
 
-def test_the_active_first_then_by_lag_then_the_unknown_then_the_late_then_the_silent_then_the_dead():
+def test_the_active_first_then_by_lag_then_unknown_then_recovering_then_late_then_silent_then_dead():
     within = Lag(0, 0, 0)
     holders = [
         Holder(host(6), "active", within, live=False),
         Holder(host(5), "active", within, suspect=True),
         Holder(host(4), "standby", Lag(500, 0, 0)),
+        Holder(host(8), "active", within, load=2, window=2),
         Holder(host(3), "standby"),
         Holder(host(2), "standby", Lag(9, 0, 0)),
         Holder(host(1), "restoring", Lag(3, 0, 0)),
         Holder(host(7), "active", within),
     ]
-    assert [h.port for h in candidates(holders, Tolerance(max_record_lag=10))] == [7, 1, 2, 3, 4, 5, 6]
+    assert [h.port for h in candidates(holders, Tolerance(max_record_lag=10))] == [7, 1, 2, 3, 8, 4, 5, 6]
 
 
 def test_a_sole_survivor_of_unknown_lag_is_asked():
     assert candidates([Holder(host(1), "standby", live=True)], Tolerance(0, 0, 0)) == (host(1),)
+
+
+def test_one_that_recovers_gets_its_probe_and_no_more_while_others_can_answer():
+    def order(load: int) -> list[int]:
+        probed = Holder(host(1), "active", Lag(0, 0, 0), load=load, window=1)
+        return [h.port for h in candidates([probed, Holder(host(2), "standby", Lag(0, 0, 0))], UNLIMITED)]
+
+    assert order(load=0) == [1, 2]
+    assert order(load=1) == [2, 1]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(holders=HOLDERS, tolerance=TOLERANCES, seed=st.integers(0, 99))
+def test_any_begins_with_one_that_is_as_good_as_the_best(holders, tolerance, seed):
+    order = candidates(holders, tolerance, "any", random.Random(seed))
+    good = equals(holders, tolerance)
+    assert set(good) <= {holder.host for holder in holders if takes_more(holder)}
+    assert not good or order[0] in good
 
 
 def test_any_spreads_reads_over_every_replica_within_tolerance_by_load():

@@ -1,0 +1,30 @@
+"""Recovery: a worker that was lost takes its share of reads again step by step."""
+
+from __future__ import annotations
+
+_ANSWERS_TO_RECOVER = 64
+
+
+class Recovery:
+    """How many reads a worker may have at once before others are better asked.
+
+    After a loss it is one, a probe; each answer allows one more (TCP's slow start, in reads), and after 64 answers
+    the worker counts as any other.
+    """
+
+    def __init__(self) -> None:
+        self.window: int | None = None
+        """None where the worker is not recovering."""
+
+    def lose(self) -> None:
+        """The worker was lost: it refused or broke a connection, or let a poll run into its time-out.
+
+        Reads that merely were slow are no loss. Under load they are common, and to spare the worker for them would
+        make everything slower still.
+        """
+        self.window = 1
+
+    def answered(self) -> None:
+        """The worker answered a read that somebody waited for."""
+        if self.window is not None:
+            self.window = self.window + 1 if self.window < _ANSWERS_TO_RECOVER else None

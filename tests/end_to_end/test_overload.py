@@ -1,0 +1,97 @@
+"""What a router asks of a worker at once: no more than it is told, and step by step of one that was lost."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from forebay.position import Position, decode_position, encode_position
+from tests.cluster import Cluster, wait_until
+
+MOST = 4
+ORDINARY = {"te": "trailers"}
+"""A TE header is harmless, and enough for a read not to take the hot path."""
+
+
+def served(cluster: Cluster, workers: int, *options: str) -> str:
+    cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
+    cluster.start_workers(workers)
+    router = cluster.start_router(*options)
+    cluster.wait_settled(router, replicas=workers)
+    for _ in range(20):
+        # The hot path takes reads once all connections to a worker are open.
+        assert read(router).status_code == 200
+    return router
+
+
+def read(router: str, headers: dict[str, str] | None = None, **parameters: Any) -> httpx.Response:
+    return httpx.get(f"http://{router}/v1/stores/counts/keys/k1", params=parameters, headers=headers, timeout=30)
+
+
+def worker_row(router: str, worker: str) -> dict[str, Any]:
+    status = httpx.get(f"http://{router}/v1/status").json()
+    return next(row for row in status["workers"] if row["host"] == worker)
+
+
+@contextlib.contextmanager
+def waiting_reads(cluster: Cluster, router: str, worker: str) -> Iterator[None]:
+    """As many reads as a worker is given, that wait there for a record until the end."""
+    log, offsets = decode_position(read(router, require_active="true").json()["position"])
+    token = encode_position(Position(log, {partition: offset + 1 for partition, offset in offsets.items()}))
+    waiting = {"min_position": token, "wait_ms": 30_000, "timeout_ms": 30_000, "require_active": "true"}
+    with ThreadPoolExecutor(MOST) as pool:
+        reads = [pool.submit(read, router, **waiting) for _ in range(MOST)]
+        try:
+            wait_until(lambda: worker_row(router, worker)["in_flight"] == MOST, "reads that wait at the worker")
+            yield
+        finally:
+            cluster.put("counts", {b"k1": b'"newer"'})
+        assert [done.result().status_code for done in reads] == [200] * MOST
+
+
+@pytest.mark.parametrize("headers", [{}, ORDINARY], ids=["hot", "ordinary"])
+def test_a_full_worker_is_passed_over_and_a_read_that_only_it_could_answer_is_refused_at_once(cluster, headers):
+    router = served(cluster, 2, "--max-in-flight-per-worker", str(MOST))
+    active = cluster.active_for(router, "counts", "k1")
+    with waiting_reads(cluster, router, active):
+        assert read(router, headers).json()["role"] == "standby"
+        refused = read(router, headers, require_active="true")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["type"] == "urn:forebay:problem:overloaded"
+        assert {attempt["host"]: attempt["outcome"] for attempt in refused.json()["attempts"]}[active] == "full"
+    assert read(router, headers, require_active="true").json()["value"] == "newer"
+
+
+@pytest.mark.parametrize("headers", [{}, ORDINARY], ids=["hot", "ordinary"])
+def test_a_router_with_all_that_it_takes_on_refuses_at_once(cluster, headers):
+    router = served(cluster, 1, "--max-in-flight", str(MOST))
+    (worker,) = cluster.workers
+    with waiting_reads(cluster, router, worker):
+        refused = read(router, headers)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["type"] == "urn:forebay:problem:overloaded"
+
+
+@pytest.mark.chaos
+def test_a_worker_that_was_stopped_is_probed_before_it_gets_its_share_again(cluster):
+    router = served(cluster, 2)
+    stopped = cluster.active_for(router, "counts", "k1")
+    cluster.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: read(router).status_code == 200 and worker_row(router, stopped)["recovering"], "a loss")
+    cluster.kill(stopped, signal.SIGCONT)
+    # It answers the router's polls, but nobody has read from it.
+    wait_until(lambda: not worker_row(router, stopped)["suspect"], "a poll that is answered")
+    assert worker_row(router, stopped)["recovering"]
+    with ThreadPoolExecutor(16) as pool:
+
+        def back() -> bool:
+            answers = list(pool.map(lambda _: read(router, prefer="any"), range(64)))
+            assert {answer.status_code for answer in answers} == {200}
+            hosts = {answer.json()["host"] for answer in answers}
+            return hosts == set(cluster.workers) and not worker_row(router, stopped)["recovering"]
+
+        wait_until(back, "a share of the reads")
