@@ -65,6 +65,11 @@ class Tolerance(NamedTuple):
             for bound, figure in zip(self, lag, strict=True)
         )
 
+    def held_to(self, ceiling: Tolerance) -> Tolerance:
+        """Bound by bound the stricter of the two."""
+        pairs = zip(self, ceiling, strict=True)
+        return Tolerance(*(min((bound for bound in pair if bound is not None), default=None) for pair in pairs))
+
 
 UNLIMITED = Tolerance()
 

@@ -188,6 +188,27 @@ SETTINGS: tuple[Setting, ...] = (
         least=1,
     ),
     Setting(
+        "record_lag_ceiling",
+        "integer",
+        None,
+        WORKER,
+        "Most records that any answer may be behind, whatever a request or a store tolerates.",
+    ),
+    Setting(
+        "time_lag_ceiling_ms",
+        "integer",
+        None,
+        WORKER,
+        "Most time that any answer may be behind the log, whatever a request or a store tolerates.",
+    ),
+    Setting(
+        "age_ceiling_ms",
+        "integer",
+        None,
+        WORKER,
+        "Most time that any answer may be behind the source, whatever a request or a store tolerates.",
+    ),
+    Setting(
         "rocksdb_block_cache_bytes",
         "integer",
         256 << 20,
@@ -295,6 +316,9 @@ class WorkerSettings:
     automatic_state_relocation: bool
     state_cleanup_delay_ms: int
     end_offset_max_age_ms: int
+    record_lag_ceiling: int | None
+    time_lag_ceiling_ms: int | None
+    age_ceiling_ms: int | None
     rocksdb_block_cache_bytes: int
     rocksdb_write_buffer_bytes: int
     request_timeout_ms: int

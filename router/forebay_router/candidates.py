@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
+from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.parameters import Prefer
 
@@ -18,7 +18,7 @@ class Holder:
 
     ``lag`` is the last that was reported, unknown once the report is too old to go by. ``load`` is how many
     requests the router has in flight there, and ``window`` how many it should have at most while the worker
-    recovers, None if it does not.
+    recovers, None if it does not. ``ceiling`` is what the worker holds every read to.
     """
 
     host: HostInfo
@@ -28,6 +28,7 @@ class Holder:
     suspect: bool = False
     load: int = 0
     window: int | None = None
+    ceiling: Tolerance = UNLIMITED
 
 
 class _Rank(IntEnum):
@@ -93,6 +94,7 @@ def _rank(holder: Holder, tolerance: Tolerance) -> _Rank:
         return _Rank.DEAD
     if holder.suspect:
         return _Rank.SUSPECT
+    tolerance = tolerance.held_to(holder.ceiling)
     known = all(figure is not None or bound is None for figure, bound in zip(holder.lag, tolerance, strict=True))
     if known and not tolerance.met_by(holder.lag):
         return _Rank.TOO_FAR_BEHIND

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from forebay.errors import UnknownStore
-from forebay.lag import UNKNOWN_LAG, Lag, boot_ms
+from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Tolerance, boot_ms
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
@@ -48,6 +48,7 @@ class WorkerView:
     silent_reads: int = 0
     seen_boot_ms: float = 0.0
     recovery: Recovery = field(default_factory=Recovery)
+    ceiling: Tolerance = UNLIMITED
     replicas: dict[tuple[str, int], Report] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The ``tasks`` of its last status."""
@@ -123,7 +124,9 @@ class Cluster:
             return Holder(host, role, live=worker is None or worker.live, load=load)
         fresh = boot_ms() - report.at_boot_ms <= self._lag_report_max_age_ms
         lag = report.lag if fresh else UNKNOWN_LAG
-        return Holder(host, report.role, lag, worker.live, worker.suspect, load, worker.recovery.window)
+        return Holder(
+            host, report.role, lag, worker.live, worker.suspect, load, worker.recovery.window, worker.ceiling
+        )
 
     def report(self, host: HostInfo, held: tuple[str, int], role: str, lag: Lag) -> None:
         """Take note of what an answer's headers said of its replica."""
@@ -224,6 +227,7 @@ class Cluster:
             log.info("worker %s is up", worker.host)
         worker.incarnation, worker.sequence = status["incarnation"], status["sequence"]
         worker.live, worker.silent_reads, worker.seen_boot_ms = True, 0, now
+        worker.ceiling = Tolerance(**status.get("ceiling", {}))
         worker.rows = status["tasks"]
         worker.replicas = {
             (row["store"], row["partition"]): Report(

@@ -8,7 +8,7 @@ from typing import Any
 
 from forebay.changelog import open_changelog
 from forebay.errors import NotReady, Problem
-from forebay.lag import Lag, epoch_ms
+from forebay.lag import Lag, Tolerance, epoch_ms
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.event_streams import EventStreams
 from forebay.settings import WorkerSettings
@@ -70,6 +70,9 @@ class Worker:
             ),
         )
         self.metadata = StreamsMetadataState(self.topology.stores, local_lags=self.local_lags)
+        self._ceiling = Tolerance(
+            settings.record_lag_ceiling, settings.time_lag_ceiling_ms, settings.age_ceiling_ms
+        )
         self.admission = Admission(
             self.topology,
             self.metadata,
@@ -77,6 +80,7 @@ class Worker:
             lambda: self.tasks.replicas,
             lambda: self.membership.lease_until_boot_ms,
             settings.end_offset_max_age_ms,
+            self._ceiling,
         )
         self.reads = Reads(self.admission)
         self.streams = EventStreams(settings.max_event_streams)
@@ -178,6 +182,7 @@ class Worker:
             "state": "draining" if self.draining else self.membership.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
             "obstacle": self.tasks.obstacle,
+            "ceiling": self._ceiling._asdict(),
             "tasks": self.replicas_document(),
         }
 

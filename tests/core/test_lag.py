@@ -130,6 +130,14 @@ def test_a_bound_is_inclusive_and_zero_is_a_bound() -> None:
     assert not Tolerance(max_record_lag=0).met_by(Lag(1, 0, 0))
 
 
+@repeatable
+@given(tolerances, tolerances, lags)
+def test_what_is_held_to_a_ceiling_is_met_only_where_both_are(
+    asked: Tolerance, ceiling: Tolerance, lag: Lag
+) -> None:
+    assert asked.held_to(ceiling).met_by(lag) == (asked.met_by(lag) and ceiling.met_by(lag))
+
+
 def test_no_bound_is_met_by_anything() -> None:
     assert Tolerance() == UNLIMITED
     assert UNLIMITED.met_by(UNKNOWN_LAG)

@@ -68,6 +68,15 @@ def test_the_active_first_then_by_lag_then_unknown_then_recovering_then_late_the
     assert [h.port for h in candidates(holders, Tolerance(max_record_lag=10))] == [7, 1, 2, 3, 8, 4, 5, 6]
 
 
+def test_what_a_worker_would_refuse_by_its_ceiling_it_is_not_asked_first():
+    holders = [
+        Holder(host(1), "active", Lag(500, 0, 0), ceiling=Tolerance(max_record_lag=100)),
+        Holder(host(2), "standby", Lag(50, 0, 0), ceiling=Tolerance(max_record_lag=100)),
+    ]
+    for prefer in ("active", "any"):
+        assert [h.port for h in candidates(holders, UNLIMITED, prefer, random.Random(0))] == [2, 1]
+
+
 def test_a_sole_survivor_of_unknown_lag_is_asked():
     assert candidates([Holder(host(1), "standby", live=True)], Tolerance(0, 0, 0)) == (host(1),)
 

@@ -23,7 +23,7 @@ from forebay.errors import (
     UnknownPartitioner,
     UnknownStore,
 )
-from forebay.lag import UNLIMITED, Lag, Progress, boot_ms, lag_of, provable
+from forebay.lag import UNLIMITED, Lag, Progress, Tolerance, boot_ms, lag_of, provable
 from forebay.metadata import StreamsMetadataState
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import Answer, Provenance, Told, problem_answer, provenance_members, tell
@@ -91,6 +91,7 @@ class Admission:
         replicas: Callable[[], ReplicaTable],
         lease_until_boot_ms: Callable[[], float],
         end_offset_max_age_ms: int,
+        ceiling: Tolerance = UNLIMITED,
     ) -> None:
         self._topology = topology
         self._metadata = metadata
@@ -98,6 +99,7 @@ class Admission:
         self._replicas = replicas
         self._lease_until_boot_ms = lease_until_boot_ms
         self._end_offset_max_age_ms = end_offset_max_age_ms
+        self._ceiling = ceiling
 
     def spec(self, store: str) -> StoreSpec:
         """The store's specification; raises ``UnknownStore``."""
@@ -157,6 +159,8 @@ class Admission:
                 admitted, NotActive(f"This replica is {admitted.role}, and require_active was asked for.")
             )
         tolerance = parameters.tolerance_for(replica.spec)
+        if self._ceiling != UNLIMITED:
+            tolerance = tolerance.held_to(self._ceiling)
         if tolerance != UNLIMITED and not tolerance.met_by(self._provable(admitted)):
             raise self._refuse(
                 admitted,
