@@ -97,41 +97,50 @@ def make_app(router: Router, metrics: RouterMetrics) -> FastAPI:
 
 
 def _endpoint(router: Router, route: ReadRoute, metrics: RouterMetrics) -> Callable[[Request], Any]:
+    read = _key if route.scan is None else _list
+
     async def endpoint(request: Request) -> Response:
         try:
             parameters = parse_parameters(request.scope["query_string"], route.parameters)
-            response = await _read(router, route, request, parameters)
+            return await read(router, route, metrics, request, parameters)
         except Problem as problem:
-            response = respond(problem_answer(problem))
-        metrics.reads[route.path, response.status_code] += 1
-        return response
+            metrics.count(route.path, problem.status)
+            return respond(problem_answer(problem))
 
     return endpoint
 
 
-async def _read(router: Router, route: ReadRoute, request: Request, parameters: ReadParameters) -> Response:
+async def _key(
+    router: Router, route: ReadRoute, metrics: RouterMetrics, request: Request, parameters: ReadParameters
+) -> Response:
+    store, segment = request.path_params["store"], request.path_params["key"].encode("ascii")
+    path, query = request.scope["path"].encode("ascii"), request.scope["query_string"]
+    answer = await read_key(router, store, segment, path, query, parameters)
+    metrics.count_answer(route.path, store, answer)
+    return respond(answer)
+
+
+async def _list(
+    router: Router, route: ReadRoute, metrics: RouterMetrics, request: Request, parameters: ReadParameters
+) -> Response:
+    assert route.scan is not None
     store, key = request.path_params["store"], request.path_params.get("key")
     segment = None if key is None else key.encode("ascii")
     path, query = request.scope["path"].encode("ascii"), request.scope["query_string"]
-    if route.scan is None:
-        assert segment is not None
-        return respond(await read_key(router, store, segment, path, query, parameters))
-    admission = contextlib.ExitStack()
-    admission.enter_context(router.admitted())
-    try:
-        gather = await Gather.begin(router, route.scan, store, segment, path, query, parameters)
-    except ScanRefused as refused:
-        admission.close()
-        return respond(refused.answer)
-    except BaseException:
-        admission.close()
-        raise
-    # In flight until the last piece is sent, or the client has gone.
-    return StreamingResponse(
-        _until_sent(gather.body(), admission),
-        media_type="application/json",
-        headers={"cache-control": "no-store"},
-    )
+    with contextlib.ExitStack() as admission:
+        admission.enter_context(router.admitted())
+        try:
+            gather = await Gather.begin(router, route.scan, store, segment, path, query, parameters)
+        except ScanRefused as refused:
+            metrics.count_answer(route.path, store, refused.answer)
+            return respond(refused.answer)
+        metrics.count_list(route.path, store, gather.lag())
+        # In flight until the last piece is sent, or the client has gone.
+        return StreamingResponse(
+            _until_sent(gather.body(), admission.pop_all()),
+            media_type="application/json",
+            headers={"cache-control": "no-store"},
+        )
 
 
 async def _until_sent(body: AsyncIterator[bytes], admission: contextlib.ExitStack) -> AsyncIterator[bytes]:
@@ -150,7 +159,7 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
                 answer = await batch_get(router, request.path_params["store"], keys, query, parameters)
         except Problem as problem:
             answer = problem_answer(problem)
-        metrics.reads[BATCH_ROUTE.path, answer.status] += 1
+        metrics.count(BATCH_ROUTE.path, answer.status)
         return respond(answer)
 
     return endpoint
@@ -162,7 +171,7 @@ def _changes_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Reque
             response: Response = await router.streams.open(_changes(router, request).events())
         except Problem as problem:
             response = respond(problem_answer(problem))
-        metrics.reads[CHANGES_ROUTE.path, response.status_code] += 1
+        metrics.count(CHANGES_ROUTE.path, response.status_code)
         return response
 
     return endpoint

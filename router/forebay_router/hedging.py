@@ -38,6 +38,11 @@ class HedgeBudget:
         self._second = 0
         self._in_second = 0
 
+    @property
+    def left(self) -> int:
+        """How many hedges are allowed now."""
+        return int(self._tokens)
+
     def earn(self, now_ms: float) -> None:
         """Count a request."""
         second = int(now_ms // 1000)

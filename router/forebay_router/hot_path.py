@@ -45,6 +45,9 @@ class _Outstanding:
     held: tuple[str, int]
     sent_boot_ms: float
     settled: bool = False
+    """Answered, or gone on as an ordinary read."""
+    ordinary: asyncio.Task[None] | None = None
+    hedged: bool = False
 
 
 class RouterHotPath:
@@ -52,7 +55,7 @@ class RouterHotPath:
 
     def __init__(self, router: Router, metrics: RouterMetrics) -> None:
         self._router = router
-        self._counts = metrics.reads
+        self._metrics = metrics
         self._choices: dict[tuple[str, int, Tolerance, bool], tuple[float, tuple[HostInfo, ...]]] = {}
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
@@ -75,7 +78,7 @@ class RouterHotPath:
             return None
         overload = router.overload()
         if overload is not None:
-            self._counts[_PATH, overload.status] += 1
+            self._metrics.count(_PATH, overload.status)
             return problem_answer(overload)
         now = boot_ms()
         host = self._choose(spec, partition, parameters, now)
@@ -131,40 +134,49 @@ class RouterHotPath:
             router.cluster.answered(read.host, late=read.settled)
             router.delay.observe(boot_ms() - read.sent_boot_ms)
         if read.settled:
-            return
-        if answer is None or not is_final(answer):
-            self._go_on_as_ordinary(read)
-            return
-        self._settle(read, Answer(answer.status, answer.head, answer.body))
+            if answer is not None and is_final(answer):
+                self._answered_after_all(read, Answer(*answer))
+        elif answer is None or not is_final(answer):
+            self._go_on_as_ordinary(read, None)
+        else:
+            read.settled = True
+            router.in_flight -= 1
+            self._fill(read, Answer(*answer))
 
-    def _settle(self, read: _Outstanding, answer: Answer) -> None:
-        read.settled = True
-        self._router.in_flight -= 1
-        self._counts[_PATH, answer.status] += 1
+    def _answered_after_all(self, read: _Outstanding, answer: Answer) -> None:
+        """The first worker was faster than those asked since."""
+        if read.ordinary is not None and not read.ordinary.done():
+            read.ordinary.cancel()
+            self._fill(read, answer)
+
+    def _fill(self, read: _Outstanding, answer: Answer) -> None:
+        self._metrics.count_answer(_PATH, read.request.store, answer)
         read.slot.fill(answer)
 
-    def _go_on_as_ordinary(self, read: _Outstanding) -> None:
+    def _go_on_as_ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
         read.settled = True
         self._router.in_flight -= 1
-        task = asyncio.ensure_future(self._ordinary(read))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        read.ordinary = asyncio.ensure_future(self._ordinary(read, silent))
+        self._tasks.add(read.ordinary)
+        read.ordinary.add_done_callback(self._tasks.discard)
 
-    async def _ordinary(self, read: _Outstanding) -> None:
+    async def _ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
         request = read.request
         path = b"/v1/stores/%b/keys/%b" % (request.store.encode(), request.segment)
         try:
             left_ms = int(self._router.settings.request_timeout_ms - (boot_ms() - read.sent_boot_ms))
             parameters = replace(read.parameters, timeout_ms=max(1, left_ms))
-            answer = await read_key(self._router, request.store, request.segment, path, request.query, parameters)
+            answer = await read_key(
+                self._router, request.store, request.segment, path, request.query, parameters, silent
+            )
+            self._router.counts["hedges_won"] += read.hedged and is_final(answer)
         except Problem as problem:
             answer = problem_answer(problem)
         except Exception:
             # Left empty, the slot would hold back every later answer of the connection.
             log.exception("a read that had left the hot path failed")
             answer = problem_answer(InternalError("The service failed; its log says why."))
-        self._counts[_PATH, answer.status] += 1
-        read.slot.fill(answer)
+        self._fill(read, answer)
 
     def _tick(self) -> None:
         if not self._ticking:
@@ -183,10 +195,11 @@ class RouterHotPath:
             router.cluster.silent(read.host)
             if router.budget.spend():
                 router.counts["hedges"] += 1
-                self._go_on_as_ordinary(read)
+                read.hedged = True
+                self._go_on_as_ordinary(read, read.host)
             else:
                 router.counts["hedges_refused"] += 1
-                self._go_on_as_ordinary(read) if not router.cluster.well(read.host) else self._wait(read)
+                self._wait(read) if router.cluster.well(read.host) else self._go_on_as_ordinary(read, read.host)
         if self._outstanding:
             self._tick()
 
@@ -197,7 +210,7 @@ class RouterHotPath:
 
     def _give_up(self, read: _Outstanding) -> None:
         if not read.settled:
-            self._go_on_as_ordinary(read)
+            self._go_on_as_ordinary(read, read.host)
 
 
 def _render(request: HotRequest, partition: int, host: HostInfo) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
 from forebay.lag import Lag, worst_lag
+from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
 from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
@@ -25,11 +26,17 @@ _GRAVEST_FIRST = (503, 504, 429, 412)
 
 
 async def read_key(
-    router: Router, store: str, segment: bytes, path: bytes, query: bytes, parameters: ReadParameters
+    router: Router,
+    store: str,
+    segment: bytes,
+    path: bytes,
+    query: bytes,
+    parameters: ReadParameters,
+    silent: HostInfo | None = None,
 ) -> Answer:
     """Answer a read of one key from the replica that best meets its tolerance; raises ``Problem``.
 
-    ``path`` and ``query`` are the request's own, as received.
+    ``path`` and ``query`` are the request's own, as received. ``silent`` is a worker that was asked already.
     """
     spec = router.spec(store)
     plain = from_segment(spec.key_codec, segment)
@@ -38,7 +45,9 @@ async def read_key(
         deadline = router.deadline(parameters)
         if spec.stream_partitioner is None:
             return await _search(router, spec, target, parameters, deadline)
-        request = ReplicaRequest(spec, spec.partition_of(plain), target, alone=parameters.wait_ms > 0)
+        request = ReplicaRequest(
+            spec, spec.partition_of(plain), target, alone=parameters.wait_ms > 0, silent=silent
+        )
         return await router.ask(request, parameters, deadline)
 
 

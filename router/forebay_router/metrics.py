@@ -9,7 +9,14 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from forebay.lag import UNKNOWN_LAG, Lag
+from forebay.rest.answers import Answer
+from forebay_router.provenance import RawFigures, Told, raw_figures, read_figures
 from forebay_router.router import Router
+from forebay_router.served_lag import ServedLag
+
+_SERVED = frozenset({200, 404})
+_MOST_UNREAD = 4_096
 
 
 class RouterMetrics(Collector):
@@ -17,8 +24,32 @@ class RouterMetrics(Collector):
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self.reads: Counter[tuple[str, int]] = Counter()
-        """Answers by route and status."""
+        self._reads: Counter[tuple[str, int, str]] = Counter()
+        self._lag = ServedLag()
+        self._unread: Counter[tuple[str, str, int, RawFigures | None]] = Counter()
+
+    def count(self, route: str, status: int) -> None:
+        """Count an answer that is of no one replica."""
+        self._reads[route, status, ""] += 1
+
+    def count_answer(self, route: str, store: str, answer: Answer) -> None:
+        """Count an answer, and how far behind it was. Its figures are read later, the same ones once."""
+        self._unread[route, store, answer.status, raw_figures(answer.head)] += 1
+        if len(self._unread) >= _MOST_UNREAD:
+            self._read()
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, Counter()
+        for (route, store, status, raw), count in unread.items():
+            told = Told("", UNKNOWN_LAG) if raw is None else read_figures(raw)
+            self._reads[route, status, told.role] += count
+            if raw is not None and status in _SERVED:
+                self._lag.observe(store, told.lag, count)
+
+    def count_list(self, route: str, store: str, lag: Lag) -> None:
+        """Count a list, and the most that any of its partitions was behind."""
+        self._reads[route, 200, ""] += 1
+        self._lag.observe(store, lag)
 
     def registry(self) -> CollectorRegistry:
         """A registry of this router's metrics alone."""
@@ -28,13 +59,18 @@ class RouterMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""
-        reads = CounterMetricFamily("forebay_router_reads", "Answers to reads.", labels=["route", "status"])
-        for (route, status), count in list(self.reads.items()):
-            reads.add_metric([route, str(status)], count)
+        self._read()
+        reads = CounterMetricFamily(
+            "forebay_router_reads", "Answers to reads.", labels=["route", "status", "role"]
+        )
+        for (route, status, role), count in list(self._reads.items()):
+            reads.add_metric([route, str(status), role], count)
         yield reads
+        yield from self._lag.collect()
         for name, text in (
             ("failovers", "Attempts that failed to connect or broke, and went to another replica."),
             ("hedges", "Second replicas asked because the first was slow."),
+            ("hedges_won", "Hedges that were answered first."),
             ("hedges_refused", "Hedges that the budget did not allow."),
         ):
             counter = CounterMetricFamily(f"forebay_router_{name}", text)
@@ -43,6 +79,9 @@ class RouterMetrics(Collector):
         delay = GaugeMetricFamily("forebay_router_hedge_delay_seconds", "Wait before a second replica is asked.")
         delay.add_metric([], self._router.delay.delay_ms / 1000)
         yield delay
+        budget = GaugeMetricFamily("forebay_router_hedge_budget", "Hedges that are allowed now.")
+        budget.add_metric([], self._router.budget.left)
+        yield budget
         in_flight = GaugeMetricFamily("forebay_router_in_flight", "Reads in flight.")
         in_flight.add_metric([], self._router.in_flight)
         yield in_flight
@@ -50,6 +89,10 @@ class RouterMetrics(Collector):
         streams.add_metric([], self._router.streams.count)
         yield streams
         live = GaugeMetricFamily("forebay_router_worker_live", "1 if the worker is reachable.", labels=["host"])
+        asked = GaugeMetricFamily(
+            "forebay_router_worker_in_flight", "Requests in flight at the worker.", labels=["host"]
+        )
         for host, worker in sorted(self._router.cluster.workers.items()):
             live.add_metric([str(host)], int(worker.live and not worker.suspect))
-        yield live
+            asked.add_metric([str(host)], self._router.upstreams.load(host))
+        yield from (live, asked)

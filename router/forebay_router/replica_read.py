@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.errors import DeadlineExceeded
-from forebay.lag import Lag, boot_ms
+from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import read_batch_frames
 from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, overload, refusal
+from forebay_router.provenance import told_by
 from forebay_router.upstream import UpstreamAnswer
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class ReplicaRequest:
     """What to ask of a partition's replicas.
 
     ``alone`` keeps it off the connections that others share. ``single`` says that it is a batch of one key, whose
-    result is judged, and told, as the answer.
+    result is judged, and told, as the answer. ``silent`` is a worker that was asked and has not answered yet: it
+    comes last.
     """
 
     spec: StoreSpec
@@ -39,6 +41,7 @@ class ReplicaRequest:
     accept: bytes = b""
     alone: bool = False
     single: bool = False
+    silent: HostInfo | None = None
 
     def render(self, host: HostInfo, left_ms: int) -> bytes:
         """The request's bytes for one worker."""
@@ -72,8 +75,11 @@ class ReplicaRead:
         self._alone = request.alone
         self._deadline = deadline_boot_ms
         self._waiting = router.candidates(spec, partition, parameters)
+        # A stable sort: all others stay in order.
+        self._waiting.sort(key=lambda host: host == request.silent)
         self._asked: dict[asyncio.Task[UpstreamAnswer], HostInfo] = {}
-        self._hedged: set[HostInfo] = set()
+        self._silent: set[HostInfo] = set()
+        self._hedges: set[asyncio.Task[UpstreamAnswer]] = set()
         self._attempts: list[Attempt] = []
         self._overloads = 0
         self._overloaded = False
@@ -88,6 +94,7 @@ class ReplicaRead:
                 for task in done:
                     final = self._take(task)
                     if final is not None:
+                        self._router.counts["hedges_won"] += task in self._hedges
                         return Answer(*final)
                 if boot_ms() >= self._deadline - _LEAST_TIME_FOR_AN_ATTEMPT_MS:
                     return self._deadline_passed()
@@ -138,12 +145,14 @@ class ReplicaRead:
     def _hedge(self) -> None:
         """Nobody answered within the hedge delay: note who is silent, and ask one more if the budget allows."""
         for host in self._asked.values():
-            if host not in self._hedged:
-                self._hedged.add(host)
+            if host not in self._silent:
+                self._silent.add(host)
                 self._router.cluster.silent(host)
         if self._waiting:
             if self._router.budget.spend():
+                asked = set(self._asked)
                 self._router.counts["hedges"] += self._ask_next()
+                self._hedges |= self._asked.keys() - asked
             else:
                 self._router.counts["hedges_refused"] += 1
 
@@ -178,9 +187,9 @@ class ReplicaRead:
         return None
 
     def _report(self, host: HostInfo, answer: UpstreamAnswer) -> None:
-        headers = _forebay_headers(answer.head)
-        if b"role" in headers:
-            self._router.cluster.report(host, self._held, headers[b"role"].decode(), _lag_of(headers))
+        told = told_by(answer.head)
+        if told is not None and told.role:
+            self._router.cluster.report(host, self._held, told.role, told.lag)
 
     def _deadline_passed(self) -> Answer:
         store, partition = self._held
@@ -195,26 +204,9 @@ class ReplicaRead:
         )
 
 
-def is_final(answer: UpstreamAnswer) -> bool:
+def is_final(answer: UpstreamAnswer | Answer) -> bool:
     """Whether a worker's answer is the client's, and no other worker need be asked.
 
     A worker that does not know a store which the router's map has is behind a deployment.
     """
     return answer.status in _FINAL and not (answer.status == 404 and _UNKNOWN_STORE in answer.body)
-
-
-def _forebay_headers(head: bytes) -> dict[bytes, bytes]:
-    headers = {}
-    for line in head.split(b"\r\n"):
-        if line.startswith(b"forebay-"):
-            name, _, value = line.partition(b": ")
-            headers[name.removeprefix(b"forebay-")] = value
-    return headers
-
-
-def _lag_of(headers: dict[bytes, bytes]) -> Lag:
-    def figure(name: bytes) -> int | None:
-        value = headers.get(name)
-        return None if value is None else int(value)
-
-    return Lag(figure(b"record-lag"), figure(b"time-lag-ms"), figure(b"age-ms"))

@@ -13,6 +13,7 @@ from typing import Any
 
 from forebay.codecs import from_segment
 from forebay.errors import NoReplica
+from forebay.lag import Lag, worst_lag
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters
@@ -122,6 +123,10 @@ class Gather:
             except ScanRefused as refused:
                 raise ScanBroken(f"a partition answered {refused.answer.status} in the middle of a scan") from None
         yield list_tail(self._sources(), self._cursor(last, sent, cut), self.missing)
+
+    def lag(self) -> Lag:
+        """The most that any partition was behind."""
+        return worst_lag([Lag(**source["lag"]) for source in self._sources()])
 
     def _partitions(self, segment: bytes | None) -> Sequence[int]:
         if segment is None:

@@ -1,6 +1,7 @@
 """What a router asks of a worker at once: no more than it is told, and step by step of one that was lost."""
 
 import contextlib
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,8 @@ def test_a_worker_that_was_stopped_is_probed_before_it_gets_its_share_again(clus
     stopped = cluster.active_for(router, "counts", "k1")
     cluster.kill(stopped, signal.SIGSTOP)
     wait_until(lambda: read(router).status_code == 200 and worker_row(router, stopped)["recovering"], "a loss")
+    won = re.search(r"^forebay_router_hedges_won_total (\S+)", httpx.get(f"http://{router}/metrics").text, re.M)
+    assert float(won[1]) >= 1
     cluster.kill(stopped, signal.SIGCONT)
     # It answers the router's polls, but nobody has read from it.
     wait_until(lambda: not worker_row(router, stopped)["suspect"], "a poll that is answered")

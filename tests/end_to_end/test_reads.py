@@ -251,13 +251,38 @@ def test_ops_paths_answer_get_head_and_options(served, path, method):
 
 def test_metrics_say_what_was_read_and_how_far_behind(served):
     cluster, router = served
-    get(router, "/v1/stores/counts/keys/a")
-    text = get(router, "/metrics").text
-    assert 'forebay_router_reads_total{route="/v1/stores/{store}/keys/{key}",status="200"}' in text
+    before = samples(router)
+    for headers in ({}, {"te": "trailers"}):
+        # Enough for the hot path to begin, and headers that keep a read off it.
+        for _ in range(10):
+            key = httpx.get(f"http://{router}/v1/stores/counts/keys/a?require_active=true", headers=headers)
+            assert key.status_code == 200
+    assert get(router, "/v1/stores/hours/keys/jfk/windows").status_code == 200
+    assert get(router, "/v1/stores/counts/keys/a", max_age_ms=0).status_code == 412
+    after = samples(router)
+
+    def more(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    key_reads = 'forebay_router_reads_total{{role="{}",route="/v1/stores/{{store}}/keys/{{key}}",status="{}"}}'
+    assert more(key_reads.format("active", 200)) == 20
+    refusals = {key_reads.format(role, 412) for role in ("active", "standby")} & after.keys()
+    assert sum(map(more, refusals)) == 1
+    # A refusal serves nothing.
+    assert more('forebay_router_served_record_lag_bucket{le="0",store="counts"}') == 20
+    assert more('forebay_router_served_time_lag_seconds_count{store="counts"}') == 20
+    assert more('forebay_router_served_record_lag_count{store="hours"}') == 1
+    for worker in cluster.workers:
+        assert after[f'forebay_router_worker_in_flight{{host="{worker}"}}'] == 0
     worker = next(iter(cluster.workers))
     text = get(worker, "/metrics").text
     assert 'forebay_record_lag{partition="0",store="counts"} 0.0' in text
     assert "forebay_records_applied_total" in text
+
+
+def samples(address: str) -> dict[str, float]:
+    lines = [line for line in get(address, "/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
 def test_docs_and_openapi_are_served(served):

@@ -1,0 +1,56 @@
+"""What an answer's header lines say of the replica that gave it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from forebay.lag import Lag
+
+_LINES = re.compile(
+    rb"(?:forebay-record-lag: (\d+)\r\n)?(?:forebay-time-lag-ms: (\d+)\r\n)?(?:forebay-age-ms: (\d+)\r\n)?"
+    rb"(?:forebay-position: [^\r]*\r\n)?(?:forebay-role: (\w+)\r\n)?"
+)
+
+
+class Told(NamedTuple):
+    """Role, empty where several replicas answered, and lag."""
+
+    role: str
+    lag: Lag
+
+
+def told_by(head: bytes) -> Told | None:
+    """What header lines, in the order in which they are sent, say; None where they name no figures."""
+    found = _match(head)
+    if found is None:
+        return None
+    record_lag, time_lag_ms, age_ms, role = found.groups()
+    return Told(
+        "" if role is None else role.decode(), Lag(_number(record_lag), _number(time_lag_ms), _number(age_ms))
+    )
+
+
+RawFigures = tuple[bytes | None, bytes | None, bytes | None]
+"""Record lag, time lag and role as they are written."""
+
+
+def raw_figures(head: bytes) -> RawFigures | None:
+    """The same without age, unread: many answers have the same."""
+    found = _match(head)
+    return None if found is None else (found[1], found[2], found[4])
+
+
+def read_figures(raw: RawFigures) -> Told:
+    """What raw figures say; age is not among them."""
+    record_lag, time_lag_ms, role = raw
+    return Told("" if role is None else role.decode(), Lag(_number(record_lag), _number(time_lag_ms), None))
+
+
+def _match(head: bytes) -> re.Match[bytes] | None:
+    at = head.find(b"forebay-")
+    return None if at < 0 else _LINES.match(head, at)
+
+
+def _number(digits: bytes | None) -> int | None:
+    return None if digits is None else int(digits)
