@@ -43,6 +43,11 @@ class KafkaUrl:
         servers = [server for server in parts.netloc.split(",") if server]
         if parts.scheme != "kafka" or not servers or parts.path not in ("", "/"):
             raise SettingError(f"{_shown(url)!r} is not of the form {_FORM}.")
+        if "@" in parts.netloc:
+            # What stands before it is a secret, so it is not shown.
+            raise SettingError("A kafka:// URL has no user@: give sasl.username and sasl.password as properties.")
+        if parts.fragment:
+            raise SettingError(f"{_shown(url)!r}: write '#' as '%23' in a property.")
         for server in servers:
             host, colon, port = server.rpartition(":")
             if not (colon and host and port.isdigit()):
@@ -55,7 +60,8 @@ class KafkaUrl:
                 raise SettingError(f"{_shown(url)!r} sets {name!r}, which it cannot: {reason}.")
         protocol = properties.get("security.protocol", "PLAINTEXT").upper()
         if protocol not in _SUPPORTED_BY_ALL:
-            raise SettingError(f"{_shown(url)!r}: security.protocol {protocol!r} is not one of Kafka's.")
+            known = ", ".join(sorted(_SUPPORTED_BY_ALL))
+            raise SettingError(f"{_shown(url)!r}: security.protocol {protocol!r} is not one of {known}.")
         mechanism = _mechanism(properties)
         if protocol.startswith("SASL") and mechanism not in _MECHANISMS:
             known = ", ".join(sorted(_MECHANISMS))
@@ -100,9 +106,13 @@ class KafkaUrl:
         """The options of Spark's Kafka sink, whose client is Java's; what only librdkafka has is left out."""
         properties = self.properties
         options = {"kafka.bootstrap.servers": self.bootstrap_servers}
-        for name in ("security.protocol", "client.id", "ssl.endpoint.identification.algorithm"):
-            if name in properties:
-                options[f"kafka.{name}"] = properties[name]
+        if "client.id" in properties:
+            options["kafka.client.id"] = properties["client.id"]
+        if "security.protocol" in properties:
+            options["kafka.security.protocol"] = properties["security.protocol"].upper()
+        if properties.get("ssl.endpoint.identification.algorithm") == "none":
+            # Java's client knows no such name: to check no host name is to have no algorithm.
+            options["kafka.ssl.endpoint.identification.algorithm"] = ""
         if "ssl.ca.location" in properties:
             options |= {
                 "kafka.ssl.truststore.type": "PEM",
