@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _END_INTERVAL_MS = 100.0
 _BEGINNING_INTERVAL_MS = 30_000.0
-_DESCRIPTION_INTERVAL_MS = 5_000.0
+_DESCRIPTION_INTERVAL_MS = 1_000.0
 _CONFIG_INTERVAL_MS = 60_000.0
 _PROVEN_YOUNG = 0.9
 """Clocks differ: records count as too young for compaction up to this part of the topic's lag."""
@@ -66,6 +66,8 @@ class _Question:
     ask: Callable[[AdminClient], dict[Any, Future[Any]]]
     sent_boot_ms: float = float("-inf")
     at_once: bool = False
+    failed: bool = False
+    """Whether any of the last answers was an error."""
     _futures: dict[Any, Future[Any]] = field(default_factory=dict)
 
     def send_if_due(self, admin: AdminClient, now_boot_ms: float) -> None:
@@ -78,12 +80,15 @@ class _Question:
             log.debug("a look at the log failed: %s", error)
 
     def answers(self) -> Iterator[tuple[Any, Any]]:
-        """What was answered by now; failures are forgotten, so that what they asked for grows old."""
+        """What was answered by now; failures leave no answer, so that what they asked for grows old."""
+        self.failed = False
         for about, future in list(self._futures.items()):
             if future.done():
                 del self._futures[about]
                 if future.exception() is None:
                     yield about, future.result()
+                else:
+                    self.failed = True
 
 
 class KafkaConsumer:
@@ -232,6 +237,8 @@ class KafkaConsumer:
                 continue
             assigned.end = EndOffset(found.offset, sent)
             self._news.add(tp)
+        # A topic that is being replaced has no end for a moment.
+        self._describing.at_once |= self._ends.failed
         for tp, found in self._beginnings.answers():
             if tp in self._assigned:
                 self._assigned[tp].beginning = found.offset

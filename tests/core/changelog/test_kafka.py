@@ -1,0 +1,417 @@
+"""The Kafka changelog on a real broker: what is made there, what is refused, and what its readers are told."""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+
+from forebay.changelog import Batch, Heartbeat, Record
+from forebay.changelog.kafka.changelog import KafkaChangelog
+from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
+from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.errors import (
+    BatchConflict,
+    ChangelogUnreachable,
+    PartitionCountMismatch,
+    TopicMissing,
+    TopicRefused,
+)
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+from tests.cluster import free_port, wait_until
+
+pytestmark = pytest.mark.kafka
+
+DAY_MS = 86_400_000
+COMPACTED_AT_ONCE = {
+    "cleanup.policy": "compact",
+    "segment.ms": "100",
+    "min.cleanable.dirty.ratio": "0.001",
+    "min.compaction.lag.ms": "0",
+    "delete.retention.ms": "100",
+}
+
+
+@pytest.fixture(scope="module")
+def changelog(kafka_url: str) -> KafkaChangelog:
+    return KafkaChangelog(kafka_url)
+
+
+@pytest.fixture(scope="module")
+def admin(changelog: KafkaChangelog) -> AdminClient:
+    return AdminClient(changelog.kafka.librdkafka())
+
+
+def spec(kind: str = "key-value", partitions: int = 1, **fields: object) -> StoreSpec:
+    """A store on a topic that no other test has."""
+    topic = f"t-{secrets.token_hex(4)}"
+    return StoreSpec("s", kind, "string", "json", "murmur2", topic, partitions, **fields)  # type: ignore[arg-type]
+
+
+def made(admin: AdminClient, store: StoreSpec, config: dict[str, str]) -> TopicPartition:
+    """A topic made by hand; returns its only partition."""
+    admin.create_topics([NewTopic(store.topic, store.partitions, config=config)])[store.topic].result(10)
+    return TopicPartition(store.topic, 0)
+
+
+@dataclass
+class Writer:
+    """A producer that sends one record after another, in order."""
+
+    changelog: KafkaChangelog
+    tp: TopicPartition
+    transactional_id: str | None = None
+
+    def __post_init__(self) -> None:
+        own = {} if self.transactional_id is None else {"transactional_id": self.transactional_id}
+        self.producer = Producer(self.changelog.kafka.librdkafka(linger_ms=0, **own))
+        if self.transactional_id is not None:
+            self.producer.init_transactions(10)
+
+    def send(self, *rows: tuple[bytes, bytes | None], **fields: object) -> None:
+        for key, value in rows:
+            self.producer.produce(self.tp.topic, key=key, value=value, partition=self.tp.partition, **fields)
+        assert self.producer.flush(10) == 0
+
+    @contextlib.contextmanager
+    def transaction(self, *, commit: bool) -> Iterator[None]:
+        self.producer.begin_transaction()
+        yield
+        if commit:
+            self.producer.commit_transaction(10)
+        else:
+            self.producer.abort_transaction(10)
+
+
+@dataclass
+class Reader:
+    """A consumer, and all that it was told."""
+
+    changelog: KafkaChangelog
+    tp: TopicPartition
+    position: int = 0
+    batches: list[Batch] = field(default_factory=list)
+
+    def __enter__(self) -> "Reader":
+        self.consumer = self.changelog.consumer()
+        self.consumer.assign(self.tp, self.position)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.close()
+
+    def poll(self, most: int = 1000) -> list[Batch]:
+        self.consumer.wait(threading.Event(), 0.02)
+        polled = self.consumer.poll(most)
+        self.batches += polled
+        return polled
+
+    def poll_until(self, condition: Callable[[], object], what: str, most: int = 1000) -> None:
+        wait_until(lambda: self.poll(most) and condition(), what)
+
+    def read(self, to: int, most: int = 1000) -> list[Record]:
+        """Everything up to an offset."""
+        self.poll_until(lambda: self.newest.position >= to, f"offset {to}", most)
+        return self.records
+
+    @property
+    def newest(self) -> Batch:
+        return self.batches[-1]
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for batch in self.batches for record in batch.records]
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return [record[2] for record in self.records]
+
+
+@pytest.mark.parametrize(
+    ("store", "expected"),
+    [
+        (spec(), {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}),
+        (
+            spec("window", window_size_ms=1000, retention_ms=5 * DAY_MS),
+            {"cleanup.policy": "compact,delete", "retention.ms": str(6 * DAY_MS)},
+        ),
+        (
+            spec("session", gap_ms=1000, retention_ms=1000),
+            {"cleanup.policy": "compact,delete", "retention.ms": str(DAY_MS + 1000)},
+        ),
+        (
+            spec("versioned", history_retention_ms=5 * DAY_MS),
+            {"cleanup.policy": "compact", "min.compaction.lag.ms": str(6 * DAY_MS)},
+        ),
+    ],
+    ids=lambda value: value.kind if isinstance(value, StoreSpec) else "",
+)
+def test_a_topic_is_made_as_its_kind_of_store_needs_it(changelog, admin, store, expected):
+    changelog.ensure(store)
+    changelog.ensure(store)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, store.topic)
+    found = admin.describe_configs([resource])[resource].result(10)
+    assert {name: found[name].value for name in expected} == expected
+
+
+def test_a_missing_topic_is_named_with_the_remedy_where_none_may_be_made(changelog):
+    store = spec()
+    with pytest.raises(TopicMissing, match="topology apply") as caught:
+        changelog.ensure(store, create=False)
+    assert repr(store.topic) in str(caught.value)
+    with pytest.raises(TopicMissing, match=store.topic):
+        changelog.identity(store.topic)
+
+
+def test_another_number_of_partitions_is_refused(changelog, admin):
+    store = spec(partitions=4)
+    admin.create_topics([NewTopic(store.topic, 3)])[store.topic].result(10)
+    with pytest.raises(PartitionCountMismatch, match=r"has 3 partitions, the topology says 4.*partitions = 3"):
+        changelog.ensure(store)
+
+
+def test_a_topic_that_deletes_what_a_rebuild_would_need_is_refused_unless_accepted(changelog, admin):
+    store = spec()
+    made(admin, store, {"cleanup.policy": "delete"})
+    with pytest.raises(TopicRefused, match=r"cleanup\.policy=delete.*accept_uncompacted = true"):
+        changelog.ensure(store)
+    accepting = StoreSpec("s", "key-value", "string", "json", "murmur2", store.topic, 1, accept_uncompacted=True)
+    changelog.ensure(accepting)
+
+
+def test_an_aborted_transaction_is_never_read_and_the_position_passes_it(changelog, admin):
+    tp = made(admin, spec(), {"cleanup.policy": "compact"})
+    writer = Writer(changelog, tp, f"w-{tp.topic}")
+    with writer.transaction(commit=True):
+        writer.send((b"a", b"1"))
+    with writer.transaction(commit=False):
+        writer.send((b"a", b"2"), (b"b", b"2"))
+    # Two records, each with a marker behind, and a third in between.
+    with Reader(changelog, tp) as reader:
+        reader.read(to=5)
+        assert reader.values == [b"1"]
+        assert reader.newest.end.offset == 5
+        with writer.transaction(commit=True):
+            writer.send((b"b", b"3"))
+        reader.read(to=7)
+        assert reader.values == [b"1", b"3"]
+    assert changelog.end_offsets([tp]) == {tp: 7}
+
+
+def test_an_open_transaction_holds_the_end_back(changelog, admin):
+    tp = made(admin, spec(), {"cleanup.policy": "compact"})
+    Writer(changelog, tp).send((b"a", b"1"))
+    writer = Writer(changelog, tp, f"w-{tp.topic}")
+    with Reader(changelog, tp) as reader:
+        with writer.transaction(commit=True):
+            writer.send((b"a", b"2"))
+            Writer(changelog, tp).send((b"a", b"3"))
+            assert changelog.end_offsets([tp]) == {tp: 1}
+            reader.read(to=1)
+            reader.poll_until(lambda: len(reader.batches) > 3, "more looks at the end")
+            assert (reader.newest.position, reader.newest.end.offset) == (1, 1)
+        reader.read(to=4)
+    assert reader.values == [b"1", b"2", b"3"]
+
+
+def test_a_heartbeat_is_told_by_its_header_and_its_key(changelog, admin):
+    store = spec(partitions=3)
+    changelog.ensure(store)
+    value = Heartbeat(5, "q", 1).value()
+    assert changelog.append_heartbeat(store.topic, writer="w", query_id="q", value=value) == {0: 1, 1: 1, 2: 1}
+    tp = TopicPartition(store.topic, 0)
+    header = [(HEARTBEAT_HEADER, b"")]
+    Writer(changelog, tp).send((b"a", b"1"), (heartbeat_key("w"), b"2"))
+    Writer(changelog, tp).send((b"b", b"3"), headers=header)
+    with Reader(changelog, tp) as reader:
+        found = reader.read(to=5)
+    beats = [(key, content, beat) for _, key, content, _, beat in found]
+    assert beats == [
+        (heartbeat_key("w"), value, True),
+        (b"a", b"1", False),
+        (heartbeat_key("w"), b"2", False),
+        (b"b", b"3", False),
+    ]
+
+
+def test_a_superseded_writer_is_told_so_and_stays_superseded(changelog, kafka_url):
+    store = spec()
+    changelog.ensure(store)
+    other = KafkaChangelog(kafka_url)
+
+    def beat(through: KafkaChangelog, query: str) -> dict[int, int]:
+        value = Heartbeat(1, query, 1).value()
+        return through.append_heartbeat(store.topic, writer="w", query_id=query, value=value)
+
+    beat(changelog, "first")
+    beat(other, "second")
+    for _ in range(2):
+        with pytest.raises(BatchConflict, match=r"Two queries write as 'w' .* give each its own writer="):
+            beat(changelog, "first")
+    assert beat(other, "second")
+    value = Heartbeat(1, "third", 1).value()
+    assert changelog.append_heartbeat(store.topic, writer="another", query_id="third", value=value)
+
+
+def test_a_retired_writer_leaves_a_heartbeat_without_a_value_in_every_partition(changelog):
+    store = spec(partitions=2)
+    changelog.ensure(store)
+    changelog.append_heartbeat(store.topic, writer="w", query_id="q", value=Heartbeat(1, "q", 1).value())
+    changelog.retire_writer(store.topic, "w")
+    for partition in range(2):
+        with Reader(changelog, TopicPartition(store.topic, partition)) as reader:
+            assert [record[1:3] + record[4:] for record in reader.read(to=3)][1:] == [
+                (heartbeat_key("w"), None, True)
+            ]
+
+
+def test_valid_from_is_the_headers_and_without_one_the_records_timestamp(changelog, admin):
+    tp = made(admin, spec(), {"cleanup.policy": "compact"})
+    writer = Writer(changelog, tp)
+    writer.send((b"a", b"1"), timestamp=1_000)
+    before_1970 = (-5_000).to_bytes(8, "big", signed=True)
+    writer.send((b"a", b"2"), timestamp=1_000, headers=[("other", b"x"), (VALID_FROM_HEADER, before_1970)])
+    with Reader(changelog, tp) as reader:
+        assert [record[3] for record in reader.read(to=2)] == [1_000, -5_000]
+
+
+@pytest.fixture(scope="module")
+def compacted(changelog: KafkaChangelog, admin: AdminClient) -> TopicPartition:
+    """A log of 400 offsets of which compaction left only the newest of each of 4 keys, and a few after them."""
+    tp = made(admin, spec(), COMPACTED_AT_ONCE)
+    writer = Writer(changelog, tp)
+    for n in range(4):
+        writer.send(*((b"k%d" % i, b"%d" % n) for i in range(100)))
+    # The segment that is written to is never compacted; another one begins once a record is older.
+    until = time.monotonic() + 60
+    while left(changelog, tp) > 150:
+        assert time.monotonic() < until, "nothing was compacted"
+        writer.send((b"more", b"1"))
+    return tp
+
+
+def left(changelog: KafkaChangelog, tp: TopicPartition) -> int:
+    with Reader(changelog, tp) as reader:
+        return len(reader.read(changelog.end_offsets([tp])[tp]))
+
+
+def test_what_compaction_took_is_a_gap_until_the_end_that_its_response_showed(changelog, compacted):
+    end = changelog.end_offsets([compacted])[compacted]
+    with Reader(changelog, compacted) as reader:
+        reader.read(end, most=10)
+        read = [batch for batch in reader.batches if batch.records]
+        with_gap = [batch for batch in read if batch.gap]
+    assert len(read) > 5
+    assert with_gap
+    # In the middle of the replay old values are missing whose successors are still to come.
+    assert with_gap[0].position < end
+    assert all(batch.end.offset >= end for batch in with_gap)
+    assert {key: value for _, key, value, _, _ in reader.records}[b"k7"] == b"3"
+
+
+def test_offsets_missing_behind_a_young_record_are_markers_and_no_gap(changelog):
+    store = spec()
+    changelog.ensure(store)
+    tp = TopicPartition(store.topic, 0)
+    Writer(changelog, tp).send((b"a", b"1"))
+    with Reader(changelog, tp) as reader:
+        reader.read(to=1)
+        for n in range(3):
+            changelog.append_heartbeat(tp.topic, writer="w", query_id="q", value=Heartbeat(n, "q", n).value())
+        reader.read(to=7)
+        assert [batch.gap for batch in reader.batches] == [False] * len(reader.batches)
+
+
+def test_offsets_missing_behind_an_old_record_are_a_gap(changelog):
+    store = spec()
+    changelog.ensure(store)
+    tp = TopicPartition(store.topic, 0)
+    writer = Writer(changelog, tp, f"w-{tp.topic}")
+    two_hours_ago = int(time.time() * 1000) - 7_200_000
+    for value in (b"1", b"2"):
+        with writer.transaction(commit=True):
+            writer.send((b"a", value), timestamp=two_hours_ago)
+    with Reader(changelog, tp) as reader:
+        reader.read(to=4)
+        assert any(batch.gap for batch in reader.batches)
+
+
+def test_a_position_that_the_log_no_longer_holds_is_below_the_floor(changelog, admin):
+    tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
+    Writer(changelog, tp).send(*((b"k%d" % i, b"1") for i in range(10)))
+    deleted = admin.delete_records([KafkaTopicPartition(*tp, 8)])
+    next(iter(deleted.values())).result(10)
+    with Reader(changelog, tp, position=5) as reader:
+        reader.poll_until(lambda: reader.newest.tombstone_floor > 5, "the loss")
+        assert reader.records == []
+        assert reader.newest.beginning == 8
+        # What comes after it is read again by whoever starts anew.
+        reader.consumer.assign(tp, 0)
+        assert [record[0] for record in reader.read(to=10)] == [8, 9]
+
+
+def test_records_deleted_under_a_reader_below_its_position_change_nothing(changelog, admin):
+    tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
+    writer = Writer(changelog, tp)
+    writer.send(*((b"k%d" % i, b"1") for i in range(10)))
+    with Reader(changelog, tp) as reader:
+        reader.read(to=10)
+        next(iter(admin.delete_records([KafkaTopicPartition(*tp, 10)]).values())).result(10)
+        writer.send((b"a", b"2"))
+        reader.read(to=11)
+        assert {batch.tombstone_floor for batch in reader.batches} == {0}
+        assert len(reader.records) == 11
+
+
+@pytest.mark.parametrize("grown_to", [3, 30])
+def test_a_topic_made_anew_has_another_identity_for_those_who_read_it(changelog, grown_to):
+    store = spec()
+    changelog.ensure(store)
+    tp = TopicPartition(store.topic, 0)
+    Writer(changelog, tp).send(*((b"k%d" % i, b"old") for i in range(10)))
+    before = changelog.identity(store.topic)
+    with Reader(changelog, tp) as reader:
+        reader.read(to=10)
+        assert reader.newest.identity == before
+        after = changelog.reset(store)
+        assert after != before
+        Writer(changelog, tp).send(*((b"k%d" % i, b"new") for i in range(grown_to)))
+        reader.poll_until(lambda: reader.newest.identity == after, "the other log")
+        # As a replica does that is rebuilt.
+        reader.batches.clear()
+        reader.consumer.assign(tp, 0)
+        reader.read(to=grown_to)
+        assert reader.values == [b"new"] * grown_to
+
+
+def test_heartbeats_go_on_after_a_reset(changelog):
+    store = spec()
+    changelog.ensure(store)
+    value = Heartbeat(1, "q", 1).value()
+    for _ in range(2):
+        assert changelog.append_heartbeat(store.topic, writer="w", query_id="q", value=value)
+    changelog.reset(store)
+    assert changelog.append_heartbeat(store.topic, writer="w", query_id="q", value=value) == {0: 1}
+
+
+def test_a_partition_of_a_broker_that_is_away_is_left_out_and_nothing_raises():
+    changelog = KafkaChangelog(f"kafka://127.0.0.1:{free_port()}")
+    tp = TopicPartition("t", 0)
+    assert changelog.end_offsets([tp]) == {}
+    with pytest.raises(ChangelogUnreachable) as first:
+        changelog.identity("t")
+    with pytest.raises(ChangelogUnreachable, match="No broker of kafka://") as again:
+        changelog.identity("t")
+    # It was not asked again: many stores opened one by one must not wait one after another.
+    assert again.value.__cause__ is None
+    assert first.value is not again.value
+    with Reader(changelog, tp) as reader:
+        for _ in range(10):
+            assert reader.poll() == []
