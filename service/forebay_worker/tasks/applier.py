@@ -14,6 +14,7 @@ from forebay.errors import ForebayError
 from forebay.lag import EndOffset, Progress, boot_ms, epoch_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
+from forebay_worker.tasks.distrust import reason_for_distrust
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
 from forebay_worker.tasks.foreign import fitting
 from forebay_worker.tasks.replica import Replica
@@ -27,8 +28,6 @@ _PACED_POLL_S = 0.1
 _RETRY_MS = 2_000.0
 _HOUSEKEEPING_MS = 200.0
 _MOMENT_KEPT_EVERY_MS = 60_000.0
-_TOMBSTONES_TRUSTED = 0.9
-"""A replica trusts tombstones for this part of the time for which the log keeps them."""
 
 
 class Applier:
@@ -195,7 +194,8 @@ class Applier:
         """Apply one batch to its replica and publish the progress."""
         tp = batch.topic_partition
         before = replica.store.committed_offset(tp) or CommittedOffset(0)
-        reason = reason_for_distrust(replica, before, batch)
+        current_until = _epoch(replica.progress.current_until_boot_ms)
+        reason = reason_for_distrust(replica.log, before, current_until, batch)
         if reason is not None:
             self._on_untrusted(replica, reason)
             return
@@ -272,25 +272,6 @@ class Applier:
             current_until,
             as_of_boot_ms,
         )
-
-
-def reason_for_distrust(replica: Replica, before: CommittedOffset, batch: Batch) -> str | None:
-    """Why a batch cannot follow what the replica holds, None where it can."""
-    if replica.log is not None and replica.log != batch.identity:
-        return f"the log {replica.spec.topic!r} was replaced by another"
-    if batch.end.offset < before.position:
-        return f"the log {replica.spec.topic!r} ends at {batch.end.offset}, before offset {before.position}"
-    if 0 < before.position < batch.tombstone_floor:
-        return f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
-    if batch.tombstone_life_ms is not None and before.position > 0:
-        moments = (_epoch(replica.progress.current_until_boot_ms), before.replay_since_epoch_ms)
-        away_ms = epoch_ms() - max([moment for moment in moments if moment is not None], default=0.0)
-        if away_ms > _TOMBSTONES_TRUSTED * batch.tombstone_life_ms:
-            return (
-                f"it was last consistent {away_ms / 1000:.0f} s ago, and the log {replica.spec.topic!r} keeps "
-                f"tombstones for {batch.tombstone_life_ms / 1000:.0f} s"
-            )
-    return None
 
 
 def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> Progress:

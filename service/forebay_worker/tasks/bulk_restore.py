@@ -202,6 +202,7 @@ class BulkRestore:
             replica.spec.document(),
             replica.task.partition,
             list(committed),
+            replica.log,
             str(self._scratch),
             MOST_BYTES_IN_MEMORY,
         )

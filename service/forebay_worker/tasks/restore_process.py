@@ -26,6 +26,7 @@ from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import write_sst
+from forebay_worker.tasks.distrust import reason_for_distrust
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
 from forebay_worker.tasks.foreign import fitting
 
@@ -42,7 +43,8 @@ _NEVER_SET = threading.Event()
 class RestoreJob:
     """Fold one partition from a committed offset to the end that the log has when the job begins.
 
-    ``most_bytes`` bounds what is held in memory before a file is written.
+    ``log`` is the identity of the log that the store is of, None if that is not known; ``most_bytes`` bounds
+    what is held in memory before a file is written.
     """
 
     job: int
@@ -50,6 +52,7 @@ class RestoreJob:
     store: dict[str, Any]
     partition: int
     committed: list[Any]
+    log: str | None
     scratch: str
     most_bytes: int
 
@@ -83,7 +86,7 @@ class RestoreReport:
 
 
 def run_job(job: RestoreJob) -> Iterator[RestoreReport]:
-    """The files of one job, in offset order, then its end."""
+    """The files of one job, in offset order, then its end; that comes early where the log cannot be followed."""
     spec = StoreSpec.from_document(job.store)
     tp = TopicPartition(spec.topic, job.partition)
     consumer = open_changelog(job.changelog).consumer(replay=True)
@@ -104,6 +107,9 @@ def _fold_files(
     fold = Fold.after(committed)
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp)
+        if reason_for_distrust(job.log, committed, committed.current_until_epoch_ms, batch) is not None:
+            # The applier takes over and finds the same.
+            return
         target = batch.end.offset if target < 0 else target
         stopped_by = None
         if spec.foreign:

@@ -9,6 +9,7 @@ import pytest
 
 from forebay.changelog import sqlite_partition
 from forebay.changelog.sqlite import SqliteChangelog
+from forebay.stored_keys import USER_TAG
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import parse_topology
 from forebay_worker.state.directory import StateDirectory
@@ -58,14 +59,16 @@ def changelog(tmp_path: Path) -> SqliteChangelog:
 
 
 @contextmanager
-def started(tmp_path: Path, changelog: SqliteChangelog, opener: type[StoreOpener]) -> Iterator[TaskManager]:
+def started(
+    tmp_path: Path, changelog: SqliteChangelog, opener: type[StoreOpener], restore_processes: int = 0
+) -> Iterator[TaskManager]:
     directory = StateDirectory(tmp_path / "state", "app")
     manager = TaskManager(
         TOPOLOGY,
         changelog,
         directory,
         opener(directory, changelog, MEMORY, 300_000),
-        TaskPolicy(10, 0, 0, 600_000),
+        TaskPolicy(10, 0, restore_processes, 600_000),
     )
     manager.start()
     try:
@@ -145,3 +148,43 @@ def test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_pr
         SlowOpener.let.release(PARTITIONS)
         wait_until(lambda: [path.exists() for path in asides] == [False, False, True], "the rebuild is done")
         assert manager.replicas["a", 0].complete
+
+
+def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_no_key(
+    tmp_path, changelog, monkeypatch
+):
+    monkeypatch.setattr("forebay_worker.tasks.manager.BULK_RESTORE_RECORDS", 20)
+    tp = TopicPartition(TOPIC, 0)
+
+    def append(batch: int, rows: list[tuple[bytes, bytes | None, int]]) -> None:
+        sqlite_partition.append_batch(
+            changelog.path(tp), rows, writer="a", query_id="q", batch_id=batch, write_name="a"
+        )
+
+    append(2, [(b"deleted", b"1", 0)])
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 2, "all is applied")
+    append(3, [(b"deleted", None, 0), *((b"k%d" % i, b"1", 0) for i in range(30))])
+    changelog.compact(TOPIC, min_compaction_lag_ms=0, delete_retention_ms=0)
+
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 33, "all is applied")
+        store = manager.replicas["a", 0].store
+        assert store.get(USER_TAG + b"k29") == b"1"
+        assert store.get(USER_TAG + b"deleted") is None
+
+
+def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, changelog, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.manager.BULK_RESTORE_RECORDS", 20)
+    fill(tmp_path, changelog)
+    changelog.reset(TOPOLOGY.stores["a"])
+    rows = [(b"k%d" % i, b"2", 0) for i in range(30)]
+    sqlite_partition.append_batch(
+        changelog.path(TopicPartition(TOPIC, 0)), rows, writer="a", query_id="q", batch_id=2, write_name="a"
+    )
+
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 30, "all is applied")
+        store = manager.replicas["a", 0].store
+        assert (store.get(USER_TAG + b"k29"), store.get(USER_TAG + b"k")) == (b"2", None)

@@ -1,0 +1,34 @@
+"""When a log cannot be followed from where a replica is: it is another one, or tombstones may have been missed."""
+
+from __future__ import annotations
+
+from forebay.changelog import Batch
+from forebay.lag import epoch_ms
+from forebay.stores import CommittedOffset
+
+_TOMBSTONES_TRUSTED = 0.9
+"""A replica trusts tombstones for this part of the time for which the log keeps them."""
+
+
+def reason_for_distrust(
+    log: str | None, before: CommittedOffset, current_until_epoch_ms: float | None, batch: Batch
+) -> str | None:
+    """Why a batch cannot follow what a replica of ``log`` holds, None where it can.
+
+    ``current_until_epoch_ms`` is when the replica last had all that the log held.
+    """
+    topic = batch.topic_partition.topic
+    if log is not None and log != batch.identity:
+        return f"the log {topic!r} was replaced by another"
+    if batch.end.offset < before.position:
+        return f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}"
+    if 0 < before.position < batch.tombstone_floor:
+        return f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
+    if batch.tombstone_life_ms is not None and before.position > 0:
+        away_ms = epoch_ms() - max(current_until_epoch_ms or 0.0, before.replay_since_epoch_ms or 0.0)
+        if away_ms > _TOMBSTONES_TRUSTED * batch.tombstone_life_ms:
+            return (
+                f"it was last consistent {away_ms / 1000:.0f} s ago, and the log {topic!r} keeps "
+                f"tombstones for {batch.tombstone_life_ms / 1000:.0f} s"
+            )
+    return None
