@@ -209,9 +209,9 @@ class Applier:
         if replica.spec.foreign:
             batch, skipped, stopped_by = fitting(replica.spec, batch)
             replica.records_skipped += skipped
-        self._check_partition(replica, batch)
         fold = Fold.after(before)
         fold.add(replica.spec, batch.records)
+        self._check_partition(replica, batch)
         after = advance(before, batch, fold.as_of_epoch_ms, fold.stream_time_ms, None, epoch_ms())
         as_of_boot_ms = replica.progress.as_of_boot_ms
         if after.pending_end is None and (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forebay.changelog import Batch, Heartbeat, Record
@@ -10,6 +10,7 @@ from forebay.rest.scans import DELETED_VERSION, LIVE_VERSION
 from forebay.stored_keys import USER_TAG
 from forebay.stores import CommittedOffset
 from forebay.topology import StoreSpec
+from forebay_worker.tasks.foreign import unreadable_key
 
 KEYS_ALL_CHECKED = 1_000
 """So many of a replica's first keys are held against the partitioner, then a sample."""
@@ -35,8 +36,17 @@ class Fold:
         """An empty fold on top of a committed offset."""
         return cls(dict(committed.as_of_epoch_ms), committed.stream_time_ms)
 
-    def add(self, spec: StoreSpec, records: Iterable[Record]) -> None:
-        """Fold records in, in offset order; heartbeats change no key."""
+    def add(self, spec: StoreSpec, records: Sequence[Record]) -> None:
+        """Fold records in, in offset order; heartbeats change no key. Raises ``BadRecord``."""
+        try:
+            self._add_changes(spec, records)
+        except (TypeError, ValueError) as error:
+            raise unreadable_key(spec, records) or error from None
+        for record in records:
+            if record[4]:
+                self._see_heartbeat(record[1], record[2])
+
+    def _add_changes(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         keys = spec.stored_keys
         if keys.kind == "key-value" and spec.key in _PLAIN_AS_STORED:
             self.changes.update([(USER_TAG + key, value) for _, key, value, _, beat in records if not beat])
@@ -48,9 +58,6 @@ class Fold:
                     self.changes[stored] = _as_version(value) if versioned else value
                     if keys.times:
                         self._see_time(keys.parse(stored).times_ms[0] + (spec.window_size_ms or 0))
-        for record in records:
-            if record[4]:
-                self._see_heartbeat(record[1], record[2])
 
     def _see_time(self, end_ms: int) -> None:
         if self.stream_time_ms is None or end_ms > self.stream_time_ms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from forebay.changelog import Batch, Record
@@ -42,11 +43,32 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
     return Fitting(batch._replace(records=batch.records[:first], position=offset), 0, error)
 
 
+def unreadable_key(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | None:
+    """What to say of the first record whose key the store cannot hold, though its topic is not called foreign."""
+    for record in records:
+        fault = None if record[4] else _key_fault(spec, record)
+        if fault is not None:
+            return BadRecord(
+                f"The record at offset {record[0]} of {spec.topic!r} does not fit the store {spec.name!r}: "
+                f"{fault}. If others than forebay write the topic, set foreign = true on the store."
+            )
+    return None
+
+
 def _fault(spec: StoreSpec, record: Record) -> str | None:
     """What is wrong with a record, None if nothing is."""
-    _, key, value, timestamp_ms, heartbeat = record
+    _, _, value, _, heartbeat = record
     if heartbeat:
         return None
+    fault = _key_fault(spec, record)
+    if fault is not None or value is None:
+        return fault
+    fault = spec.value_codec.fault(value)
+    return None if fault is None else f"its value {value[:40]!r} is no {spec.value}: {fault}"
+
+
+def _key_fault(spec: StoreSpec, record: Record) -> str | None:
+    _, key, _, timestamp_ms, _ = record
     # Kafka lets producers leave the key out.
     if key is None:
         return "it has no key"  # type: ignore[unreachable]
@@ -55,7 +77,4 @@ def _fault(spec: StoreSpec, record: Record) -> str | None:
     except ValueError as error:
         return str(error)
     fault = spec.key_codec.fault(plain)
-    if fault is not None:
-        return f"its key {key[:40]!r} is no {spec.key} key: {fault}"
-    fault = None if value is None else spec.value_codec.fault(value)
-    return None if fault is None or value is None else f"its value {value[:40]!r} is no {spec.value}: {fault}"
+    return None if fault is None else f"its key {key[:40]!r} is no {spec.key} key: {fault}"

@@ -116,8 +116,8 @@ def _fold_files(
             batch, skipped_here, stopped_by = fitting(spec, batch)
             skipped += skipped_here
             target = target if stopped_by is None else batch.position
-        misplaced = misplaced or misplaced_key(spec, job.partition, batch.records, records)
         fold.add(spec, batch.records)
+        misplaced = misplaced or misplaced_key(spec, job.partition, batch.records, records)
         records += len(batch.records)
         some = batch.records[::_SIZED_EVERY]
         held_bytes += _SIZED_EVERY * sum([len(record[1]) + len(record[2] or b"") + 100 for record in some])

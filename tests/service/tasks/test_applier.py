@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.changelog import Heartbeat, sqlite_partition
+from forebay.changelog import Batch, Heartbeat, sqlite_partition
 from forebay.changelog.sqlite import SqliteChangelog
 from forebay.partitioning import Murmur2Partitioner
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
@@ -29,7 +29,8 @@ def spec(partitions: int = 1) -> StoreSpec:
 class Follower:
     """A replica of one SQLite log, brought forward one poll at a time."""
 
-    def __init__(self, changelog: SqliteChangelog, spec_: StoreSpec | None = None) -> None:
+    def __init__(self, changelog: Any, spec_: StoreSpec | None = None) -> None:
+        self.changelog = changelog
         self.reasons: list[str] = []
         self.completions = 0
         self.applier = Applier(changelog, 10, 0, lambda error: None, self._distrust, self._complete, lambda: None)
@@ -180,6 +181,87 @@ def test_a_replica_that_was_away_for_longer_than_tombstones_live_is_rebuilt(log)
     assert away.content == {b"a": b"1", b"b": b"1"}
     assert "tombstones up to offset 3 are gone" in away.reasons[0]
     away.close()
+
+
+LIFE_MS = 24 * HOUR_MS
+
+
+class KeepsTombstonesForATime:
+    """A log whose compaction removes tombstones by their age, as Kafka's does, and says at what age."""
+
+    def __init__(self, changelog: SqliteChangelog) -> None:
+        self._changelog = changelog
+
+    def consumer(self) -> "KeepsTombstonesForATime":
+        self._consumer = self._changelog.consumer()
+        self.assign, self.close = self._consumer.assign, self._consumer.close
+        return self
+
+    def poll(self, most: int) -> list[Batch]:
+        return [batch._replace(tombstone_life_ms=LIFE_MS) for batch in self._consumer.poll(most)]
+
+
+@pytest.fixture
+def pass_time(monkeypatch):
+    passed_ms = 0.0
+    wall, clock = time.time, time.clock_gettime
+    monkeypatch.setattr(time, "time", lambda: wall() + passed_ms / 1000)
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + passed_ms / 1000)
+
+    def pass_time(ms: float) -> None:
+        nonlocal passed_ms
+        passed_ms += ms
+
+    return pass_time
+
+
+def restarted(follower: Follower) -> Follower:
+    """A replica of the same store: of what was not committed with it, nothing is known any more."""
+    follower.close()
+    again = Follower(follower.changelog)
+    again.replica.store = follower.replica.store
+    again.applier.follow(again.replica)
+    return again
+
+
+@pytest.mark.parametrize(("away_ms", "trusted"), [(0.89 * LIFE_MS, True), (0.91 * LIFE_MS, False)])
+def test_a_replica_away_for_about_as_long_as_tombstones_live_is_rebuilt(log, pass_time, away_ms, trusted):
+    log.append((b"a", b"1"))
+    follower = Follower(KeepsTombstonesForATime(log.changelog))
+    follower.poll()
+    pass_time(away_ms)
+    back = restarted(follower)
+    back.poll()
+    assert (back.reasons == []) is trusted
+    assert trusted or "the log 'log' keeps tombstones for 86400 s" in back.reasons[0]
+    back.close()
+
+
+def test_a_replica_of_an_idle_log_is_trusted_after_a_restart(log, pass_time):
+    log.append((b"a", b"1"))
+    follower = Follower(KeepsTombstonesForATime(log.changelog))
+    for _ in range(50):
+        follower.poll()
+        pass_time(HOUR_MS)
+    back = restarted(follower)
+    back.poll()
+    assert (follower.reasons, back.reasons) == ([], [])
+    back.close()
+
+
+def test_a_replay_is_trusted_unless_it_takes_longer_than_tombstones_live(log, pass_time):
+    log.append(*((b"%d" % i, b"1") for i in range(9)), age_ms=OLD_MS)
+    follower = Follower(KeepsTombstonesForATime(log.changelog))
+    follower.poll(3)
+    pass_time(0.5 * LIFE_MS)
+    follower = restarted(follower)
+    follower.poll(3)
+    assert (follower.reasons, follower.replica.progress.position) == ([], 6)
+    # What was read at first may have been deleted since by a tombstone that nobody has seen.
+    pass_time(0.5 * LIFE_MS)
+    follower.poll(1)
+    assert "keeps tombstones" in follower.reasons[0]
+    follower.close()
 
 
 def test_a_replaced_log_is_noticed_even_when_it_has_grown_past_the_old_position(log):

@@ -1,0 +1,190 @@
+"""Stores whose topics others write: what does not fit stops them or is left out, and is never served."""
+
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forebay.changelog import Batch, Record, heartbeat_key, sqlite_partition
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.lag import EndOffset
+from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import StoreSpec
+from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.bulk_restore import BulkRestore
+from forebay_worker.tasks.folding import Fold
+from forebay_worker.tasks.foreign import BadRecord, fitting
+from forebay_worker.tasks.replica import Replica
+from tests.cluster import wait_until
+
+TP = TopicPartition("clicks", 0)
+
+
+def spec(key: str = "string", value: str = "json", **fields: object) -> StoreSpec:
+    fields = {"foreign": True, "on_bad_value": "stop", **fields}
+    return StoreSpec("s", fields.pop("kind", "key-value"), key, value, "murmur2", TP.topic, 1, **fields)
+
+
+STOPS = spec()
+SKIPS = spec(on_bad_value="skip")
+
+
+def batch(*rows: tuple[bytes | None, bytes | None]) -> Batch:
+    records: list[Record] = [(offset, key, value, 0, False) for offset, (key, value) in enumerate(rows, 7)]  # type: ignore[misc]
+    return Batch(TP, records, 7 + len(rows), False, EndOffset(100, 0.0), 0, 0, "log")
+
+
+@pytest.mark.parametrize(
+    ("store", "key", "value", "complaint"),
+    [
+        (spec(), None, b"1", "it has no key"),
+        (spec("bytes", "bytes"), None, b"1", "it has no key"),
+        (spec(), b"\xff", b"1", r"its key b'\xff' is no string key"),
+        (spec("int64"), b"1234567", b"1", "its key b'1234567' is no int64 key"),
+        (spec("int32"), b"12345678", b"1", "is no int32 key"),
+        (spec("json"), b"{]", b"1", "is no json key"),
+        (spec("json"), b'[ "a" ]', b"1", "it is not in canonical form (RFC 8785)"),
+        (spec(), b"k", b"NaN", "its value b'NaN' is no json"),
+        (spec(), b"k", b'{"x": Infinity}', "is no json"),
+        (spec(), b"k", b"-Infinity", "is no json"),
+        (spec(), b"k", b"", "its value b'' is no json"),
+        (spec(), b"k", b"\x00\x00\x00\x00\x07avro", "is no json"),
+        (spec(value="int64"), b"k", b"1234567", "its value b'1234567' is no int64"),
+        (spec(value="double"), b"k", struct.pack(">f", 1.5), "is no double"),
+        (spec(value="string"), b"k", b"\xc3", "is no string"),
+        (spec(kind="window", window_size_ms=1, retention_ms=1), b"1234567", b"1", ""),
+    ],
+)
+def test_a_record_that_does_not_fit_is_named_by_topic_partition_and_offset(store, key, value, complaint):
+    found = fitting(store, batch((key, value)))
+    assert (found.batch.records, found.batch.position) == ([], 7)
+    assert "offset 7 of 'clicks', partition 0, does not fit the store 's'" in str(found.stopped_by)
+    assert complaint in str(found.stopped_by)
+    assert 'on_bad_value = "skip"' in str(found.stopped_by)
+
+
+@pytest.mark.parametrize(
+    ("store", "key", "value"),
+    [
+        (spec(), b"k", b'{"x": [1.5, null, "\xc3\xa9"]}'),
+        (spec(), b"k", None),
+        (spec(), b"", b"null"),
+        (spec("int64", "int64"), b"12345678", b"12345678"),
+        (spec("int32", "double"), b"1234", struct.pack(">d", float("nan"))),
+        (spec("json"), b'["a",1]', b"1"),
+        (spec("bytes", "bytes"), b"\xff", b"\x00"),
+        (spec(kind="window", window_size_ms=1, retention_ms=1), b"a" + bytes(8), b"1"),
+    ],
+)
+def test_a_record_that_fits_is_left_as_it_is(store, key, value):
+    whole = batch((key, value))
+    assert fitting(store, whole) == (whole, 0, None)
+
+
+def test_what_comes_before_a_bad_record_is_applied_and_what_comes_after_it_is_not():
+    found = fitting(STOPS, batch((b"a", b"1"), (b"b", b"NaN"), (b"c", b"3")))
+    assert [record[1] for record in found.batch.records] == [b"a"]
+    assert found.batch.position == 8
+    assert "offset 8 of 'clicks'" in str(found.stopped_by)
+
+
+def test_bad_records_that_are_left_out_are_counted_and_the_position_passes_them():
+    found = fitting(SKIPS, batch((b"a", b"1"), (None, b"2"), (b"b", b"NaN"), (b"c", b"3")))
+    assert [record[1] for record in found.batch.records] == [b"a", b"c"]
+    assert (found.batch.position, found.skipped, found.stopped_by) == (11, 2, None)
+
+
+def test_heartbeats_are_not_held_against_the_codecs():
+    beat: Record = (7, heartbeat_key("w"), b"{}", 0, True)
+    whole = Batch(TP, [beat], 8, False, EndOffset(8, 0.0), 0, 0, "log")
+    assert fitting(spec("int64", "int64"), whole).batch == whole
+
+
+class Log:
+    def __init__(self, directory: Path) -> None:
+        self.changelog = SqliteChangelog(directory)
+        self.changelog.ensure_topic(TP.topic, 1)
+        self._batches = 0
+
+    def append(self, *rows: tuple[bytes, bytes | None]) -> None:
+        self._batches += 1
+        sqlite_partition.append_batch(
+            self.changelog.path(TP),
+            [(key, value, int(time.time() * 1000)) for key, value in rows],
+            writer="w",
+            query_id="q",
+            batch_id=self._batches,
+            write_name="w",
+        )
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    log = Log(tmp_path / "log")
+    log.append((b"a", b"1"), (b"b", b"NaN"), (b"a", b"2"))
+    return log
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Iterator[Replica]:
+    store = RocksDbStore("s", tmp_path / "store", RocksDbMemory(8 << 20, 8 << 20).options())
+    store.commit({})
+    replica = Replica(STOPS, TaskId(0, 0), store)
+    yield replica
+    replica.store.close()
+
+
+def content(replica: Replica) -> dict[bytes, bytes]:
+    return {key[1:]: value for key, value in replica.store.scan(USER_TAG, END_OF_USER_KEYS)}
+
+
+def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_out(log, replica, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 100.0)
+    applier = Applier(log.changelog, 10, 0, lambda error: None, pytest.fail, lambda replica: None, lambda: None)
+    applier.start()
+    try:
+        applier.call(lambda: applier.follow(replica)).result()
+        wait_until(lambda: replica.failure, "the stop")
+        assert "offset 1 of 'clicks', partition 0" in replica.failure
+        assert (content(replica), replica.progress.position, replica.complete) == ({b"a": b"1"}, 1, False)
+        log.append((b"c", b"3"))
+        # The lag says what is missing.
+        wait_until(lambda: replica.progress.end_offset == 4, "another try")
+        assert (content(replica), replica.progress.position) == ({b"a": b"1"}, 1)
+        replica.spec = SKIPS
+        wait_until(lambda: replica.complete, "the end of the log")
+        assert content(replica) == {b"a": b"2", b"c": b"3"}
+        assert (replica.failure, replica.records_skipped) == (None, 1)
+    finally:
+        applier.stop()
+
+
+def test_a_restore_process_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_out(
+    log, replica, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("forebay_worker.tasks.bulk_restore._RETRY_S", 0.1)
+    done: list[object] = []
+    bulk = BulkRestore(log.changelog.url, 1, tmp_path / "scratch", lambda function: function(), done.append)
+    try:
+        bulk.submit(replica)
+        wait_until(lambda: replica.failure, "the stop")
+        assert "offset 1 of 'clicks', partition 0" in replica.failure
+        assert (content(replica), replica.progress.position, done) == ({b"a": b"1"}, 1, [])
+        replica.spec = SKIPS
+        wait_until(lambda: done, "the end of the restore")
+        assert content(replica) == {b"a": b"2"}
+        assert (replica.store.committed_offset(TP).complete, replica.records_skipped) == (True, 1)
+    finally:
+        bulk.stop()
+
+
+@pytest.mark.parametrize(("store", "key"), [(spec(), None), (spec("int64"), b"1234567")])
+def test_a_key_that_no_store_could_hold_says_how_to_get_past_it(store, key):
+    own = replace(store, foreign=False)
+    with pytest.raises(BadRecord, match=r"offset 8 of 'clicks' .* set foreign = true on the store"):
+        Fold({}, None).add(own, batch((b"12345678", b"1"), (key, b"1")).records)
