@@ -66,11 +66,15 @@ class AssignmentTopic:
                 enable_partition_eof=True,
                 isolation_level="read_committed",
                 auto_offset_reset="earliest",
+                # The end is told by an empty answer, and members wait for it.
+                fetch_wait_max_ms=10,
             ),
             logger=CLIENT_LOG,
         )
         found: list[bytes] = []
         try:
+            # Asked for an end, the client looks at once for the partition's leader, else after half a second.
+            consumer.get_watermark_offsets(KafkaTopicPartition(self.name, 0), _DEADLINE_S)
             consumer.assign([KafkaTopicPartition(self.name, 0, OFFSET_BEGINNING)])
             while True:
                 message = consumer.poll(_DEADLINE_S)

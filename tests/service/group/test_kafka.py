@@ -1,0 +1,465 @@
+"""The worker group on a real broker, its members in one process; what the SQLite group holds, this one holds."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from forebay.changelog import sqlite_partition
+from forebay.changelog.kafka.url import KafkaUrl
+from forebay.changelog.sqlite import SqliteChangelog
+from forebay.lag import boot_ms
+from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import Topology, parse_topology
+from forebay_worker.group.assignor import Assignment, AssignmentPolicy, Placement
+from forebay_worker.group.kafka import group_consumer, membership
+from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
+from forebay_worker.group.kafka.group_consumer import GroupConsumer
+from forebay_worker.group.kafka.membership import KafkaMembership
+from forebay_worker.group.leader import GroupTimes, Leader
+from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo
+from tests.cluster import wait_until
+
+pytestmark = pytest.mark.kafka
+
+SESSION_MS = 1_000
+INITIAL_MS = 600
+NEVER_MS = 600_000
+RECORDS = 10
+"""In each partition of the log."""
+
+COUNTS = {"name": "counts", "partitions": 4, "store": [{"name": "counts", "topic": "counts"}]}
+REST = {
+    "name": "rest",
+    "partitions": 2,
+    "store": [{"name": "numbers", "topic": "numbers"}, {"name": "pairs", "topic": "pairs"}],
+}
+POLICY = AssignmentPolicy(num_standby_replicas=1, acceptable_recovery_lag=RECORDS // 2, max_warmup_replicas=2)
+
+
+@pytest.fixture(scope="module")
+def changelog(tmp_path_factory: pytest.TempPathFactory) -> SqliteChangelog:
+    """A log with records in every partition, so that a copy at offset 0 is not caught up."""
+    log = SqliteChangelog(tmp_path_factory.mktemp("log"))
+    rows = [(b"k%d" % i, b"1", 0) for i in range(RECORDS)]
+    for topic, partitions in (("counts", 4), ("numbers", 2), ("pairs", 2)):
+        log.ensure_topic(topic, partitions)
+        for partition in range(partitions):
+            path = log.path(TopicPartition(topic, partition))
+            sqlite_partition.append_batch(path, rows, writer="w", query_id="q", batch_id=0, write_name="w")
+    return log
+
+
+@dataclass
+class Node:
+    """A worker as its membership sees it: it holds what it is assigned and, unless it is held up, catches up."""
+
+    name: str
+    membership: KafkaMembership
+    topology: Topology
+    offsets: dict[TaskId, int] = field(default_factory=dict)
+    actives: frozenset[TaskId] = frozenset()
+    built: set[TaskId] = field(default_factory=set)
+    """Tasks that were begun from nothing."""
+    map: ClusterMap = field(default_factory=ClusterMap)
+    held_up: bool = False
+    _loop: asyncio.AbstractEventLoop | None = None
+    _thaw: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.host = HostInfo(self.name, 1)
+        self.known = NO_GENERATION
+
+    def start(self) -> None:
+        self.membership.start(self.subscription, self.on_assignment)
+
+    def subscription(self) -> SubscriptionInfo:
+        # It is asked from beside the loop too.
+        with contextlib.suppress(RuntimeError):
+            self._loop = asyncio.get_running_loop()
+        return SubscriptionInfo(self.name, 1, self.host, self.topology.fingerprint, dict(self.offsets))
+
+    def on_assignment(self, info: AssignmentInfo) -> None:
+        self.map = info.map(self.topology)
+        self.actives, standbys = info.tasks_of(self.name)
+        if self.name in info.hosts:
+            held = self.actives | standbys
+            self.built |= held - self.offsets.keys()
+            begun = 0 if self.held_up else None
+            self.offsets = {task: self.offsets.get(task, self._end(task) if begun is None else 0) for task in held}
+
+    def catch_up(self) -> None:
+        self.held_up = False
+        self.offsets = {task: self._end(task) for task in self.offsets}
+
+    def _end(self, task: TaskId) -> int:
+        return RECORDS * len(self.topology.stores_of(task))
+
+    @property
+    def running_actives(self) -> frozenset[TaskId]:
+        """What it answers for as active, its role judged by its lease."""
+        return self.actives if boot_ms() < self.membership.lease_until_boot_ms else frozenset()
+
+    @property
+    def standbys(self) -> set[TaskId]:
+        return self.offsets.keys() - self.running_actives
+
+    @property
+    def leads(self) -> bool:
+        return self.membership._leads
+
+    def freeze(self) -> None:
+        """Stop its part in the group, as SIGSTOP would: no heartbeat, no answer, no leaving."""
+        assert self._loop is not None
+        self._thaw.clear()
+        self._loop.call_soon_threadsafe(self._thaw.wait)
+
+    def thaw(self) -> None:
+        self._thaw.set()
+
+
+@dataclass
+class Group:
+    """Members of one group on the broker; every test has an application of its own."""
+
+    url: str
+    changelog: SqliteChangelog
+    application_id: str = field(default_factory=lambda: f"g-{secrets.token_hex(4)}")
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def topology(self) -> Topology:
+        return parse_topology({"application_id": self.application_id, "subtopology": [COUNTS, REST]})
+
+    @property
+    def other_topology(self) -> Topology:
+        return parse_topology({"application_id": self.application_id, "subtopology": [COUNTS]})
+
+    def node(
+        self,
+        name: str,
+        topology: Topology | None = None,
+        *,
+        on_disk: Node | None = None,
+        rebuild_ms: int = NEVER_MS,
+        initial_ms: int = INITIAL_MS,
+        held_up: bool = False,
+    ) -> Node:
+        """A started member."""
+        topology = topology or self.topology
+        times = GroupTimes(SESSION_MS, rebuild_ms, initial_ms, NEVER_MS)
+        node = Node(name, KafkaMembership(self.url, Leader(topology, self.changelog, POLICY), times), topology)
+        if on_disk is not None:
+            node.offsets = dict(on_disk.offsets)
+        node.held_up = held_up
+        self.nodes.append(node)
+        node.start()
+        return node
+
+    def settled(self, *names: str, **options: Any) -> list[Node]:
+        """Members that have shared out the tasks among them."""
+        nodes = [self.node(name, **options) for name in names]
+        self.wait_served_by(*nodes)
+        for node in nodes:
+            node.built.clear()
+        return nodes
+
+    def wait_served_by(self, *nodes: Node) -> None:
+        """Each task active once, and standby on another member where there is one, as all of them know."""
+        wait_until(lambda: served_by(*nodes), f"service by {[node.name for node in nodes]}", 30)
+
+    def close(self) -> None:
+        threads = [threading.Thread(target=node.membership.leave) for node in self.nodes]
+        for node in self.nodes:
+            node.thaw()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture
+def group(kafka_url: str, changelog: SqliteChangelog) -> Iterator[Group]:
+    group = Group(kafka_url, changelog)
+    yield group
+    group.close()
+
+
+def served_by(*nodes: Node) -> bool:
+    tasks = list(nodes[0].topology.tasks)
+    active = sorted(task for node in nodes for task in node.running_actives)
+    standby = sorted(task for node in nodes for task in node.standbys)
+    known = {node.map.generation for node in nodes}
+    return active == tasks and standby == (tasks if len(nodes) > 1 else []) and len(known) == 1
+
+
+def roles(*nodes: Node) -> list[tuple[frozenset[TaskId], set[TaskId]]]:
+    return [(node.running_actives, node.standbys) for node in nodes]
+
+
+def all_active(*nodes: Node) -> bool:
+    return sorted(task for node in nodes for task in node.running_actives) == list(nodes[0].topology.tasks)
+
+
+def test_the_first_assignment_waits_for_the_others(group):
+    nodes = [group.node(name, initial_ms=2_000) for name in "ab"]
+    group.wait_served_by(*nodes)
+    # Whoever had come first alone would have built everything.
+    assert [len(node.built) for node in nodes] == [6, 6]
+    assert [len(node.running_actives) for node in nodes] == [3, 3]
+    assert nodes[0].map == nodes[1].map
+    assert {node.membership.state for node in nodes} == {"member"}
+
+
+def test_a_member_that_leaves_gives_its_actives_away_at_once_and_nothing_is_built(group):
+    nodes = group.settled("a", "b", "c")
+    leaver = next(node for node in nodes if not node.leads)
+    rest = [node for node in nodes if node is not leaver]
+    leaver.membership.leave()
+    assert leaver.running_actives == frozenset()
+    wait_until(lambda: all_active(*rest), "a take-over")
+    assert [node.built for node in rest] == [set(), set()]
+
+
+def test_a_leader_that_leaves_is_followed(group):
+    nodes = group.settled("a", "b", "c")
+    leader = next(node for node in nodes if node.leads)
+    rest = [node for node in nodes if node is not leader]
+    before = nodes[0].map.generation
+    leader.membership.leave()
+    wait_until(lambda: all_active(*rest), "a take-over")
+    assert rest[0].map.generation > before
+    assert [node.built for node in rest] == [set(), set()]
+    # Back within the delay, it finds everything as it was.
+    back = group.node(leader.name, on_disk=leader)
+    group.wait_served_by(*rest, back)
+    assert back.built == set()
+
+
+def test_a_leader_that_falls_silent_is_followed_and_vouches_for_nothing_any_more(group):
+    nodes = group.settled("a", "b", "c")
+    leader = next(node for node in nodes if node.leads)
+    rest = [node for node in nodes if node is not leader]
+    leader.freeze()
+    wait_until(lambda: all_active(*rest), "a take-over")
+    assert leader.running_actives == frozenset()
+    assert leader.offsets.keys() == leader.offsets.keys() | leader.actives
+    leader.thaw()
+    group.wait_served_by(*nodes)
+    assert [node.built for node in nodes] == [set(), set(), set()]
+
+
+def test_a_lost_standby_is_built_after_the_delay_and_not_before(group):
+    a, b, c = group.settled("a", "b", "c", rebuild_ms=2_000)
+    left_at = boot_ms()
+    c.membership.leave()
+    wait_until(lambda: all_active(a, b), "a take-over")
+    built_at: list[float] = []
+
+    def built() -> bool:
+        if a.built | b.built and not built_at:
+            built_at.append(boot_ms())
+        return served_by(a, b)
+
+    wait_until(built, "the copies lost being built")
+    assert built_at[0] - left_at > 2_000
+
+
+def test_a_warm_up_takes_over_as_soon_as_it_has_caught_up(group):
+    a = group.settled("a")[0]
+    b = group.node("b", held_up=True)
+    wait_until(lambda: b.built, "a copy being built")
+    assert a.running_actives == set(group.topology.tasks)
+    # The probing interval is minutes away.
+    b.catch_up()
+
+    def balanced() -> bool:
+        b.catch_up()
+        return served_by(a, b) and len(b.running_actives) == 3
+
+    wait_until(balanced, "the tasks being shared", 30)
+
+
+def test_a_settled_group_rebalances_no_more(group, monkeypatch):
+    nodes = group.settled("a", "b")
+    generation = nodes[0].map.generation
+    late = group.node("c")
+    group.wait_served_by(*nodes, late)
+    moved = nodes[0].map.generation
+    assert moved > generation
+    looks: list[bool] = []
+    wants = KafkaMembership._wants_rebalance
+    monkeypatch.setattr(KafkaMembership, "_wants_rebalance", lambda self: looks.append(wants(self)) or looks[-1])
+    wait_until(lambda: len(looks) >= 6, "two looks by each")
+    assert not any(looks)
+    assert {node.map.generation for node in (*nodes, late)} == {moved}
+
+
+def test_a_misconfigured_member_does_not_lead_the_rest(group, caplog):
+    nodes = group.settled("a", "b", "c")
+    other = group.node("0", group.other_topology)
+    wait_until(lambda: other.membership.state == "other-topology", "the difference being noticed", 30)
+    assert other.running_actives == frozenset()
+    assert "it goes on serving what it holds. Restart it with the group's topology." in caplog.text
+    leader = next(node for node in nodes if node.leads)
+    rest = [node for node in nodes if node is not leader]
+    leader.membership.leave()
+    wait_until(lambda: all_active(*rest), "a take-over", 30)
+    assert {node.membership.state for node in rest} == {"member"}
+    wait_until(lambda: other.membership.state == "other-topology", "its following them", 30)
+
+
+def test_a_group_restarted_with_another_topology_follows_it_above_the_old_generations(group):
+    old = group.node("a", group.other_topology)
+    group.wait_served_by(old)
+    known = old.map.generation
+    old.membership.leave()
+    new = group.node("a", on_disk=old)
+    group.wait_served_by(new)
+    assert new.map.generation > known
+
+
+def test_a_group_that_comes_back_as_a_whole_is_as_before_and_builds_nothing(group):
+    nodes = group.settled("a", "b", "c")
+    before, known = roles(*nodes), nodes[0].map.generation
+    for node in nodes:
+        node.membership.leave()
+    back = [group.node(node.name, on_disk=node) for node in nodes]
+    group.wait_served_by(*back)
+    assert roles(*back) == before
+    assert [node.built for node in back] == [set(), set(), set()]
+    assert back[0].map.generation >= known
+
+
+def beyond(raw: bytes) -> bytes:
+    return zlib.compress(json.dumps({"v": VERSION + 1, "least": VERSION + 1, "data": len(raw)}).encode())
+
+
+def test_a_member_of_a_newer_version_keeps_nobody_from_being_led(group, monkeypatch, caplog):
+    a, b = group.settled("a", "b")
+    newer = group.node("newer")
+    encode = SubscriptionInfo.encode
+    monkeypatch.setattr(
+        SubscriptionInfo, "encode", lambda self: beyond(b"") if self.process_id == "newer" else encode(self)
+    )
+    wait_until(lambda: "needs a reader of version" in caplog.text or newer.actives, "its joining")
+    leader = next(node for node in (a, b) if node.leads)
+    leader.membership.leave()
+    (rest,) = {a.name, b.name} - {leader.name}
+    left = a if a.name == rest else b
+    wait_until(lambda: all_active(left), "a take-over", 30)
+    assert newer.host not in {metadata.host for metadata in left.map.hosts}
+
+
+def test_a_map_too_large_for_the_group_protocol_travels_through_the_topic(group, monkeypatch):
+    monkeypatch.setattr(membership, "MOST_INLINE_BYTES", 0)
+    told: list[bytes] = []
+    follow = KafkaMembership.follow
+    monkeypatch.setattr(KafkaMembership, "follow", lambda self, raw: (told.append(raw), follow(self, raw))[1])
+    a, b = group.settled("a", "b")
+    c = group.node("c")
+    group.wait_served_by(a, b, c)
+    assert {len(raw) < 200 for raw in told} == {True}
+
+
+def test_the_map_of_a_thousand_members_fits_the_topic(group, kafka_url):
+    tasks = [TaskId(0, partition) for partition in range(20_000)]
+    names = [secrets.token_hex(16) for _ in range(1_000)]
+    placements = {
+        task: Placement(names[i * 7 % 1_000], (names[(i * 13 + 1) % 1_000], names[(i * 17 + 2) % 1_000]))
+        for i, task in enumerate(tasks)
+    }
+    hosts = {name: HostInfo(f"worker-{name}.shop.example.com", 8081) for name in names}
+    info = AssignmentInfo(Generation(1, 1), "f" * 16, hosts, Assignment(placements, placements))
+    raw = info.encode()
+    assert len(raw) * 1_000 > membership.MOST_INLINE_BYTES
+    topic = AssignmentTopic(KafkaUrl.parse(kafka_url), group.application_id)
+    topic.ensure()
+    topic.write(raw)
+    assert topic.find(digest(raw)) == raw
+    assert topic.newest() == info
+
+
+class Talker:
+    """A member that says always the same, and repeats as leader what it was told."""
+
+    def __init__(self, says: bytes = b"hello") -> None:
+        self.says = says
+        self.subscribed = 0
+        self.told: list[bytes] = []
+
+    def subscription(self) -> bytes:
+        self.subscribed += 1
+        return self.says
+
+    def lead(self, members: dict[str, bytes]) -> dict[str, bytes]:
+        return {name: b"told " + raw for name, raw in members.items()}
+
+    def follow(self, assignment: bytes) -> None:
+        self.told.append(assignment)
+
+
+def consumer_of(group: Group, talk: Talker, on_heard: Callable[[float], None]) -> GroupConsumer:
+    connection = KafkaUrl.parse(group.url).aiokafka()
+    return GroupConsumer(connection, group.application_id, talk, SESSION_MS, on_heard)
+
+
+async def until(condition: Callable[[], object], consumer: GroupConsumer | None = None) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        await (asyncio.sleep(0.02) if consumer is None else consumer.poll(20))
+
+
+async def test_the_client_tells_when_it_was_heard_and_rejoins_when_asked(group):
+    """What is reached into of aiokafka is there: without it no lease would be renewed, and no lag told anew."""
+    AssignmentTopic(KafkaUrl.parse(group.url), group.application_id).ensure()
+    talk, heard = Talker(), []
+    consumer = consumer_of(group, talk, heard.append)
+    began = boot_ms()
+    await consumer.join(f"{group.application_id}-assignments")
+    try:
+        await until(lambda: talk.told == [b"told hello"], consumer)
+        joined = len(heard)
+        assert joined >= 2  # to join, and to hear the assignment
+        await until(lambda: len(heard) >= joined + 5, consumer)
+        assert began < heard[0]
+        assert heard == sorted(heard)
+        asked = talk.subscribed
+        consumer.request_rejoin()
+        await until(lambda: talk.subscribed > asked and len(talk.told) == 2, consumer)
+    finally:
+        await consumer.leave()
+
+
+async def test_a_member_that_is_never_polled_leaves_and_ours_does_not(group, monkeypatch):
+    monkeypatch.setattr(group_consumer, "_MAX_POLL_INTERVAL_MS", SESSION_MS)
+    worker = group.node("a")
+    wait_until(lambda: worker.membership.state == "member", "membership")
+    generation = worker.map.generation
+    stuck = Talker(SubscriptionInfo("stuck", 1, HostInfo("stuck", 1), "another topology").encode())
+    consumer = consumer_of(group, stuck, lambda sent: None)
+    await consumer.join(f"{group.application_id}-assignments")
+    try:
+        await until(lambda: members(group) == 2)
+        await until(lambda: members(group) == 1)
+    finally:
+        await consumer.leave()
+    wait_until(lambda: all_active(worker), "service by the one that is polled")
+    assert worker.map.generation == generation
+
+
+def members(group: Group) -> int:
+    admin = AdminClient(KafkaUrl.parse(group.url).librdkafka())
+    described = admin.describe_consumer_groups([group.application_id])[group.application_id].result(10)
+    return len(described.members)
