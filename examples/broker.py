@@ -85,7 +85,9 @@ class Broker:
         subprocess.run([ROOT / "scripts" / "jars" / "fetch", "kafka"], check=True)
         if not (self._directory / "logs" / "meta.properties").exists():
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._config)).wait()
+            # With an equals sign, since one id in 64 begins with a hyphen.
+            arguments = ("format", f"--cluster-id={cluster}", "--config", str(self._config))
+            self._java("kafka.tools.StorageTool", *arguments).wait()
         self._process = self._java("kafka.Kafka", str(self._config))
         deadline = time.monotonic() + _START_DEADLINE_S
         while not self._answers():
