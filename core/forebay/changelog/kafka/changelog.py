@@ -10,7 +10,7 @@ from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.heartbeats import HeartbeatWriter
 from forebay.changelog.kafka.topics import KafkaTopics
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.errors import ChangelogError, TopicMissing
+from forebay.errors import ChangelogError
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 
@@ -60,14 +60,19 @@ class KafkaChangelog:
 
     def reset(self, spec: StoreSpec) -> str:
         """Delete a store's topic and make it anew: another topic id, so every replica is rebuilt."""
+        before = self.identity(spec.topic)
         self._topics.delete(spec.topic)
         deadline = time.monotonic() + _DELETION_DEADLINE_S
         while True:
+            # The cluster takes a moment to forget the old one.
             try:
                 self._topics.ensure(spec)
-                return self.identity(spec.topic)
-            except (TopicMissing, ChangelogError) as error:
-                # The cluster takes a moment to forget the old one.
-                if time.monotonic() > deadline:
-                    raise ChangelogError(f"The topic {spec.topic!r} could not be made anew: {error}") from error
-                time.sleep(0.1)
+                after = self.identity(spec.topic)
+                if after != before:
+                    return after
+                why = "the old one is still there"
+            except ChangelogError as error:
+                why = str(error)
+            if time.monotonic() > deadline:
+                raise ChangelogError(f"The topic {spec.topic!r} could not be made anew: {why}")
+            time.sleep(0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
@@ -25,6 +26,7 @@ _DAY_MS = 86_400_000
 _MIN_COMPACTION_LAG_MS = 3_600_000
 _TIMEOUT_S = 3.0
 _OFFSETS_TIMEOUT_S = 2.0
+_LOOK_S = 0.02
 _UNREACHABLE_FOR_MS = 5_000.0
 
 
@@ -79,7 +81,7 @@ class KafkaTopics:
             if not create:
                 raise
             self._create(spec.topic, spec.partitions, topic_config(spec))
-            return
+            found = self._described_soon(spec.topic)
         if found.partitions != spec.partitions:
             raise PartitionCountMismatch(
                 f"The topic {spec.topic!r} at {self._url} has {found.partitions} partitions, the topology says "
@@ -100,6 +102,17 @@ class KafkaTopics:
             found = self._call(lambda admin: ask_descriptions(admin, [topic])[topic])
             config = self._config(topic)
         return topic_state(found, config)
+
+    def _described_soon(self, topic: str) -> TopicState:
+        """A topic just made, by this one or by another: brokers learn of it one after another."""
+        deadline = boot_ms() + _TIMEOUT_S * 1000
+        while True:
+            try:
+                return self.describe(topic)
+            except TopicMissing:
+                if boot_ms() > deadline:
+                    raise
+                time.sleep(_LOOK_S)
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The ends for read-committed readers; partitions that cannot be reached are left out."""
