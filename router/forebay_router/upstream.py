@@ -57,11 +57,14 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, request: bytes, on_answer: OnAnswer) -> None:
-        """Send a request, together with all others of the same turn of the event loop."""
+        """Send a request: at once on a connection that is idle, else with all others of the event loop's turn."""
         if self.closed or self._transport is None:
             asyncio.get_running_loop().call_soon(on_answer, None)
             return
         self._pending.append(on_answer)
+        if len(self._pending) == 1:
+            self._transport.write(request)
+            return
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(request)
