@@ -7,11 +7,12 @@ was being applied after it, so that the token bounds from above what was read.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from forebay.codecs import from_segment
-from forebay.errors import BadParameter, NotHostedHere, Problem, UnknownKey
+from forebay.errors import BadParameter, NotHostedHere, NotReady, Problem, UnknownKey
 from forebay.lag import Lag
 from forebay.rest.answers import (
     JSON_HEAD,
@@ -39,6 +40,8 @@ from forebay.topology import StoreSpec
 from forebay_worker.queries.admission import Admission, Admitted, Refused
 from forebay_worker.tasks.expiry import oldest_start_ms
 from forebay_worker.tasks.replica import Replica
+
+log = logging.getLogger(__name__)
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 _MOST_PAGE_BYTES = 4 << 20
@@ -99,7 +102,10 @@ class Reads:
 
     def _find(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> tuple[Admitted, Found]:
         admitted = self._admission.admit(replica, parameters)
-        value = _value(replica, plain, parameters)
+        try:
+            value = _value(replica, plain, parameters)
+        except Exception as error:
+            raise _unreadable(replica, error) from error
         return admitted, Found(self._admission.told(admitted), value)
 
     def _miss(self, admitted: Admitted, plain: bytes) -> Problem:
@@ -135,7 +141,10 @@ class Reads:
             return [refused.answer()] * len(plains)
         except Problem as problem:
             return [problem_answer(problem)] * len(plains)
-        values = _values(admitted.replica, plains, parameters)
+        try:
+            values = _values(admitted.replica, plains, parameters)
+        except Exception as error:
+            return [problem_answer(_unreadable(admitted.replica, error))] * len(plains)
         told = self._admission.told(admitted)
         return [
             Refused(self._miss(admitted, plain), told.source).answer()
@@ -185,13 +194,16 @@ class Reads:
         key_json = None if scan.plain is None else scan.spec.key_codec.to_json(scan.plain)
         admission.require_completeness(admitted, key_json)
         page, size = Page(), 0
-        for keys, items in _chunks(scan, replica, cursor, min(_CHUNK, parameters.limit + 1)):
-            page.keys += keys
-            page.items += items
-            size += sum(map(len, items))
-            if len(page.keys) > parameters.limit or size > _MOST_PAGE_BYTES:
-                page.more = True
-                break
+        try:
+            for keys, items in _chunks(scan, replica, cursor, min(_CHUNK, parameters.limit + 1)):
+                page.keys += keys
+                page.items += items
+                size += sum(map(len, items))
+                if len(page.keys) > parameters.limit or size > _MOST_PAGE_BYTES:
+                    page.more = True
+                    break
+        except Exception as error:
+            raise _unreadable(replica, error) from error
         # One more than asked for tells that there is more; a page cut for its size ends with what it has.
         page.keys, page.items = page.keys[: parameters.limit], page.items[: parameters.limit]
         page.source = _source(admission, admitted)
@@ -210,6 +222,12 @@ def _value(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes 
     for _, value in replica.store.scan(keys.prefix(plain), end, reverse=True):
         return None if value[:1] == DELETED_VERSION else value[1:]
     return None
+
+
+def _unreadable(replica: Replica, error: Exception) -> Problem:
+    """What a store that cannot be read is to a client: it may just be closing, and another replica has it."""
+    log.warning("%s of task %s could not be read: %r", replica.spec.name, replica.task, error)
+    return NotReady("The store could not be read; it may be closing or being opened anew.", retry_after_s=1)
 
 
 def _values(replica: Replica, plains: list[bytes], parameters: ReadParameters) -> list[bytes | None]:

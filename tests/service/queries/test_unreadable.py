@@ -1,0 +1,54 @@
+"""A store that is closed under a read, as in a rebuild: the client is told to look elsewhere, not that it broke."""
+
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import NotReady
+from forebay.lag import Progress, boot_ms
+from forebay.metadata import StreamsMetadataState
+from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
+from forebay.rest.scans import SCAN_ROUTES
+from forebay.stores import CommittedOffset
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import parse_topology
+from forebay_worker.queries.admission import Admission
+from forebay_worker.queries.reads import Reads
+from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.tasks.replica import Replica
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Reads:
+    topology = parse_topology(
+        {"application_id": "a", "subtopology": [{"name": "s", "partitions": 1, "store": [{"name": "counts"}]}]}
+    )
+    spec = topology.stores["counts"]
+    store = RocksDbStore("counts", tmp_path / "counts", RocksDbMemory(8 * MEBIBYTE, 8 * MEBIBYTE).options())
+    store.put(spec.stored_keys.prefix(b"k"), b"1")
+    store.commit({TopicPartition(spec.topic, 0): CommittedOffset(1, 1)})
+    now = boot_ms()
+    replica = Replica(spec, TaskId(0, 0), store, "log", Progress(1, 1, 1, 0, 1, now, now, now), complete=True)
+    replicas = {("counts", 0): replica}
+    metadata = StreamsMetadataState(topology.stores, local_lags=dict)
+    reads = Reads(Admission(topology, metadata, "here:1", lambda: replicas, lambda: now + 60_000, 5_000))
+    assert reads.key("counts", b"k", ReadParameters()).status == 200
+    store.close()
+    return reads
+
+
+def test_one_key(closed):
+    with pytest.raises(NotReady, match="opened anew"):
+        closed.key("counts", b"k", ReadParameters())
+
+
+def test_several_keys(closed):
+    assert [answer.status for answer in closed.batch("counts", ["k", "absent"], ReadParameters())] == [503, 503]
+
+
+def test_a_range(closed):
+    entries = next(route for route in SCAN_ROUTES if route.items == "entries")
+    with pytest.raises(NotReady, match="opened anew"):
+        closed.scan(entries, "counts", None, parse_parameters(b"", ENTRIES_PARAMETERS), frames=False)
