@@ -1,4 +1,4 @@
-"""A store that is closed under a read, as in a rebuild: the client is told to look elsewhere, not that it broke."""
+"""A store that is closed under a read, as in a rebuild: the client is told to look elsewhere."""
 
 from pathlib import Path
 
