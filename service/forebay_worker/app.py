@@ -152,7 +152,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
         try:
             parameters = parse_parameters(request.scope["query_string"], BATCH_ROUTE.parameters | {"partition"})
             keys = read_batch_keys(await request.body())
-            results = worker.reads.batch(request.path_params["store"], keys, parameters)
+            results = await _batch(worker, request, keys, parameters)
             frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
             answer = batch_frames(results) if frames else batch_answer(keys, results)
         except Problem as problem:
@@ -161,6 +161,19 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
         return respond(answer)
 
     return endpoint
+
+
+async def _batch(worker: Worker, request: Request, keys: list[Any], parameters: ReadParameters) -> list[Answer]:
+    """Each key's answer, waiting for those whose bound may be met as long as the request allows."""
+    store = request.path_params["store"]
+    until = boot_ms() + _wait_ms(worker, parameters, request.headers)
+    results = worker.reads.batch(store, keys, parameters)
+    while boot_ms() < until and (waiting := [i for i, result in enumerate(results) if result.may_wait]):
+        await asyncio.sleep(_WAIT_STEP_S)
+        again = worker.reads.batch(store, [keys[i] for i in waiting], parameters)
+        for i, result in zip(waiting, again, strict=True):
+            results[i] = result
+    return [result.answer for result in results]
 
 
 def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:

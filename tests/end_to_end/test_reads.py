@@ -1,6 +1,7 @@
 """What a client sees of one quiet cluster: two workers and a router."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -8,6 +9,7 @@ import httpx
 import pytest
 
 from forebay.lag import Lag
+from forebay.position import Position, decode_position, encode_position
 from tests.cluster import Cluster, running_cluster
 
 NASTY_KEYS = [
@@ -183,6 +185,35 @@ def test_a_position_of_another_log_is_a_conflict(served):
     answer = get(router, "/v1/stores/counts/keys/a", min_position=position)
     assert answer.status_code == 409
     assert answer.json()["type"] == "urn:forebay:problem:position-of-another-log"
+
+
+def test_a_batch_waits_for_the_position_that_it_is_to_have_reached(cluster):
+    cluster.put("counts", {b"a": b"1"})
+    (worker,) = cluster.start_workers(1)
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    log, offsets = decode_position(get(worker, "/v1/stores/counts/keys/a").json()["position"])
+    # What is written next ends two further, its heartbeat included.
+    token = encode_position(Position(log, {partition: offset + 2 for partition, offset in offsets.items()}))
+    for address in (worker, router):
+        url = f"http://{address}/v1/stores/counts/batch-get?min_position={token}"
+        [refused] = httpx.post(url, json={"keys": ["a"]}).json()["results"]
+        assert refused["problem"]["type"] == "urn:forebay:problem:position-not-reached"
+    with ThreadPoolExecutor(2) as pool:
+        reads = [
+            pool.submit(
+                httpx.post,
+                f"http://{address}/v1/stores/counts/batch-get?min_position={token}&wait_ms=20000&timeout_ms=20000",
+                json={"keys": ["a", 7]},
+                timeout=30,
+            )
+            for address in (worker, router)
+        ]
+        cluster.put("counts", {b"a": b"2"})
+        for read in reads:
+            waited, bad = read.result().json()["results"]
+            assert waited["value"] == 2
+            assert bad["problem"]["type"] == "urn:forebay:problem:bad-key"
 
 
 def test_a_workers_partition_that_is_elsewhere_is_misdirected(served, tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from forebay.codecs import from_segment
@@ -58,6 +58,13 @@ class Found(NamedTuple):
     def source(self) -> Provenance:
         """Where it is from."""
         return self.told.source
+
+
+class Batched(NamedTuple):
+    """One key's answer or problem, and whether its replica may soon have a better one."""
+
+    answer: Answer
+    may_wait: bool
 
 
 def key_document(spec: StoreSpec, plain: bytes, found: Found) -> bytes:
@@ -111,47 +118,51 @@ class Reads:
     def _miss(self, admitted: Admitted, plain: bytes) -> Problem:
         return self._admission.miss(admitted, admitted.replica.spec.key_codec.to_json(plain))
 
-    def batch(self, store: str, keys: list[Any], parameters: ReadParameters) -> list[Answer]:
+    def batch(self, store: str, keys: Sequence[Any], parameters: ReadParameters) -> list[Batched]:
         """One answer or problem per key, in order; raises ``UnknownStore`` and ``WrongStoreKind`` for all."""
         spec = self._admission.spec(store)
         require_kind(spec, "key-value", "versioned")
-        results: dict[int, Answer] = {}
+        results: dict[int, Batched] = {}
         places: dict[int, list[tuple[int, bytes]]] = {}
         for index, key in enumerate(keys):
             try:
                 plain = spec.key_codec.from_json(key)
                 partition = self._admission.partition(spec, plain, parameters.partition)
             except Problem as problem:
-                results[index] = problem_answer(problem)
+                results[index] = Batched(problem_answer(problem), False)
             else:
                 places.setdefault(partition, []).append((index, plain))
         for partition, placed in places.items():
             found = self._batched(spec, partition, [plain for _, plain in placed], parameters)
-            results |= {index: answer for (index, _), answer in zip(placed, found, strict=True)}
+            results |= {index: result for (index, _), result in zip(placed, found, strict=True)}
         return [results[index] for index in range(len(keys))]
 
     def _batched(
         self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters
-    ) -> list[Answer]:
+    ) -> list[Batched]:
         """What one partition has of several keys, or why it may not answer: judged once for all of them."""
         try:
             _require_versions(spec, parameters)
             admitted = self._admission.admit(self._admission.replica(spec, partition), parameters)
         except Refused as refused:
-            return [refused.answer()] * len(plains)
+            return [Batched(refused.answer(), refused.may_wait)] * len(plains)
         except Problem as problem:
-            return [problem_answer(problem)] * len(plains)
+            return [Batched(problem_answer(problem), False)] * len(plains)
         try:
             values = _values(admitted.replica, plains, parameters)
         except Exception as error:
-            return [problem_answer(_unreadable(admitted.replica, error))] * len(plains)
+            return [Batched(problem_answer(_unreadable(admitted.replica, error)), True)] * len(plains)
         told = self._admission.told(admitted)
         return [
-            Refused(self._miss(admitted, plain), told.source).answer()
+            self._batched_miss(admitted, plain, told)
             if value is None
-            else Answer(200, b"", key_document(spec, plain, Found(told, value)))
+            else Batched(Answer(200, b"", key_document(spec, plain, Found(told, value))), False)
             for plain, value in zip(plains, values, strict=True)
         ]
+
+    def _batched_miss(self, admitted: Admitted, plain: bytes, told: Told) -> Batched:
+        refused = Refused(self._miss(admitted, plain), told.source)
+        return Batched(refused.answer(), refused.may_wait)
 
     def scan(
         self, route: ScanRoute, store: str, segment: bytes | None, parameters: ReadParameters, *, frames: bool

@@ -45,7 +45,10 @@ def test_one_key(closed):
 
 
 def test_several_keys(closed):
-    assert [answer.status for answer in closed.batch("counts", ["k", "absent"], ReadParameters())] == [503, 503]
+    assert [result.answer.status for result in closed.batch("counts", ["k", "absent"], ReadParameters())] == [
+        503,
+        503,
+    ]
 
 
 def test_a_range(closed):
