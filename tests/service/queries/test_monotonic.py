@@ -1,0 +1,116 @@
+"""Reads that pass their last token on never go back, whichever of two replicas answers (invariant 8)."""
+
+import json
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.lag import EMPTY_PROGRESS
+from forebay.metadata import StreamsMetadataState
+from forebay.position import decode_position, later_position
+from forebay.rest.parameters import ReadParameters
+from forebay.tasks import TaskId
+from forebay.topology import parse_topology
+from forebay_worker.queries.admission import Admission, Refused
+from forebay_worker.queries.reads import Reads
+from forebay_worker.state.memory import MemoryStore
+from forebay_worker.tasks.replica import Replica
+
+TOPOLOGY = parse_topology(
+    {"application_id": "a", "subtopology": [{"name": "t", "partitions": 1, "store": [{"name": "s"}]}]}
+)
+SPEC = TOPOLOGY.stores["s"]
+KEY = SPEC.stored_keys.prefix(b"k")
+LOGS = st.lists(st.sampled_from(["set", "delete", "other"]), min_size=1, max_size=12)
+"""What each record does to the key."""
+STEPS = st.lists(
+    st.tuples(st.integers(0, 1), st.sampled_from(["begin", "write", "finish", "read"]), st.integers(1, 4)),
+    max_size=60,
+)
+
+
+class Copy:
+    """A replica that follows a log in steps, as its applier does, and answers reads with the real code.
+
+    Below ``compacted_to`` its log has lost what later records replaced, so it is at no point of history before.
+    """
+
+    def __init__(self, log: list[str], compacted_to: int) -> None:
+        self._log = log
+        self._compacted_to = compacted_to
+        self.replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"), log="log", progress=EMPTY_PROGRESS)
+        self.finish()
+        metadata = StreamsMetadataState(TOPOLOGY.stores)
+        self._reads = Reads(
+            Admission(TOPOLOGY, metadata, "h:1", lambda: {("s", 0): self.replica}, lambda: inf, 5000)
+        )
+
+    def begin(self, records: int) -> None:
+        progress = self.replica.progress
+        to = max(progress.applying_to, min(progress.position + records, len(self._log)))
+        self.replica.progress = progress._replace(applying_to=to)
+
+    def write(self) -> None:
+        progress = self.replica.progress
+        for offset in range(progress.position, progress.applying_to):
+            if self._log[offset] == "set" and not self._replaced(offset):
+                self.replica.store.put(KEY, b"%d" % offset)
+            elif self._log[offset] == "delete":
+                self.replica.store.delete(KEY)
+        self.replica.store.commit({})
+
+    def _replaced(self, offset: int) -> bool:
+        return any(what != "other" for what in self._log[offset + 1 : self._compacted_to])
+
+    def finish(self) -> None:
+        self.write()
+        progress = self.replica.progress
+        history = progress.applying_to if progress.applying_to >= self._compacted_to else None
+        self.replica.progress = progress._replace(position=progress.applying_to, consistent_position=history)
+        self.replica.complete = self.replica.complete or history is not None
+
+    def read(self, token: str | None) -> tuple[int, int | None, str]:
+        """Status, value and position."""
+        asked = ReadParameters(min_position=None if token is None else decode_position(token))
+        try:
+            answer = self._reads.key("s", b"k", asked)
+        except Refused as refused:
+            answer = refused.answer()
+        document = json.loads(answer.body)
+        return answer.status, document.get("value"), document["position"]
+
+
+def value_at(log: list[str], position: int) -> int | None:
+    """The key's value once so many records are applied."""
+    for offset in range(position - 1, -1, -1):
+        if log[offset] != "other":
+            return offset if log[offset] == "set" else None
+    return None
+
+
+@settings(derandomize=True, deadline=None, max_examples=600)
+@given(log=LOGS, compacted=st.tuples(st.integers(0, 12), st.integers(0, 12)), steps=STEPS)
+def test_a_session_never_goes_back_through_any_failover(log, compacted, steps):
+    copies = [Copy(log, min(to, len(log))) for to in compacted]
+    token, seen = None, 0
+    for which, step, records in steps:
+        copy = copies[which]
+        if step == "begin":
+            copy.begin(records)
+        elif step != "read":
+            getattr(copy, step)()
+        else:
+            status, value, position = copy.read(token)
+            if status not in (200, 404):
+                continue
+            token = later_position(token, position)
+            # The answer is the log's up to some point, no earlier than that of the answer before.
+            points = [at for at in range(seen, len(log) + 1) if value_at(log, at) == value]
+            assert points, f"{value!r} after {value_at(log, seen)!r}"
+            seen = points[0]
+    for copy in copies:
+        # Whoever has caught up answers the session.
+        copy.begin(len(log))
+        copy.finish()
+        assert copy.read(token)[0] in (200, 404)
