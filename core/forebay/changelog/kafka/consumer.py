@@ -40,6 +40,7 @@ _END_INTERVAL_MS = 100.0
 _BEGINNING_INTERVAL_MS = 30_000.0
 _DESCRIPTION_INTERVAL_MS = 1_000.0
 _CONFIG_INTERVAL_MS = 60_000.0
+_RETRY_INTERVAL_MS = 1_000.0
 _PROVEN_YOUNG = 0.9
 """Clocks differ: records count as too young for compaction up to this part of the topic's lag."""
 _HEARTBEATS = heartbeat_key("")
@@ -67,21 +68,22 @@ class _Question:
     sent_boot_ms: float = float("-inf")
     at_once: bool = False
     failed: bool = False
-    """Whether any of the last answers was an error."""
+    """Whether any answer to the last request was an error; it is then repeated soon."""
     _futures: dict[Any, Future[Any]] = field(default_factory=dict)
 
     def send_if_due(self, admin: AdminClient, now_boot_ms: float) -> None:
-        if self._futures or not (self.at_once or now_boot_ms - self.sent_boot_ms >= self.interval_ms):
+        interval_ms = min(self.interval_ms, _RETRY_INTERVAL_MS) if self.failed else self.interval_ms
+        if self._futures or not (self.at_once or now_boot_ms - self.sent_boot_ms >= interval_ms):
             return
-        self.at_once, self.sent_boot_ms = False, now_boot_ms
+        self.at_once, self.failed, self.sent_boot_ms = False, False, now_boot_ms
         try:
             self._futures = self.ask(admin)
         except KafkaException as error:
+            self.failed = True
             log.debug("a look at the log failed: %s", error)
 
     def answers(self) -> Iterator[tuple[Any, Any]]:
         """What was answered by now; failures leave no answer, so that what they asked for grows old."""
-        self.failed = False
         for about, future in list(self._futures.items()):
             if future.done():
                 del self._futures[about]
@@ -240,7 +242,8 @@ class KafkaConsumer:
             assigned.end = EndOffset(found.offset, sent)
             self._news.add(tp)
         # A topic that is being replaced has no end for a moment.
-        self._describing.at_once |= self._ends.failed
+        if self._ends.failed and self._describing.sent_boot_ms < self._ends.sent_boot_ms:
+            self._describing.at_once = True
         for tp, found in self._beginnings.answers():
             if tp in self._assigned:
                 self._assigned[tp].beginning = found.offset
