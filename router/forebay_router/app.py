@@ -17,6 +17,7 @@ from forebay.errors import (
     NoReplica,
     NotReady,
     Overloaded,
+    PartitionerMismatch,
     PositionOfAnotherLog,
     Problem,
     UnknownKey,
@@ -57,6 +58,7 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     Overloaded,
     NoReplica,
     NotReady,
+    PartitionerMismatch,
     DeadlineExceeded,
 )
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.errors import NoReplica, Overloaded
+from forebay.errors import NoReplica, Overloaded, PartitionerMismatch
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 from forebay_router.upstream import UpstreamAnswer
+
+_MISPLACED = f"urn:forebay:problem:{PartitionerMismatch.name}"
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,17 @@ class Attempt:
 
 
 def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
-    """The answer where no attempt had one: the 412 of the replica least behind if all said so, else no replica."""
+    """The answer where no attempt had one: what all said, else no replica.
+
+    That is the 412 of the replica least behind, or that keys are not where the partitioner puts them.
+    """
     documents = [attempt.document() for attempt in attempts]
     answers = [attempt.answer for attempt in attempts if attempt.answer is not None]
     if answers and all(answer.status == 412 for answer in answers):
         best = min(answers, key=lambda answer: _lag_order(_problem_of(answer)))
-        document = {**_problem_of(best), "attempts": documents}
-        body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-        return Answer(412, best.head + b"retry-after: 1\r\n", body)
+        return _passed_on(best, documents, b"retry-after: 1\r\n")
+    if answers and all(_problem_of(answer).get("type") == _MISPLACED for answer in answers):
+        return _passed_on(answers[0], documents)
     return problem_answer(
         NoReplica(
             f"No replica of {store!r} partition {partition} could answer.",
@@ -62,6 +67,12 @@ def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
             attempts=[attempt.document() for attempt in attempts],
         )
     )
+
+
+def _passed_on(answer: UpstreamAnswer, attempts: list[dict[str, Any]], head: bytes = b"") -> Answer:
+    document = {**_problem_of(answer), "attempts": attempts}
+    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    return Answer(answer.status, answer.head + head, body)
 
 
 def _problem_of(answer: UpstreamAnswer) -> dict[str, Any]:
