@@ -1,0 +1,329 @@
+"""Workers and routers over a real broker: it stops, is killed and compacts, and others write to it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+
+from examples.broker import ROOT, Broker
+from forebay.tasks import TopicPartition
+from tests.cluster import Cluster, running_cluster, wait_until
+from tests.conftest import need_kafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
+
+KEYS = 200
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    """A broker that may be stopped and killed."""
+    need_kafka()
+    with Broker(tmp_path / "kafka") as broker:
+        yield broker
+
+
+@pytest.fixture
+def cluster(broker: Broker, tmp_path: Path) -> Iterator[Cluster]:
+    with running_cluster(tmp_path, kafka=broker.url) as cluster:
+        yield cluster
+
+
+def read(address: str, key: str, **bounds: int) -> httpx.Response:
+    return httpx.get(f"http://{address}/v1/stores/counts/keys/{key}", params=bounds, timeout=10)
+
+
+def put_all(cluster: Cluster, value: str) -> None:
+    cluster.put("counts", {b"k%d" % i: f'"{value} {i}"'.encode() for i in range(KEYS)})
+
+
+def values(address: str, keys: list[str]) -> list[Any]:
+    """The keys' values, or what was said instead of one."""
+    answer = httpx.post(f"http://{address}/v1/stores/counts/batch-get", json={"keys": keys}).json()
+    return [row["value"] if "value" in row else row["problem"]["type"] for row in answer["results"]]
+
+
+def shows_all(address: str, value: str) -> bool:
+    return values(address, [f"k{i}" for i in range(KEYS)]) == [f"{value} {i}" for i in range(KEYS)]
+
+
+def applied(address: str) -> float:
+    """How many records of the store a worker has applied since it started."""
+    lines = httpx.get(f"http://{address}/metrics").text.splitlines()
+    counted = [line for line in lines if line.startswith("forebay_records_applied_total{") and '"counts"' in line]
+    return sum(float(line.split()[-1]) for line in counted)
+
+
+def status(address: str) -> dict[str, Any]:
+    return dict(httpx.get(f"http://{address}/v1/status").json())
+
+
+def test_reads_go_on_while_the_broker_is_down_and_nothing_is_lost_or_doubled_after(cluster, broker):
+    put_all(cluster, "old")
+    first, second = cluster.start_workers(2)
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+    held = applied(first)
+
+    broker.stop()
+    for address in (first, second, router):
+        assert shows_all(address, "old")
+    # What the log holds meanwhile nobody knows, and the answers say so.
+    wait_until(lambda: read(router, "k1").json()["lag"]["time_lag_ms"] > 3_000, "the lag growing")
+    for address in (first, second, router):
+        refused = read(address, "k1", max_time_lag_ms=2_000)
+        assert (refused.status_code, refused.json()["lag"]["time_lag_ms"] > 2_000) == (412, True)
+    wait_until(lambda: read(first, "k1").headers["forebay-role"] == "standby", "the lease running out")
+
+    # One is killed and comes back before the broker: it serves what is on its disk.
+    cluster.kill(second)
+    cluster.start_worker(second, ready=False)
+    wait_until(lambda: on_disk(second), "an answer from disk")
+    assert shows_all(second, "old")
+    assert read(second, "k1").headers["forebay-role"] == "standby"
+    assert status(second)["state"] == "joining"
+    assert httpx.get(f"http://{second}/readyz").status_code == 503
+    assert cluster.workers[first].poll() is None
+
+    broker.start()
+    cluster.wait_settled(router)
+    put_all(cluster, "new")
+    for address in (first, second, router):
+        wait_until(lambda address=address: shows_all(address, "new"), f"{address} catching up")
+        assert read(address, "k1", max_time_lag_ms=5_000).status_code == 200
+    # Every row once, and the heartbeat of each of the four partitions.
+    assert applied(first) - held == KEYS + 4
+    assert "Traceback" not in cluster.logs()
+
+
+def on_disk(address: str) -> bool:
+    try:
+        return read(address, "k1").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_worker_started_before_the_broker_makes_its_topics_and_serves_once_there_is_one(broker, tmp_path):
+    with running_cluster(tmp_path, kafka=broker.url) as cluster:
+        topic = cluster.topology.stores["counts"].topic
+        admin = AdminClient(cluster.changelog.kafka.librdkafka())
+        admin.delete_topics([topic])[topic].result(10)
+        broker.stop()
+        address = cluster.start_worker(ready=False)
+        wait_until(lambda: alive(address), "the worker being up")
+        assert read(address, "k1").status_code == 421
+        broker.start()
+        cluster.wait_ready(address)
+        put_all(cluster, "value")
+        wait_until(lambda: shows_all(address, "value"), "the records")
+
+
+def alive(address: str) -> bool:
+    try:
+        return httpx.get(f"http://{address}/livez").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_broker_killed_during_a_rebalance_costs_no_key(cluster, broker):
+    put_all(cluster, "value")
+    first = cluster.start_worker()
+    cluster.start_worker(ready=False)
+    router = cluster.start_router(ready=False)
+    wait_until(lambda: alive(list(cluster.workers)[1]), "the second worker being up")
+    broker.kill()
+    assert shows_all(first, "value")
+    broker.start()
+    cluster.wait_settled(router)
+    assert shows_all(router, "value")
+    assert shows_all(list(cluster.workers)[1], "value")
+
+
+def configure(cluster: Cluster, store: str, **config: str) -> None:
+    admin = AdminClient(cluster.changelog.kafka.librdkafka())
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in config.items()
+    ]
+    topic = cluster.topology.stores[store].topic
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(10)
+
+
+COMPACTED_AT_ONCE = {
+    "segment_ms": "200",
+    "min_cleanable_dirty_ratio": "0.001",
+    "min_compaction_lag_ms": "0",
+}
+
+
+def test_a_restore_in_bulk_from_a_log_that_is_being_compacted_ends_in_the_right_content(kafka_url, tmp_path):
+    text = TOPOLOGY_OF_ONE.format(more="")
+    with running_cluster(tmp_path, kafka=kafka_url, topology_text=text) as cluster:
+        configure(cluster, "counts", **COMPACTED_AT_ONCE)
+        topic = cluster.topology.stores["counts"].topic
+        producer = Producer(cluster.changelog.kafka.librdkafka(linger_ms=5, queue_buffering_max_messages=300_000))
+        for n in range(4):
+            for i in range(20_000):
+                value = None if i % 5 == 0 and n == 3 else b'"%d %d"' % (n, i)
+                producer.produce(topic, key=b"k%d" % i, value=value, partition=0)
+            assert producer.flush(30) == 0
+        # With a restore process the log is read at once, and compacted meanwhile.
+        address = cluster.start_worker(None, "--restore-processes", "1")
+        wait_until(lambda: status_of(address, "counts")["record_lag"] == 0, "the end of the restore", 60)
+        assert "restored in bulk" in cluster.logs()
+        numbers = range(0, 20_000, 97)
+        expected = ["urn:forebay:problem:unknown-key" if i % 5 == 0 else f"3 {i}" for i in numbers]
+        assert values(address, [f"k{i}" for i in numbers]) == expected
+
+
+def status_of(address: str, store: str) -> dict[str, Any]:
+    return next(row for row in httpx.get(f"http://{address}/v1/lags").json()["lags"] if row["store"] == store)
+
+
+TOPOLOGY_OF_ONE = """
+application_id = "test"
+
+[[subtopology]]
+name = "counts"
+partitions = 1
+
+[[subtopology.store]]
+name = "counts"
+{more}
+"""
+
+
+def test_keys_that_other_producers_place_are_found_wherever_they_are(kafka_cluster):
+    cluster = kafka_cluster
+    topic = cluster.topology.stores["counts"].topic
+    servers = cluster.changelog.kafka.bootstrap_servers
+    librdkafka = Producer(cluster.changelog.kafka.librdkafka(partitioner="murmur2_random"))
+    for i in range(KEYS):
+        librdkafka.produce(topic, key=b"c%d" % i, value=b"%d" % i)
+    assert librdkafka.flush(20) == 0
+    produced = subprocess.run(
+        [
+            "java",
+            "-cp",
+            f"{ROOT}/.jars/kafka/*",
+            Path(__file__).with_name("KeyedProducer.java"),
+            servers,
+            topic,
+            "200",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert produced.returncode == 0, produced.stderr
+    cluster.start_workers(2)
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+    for first in "cj":
+        assert values(router, [f"{first}{i}" for i in range(KEYS)]) == list(range(KEYS))
+    assert read(router, "c-1").status_code == 404
+
+
+def test_keys_that_another_partitioner_placed_are_no_silent_misses(kafka_cluster):
+    cluster = kafka_cluster
+    topic = cluster.topology.stores["counts"].topic
+    producer = Producer(cluster.changelog.kafka.librdkafka(partitioner="consistent_random"))
+    for i in range(KEYS):
+        producer.produce(topic, key=b"c%d" % i, value=b"%d" % i)
+    assert producer.flush(20) == 0
+    cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    found = values(router, [f"c{i}" for i in range(KEYS)])
+    refusal = "urn:forebay:problem:partitioner-mismatch"
+    assert {refusal} < set(found) <= {refusal, *range(KEYS)}
+    missed = read(router, f"c{found.index(refusal)}")
+    assert (missed.status_code, missed.json()["type"]) == (503, refusal)
+
+
+def test_a_foreign_store_stops_before_a_bad_record_and_goes_on_once_it_may_skip(kafka_url, tmp_path):
+    text = TOPOLOGY_OF_ONE.format(more="foreign = true\naccept_uncompacted = true")
+    with running_cluster(tmp_path, kafka=kafka_url, topology_text=text) as cluster:
+        # Into a compacted topic the broker lets no record without a key.
+        configure(cluster, "counts", cleanup_policy="delete")
+        topic = cluster.topology.stores["counts"].topic
+        producer = Producer(cluster.changelog.kafka.librdkafka())
+        for key, value in ((b"a", b"1"), (None, b"2"), (b"b", b"NaN"), (b"c", b"3")):
+            producer.produce(topic, key=key, value=value, partition=0)
+        assert producer.flush(20) == 0
+        address = cluster.start_worker(ready=False)
+        wait_until(lambda: alive(address) and failure(address), "the stop")
+        assert f"The record at offset 1 of '{topic}', partition 0" in failure(address)
+        assert "it has no key" in failure(address)
+        assert read(address, "a").json()["value"] == 1
+        assert read(address, "c").status_code == 503
+
+        cluster.kill(address, signal.SIGTERM)
+        cluster.topology_path.write_text(cluster.topology_text + 'on_bad_value = "skip"\n')
+        cluster.start_worker(address)
+        wait_until(lambda: read(address, "c").status_code == 200, "the rest")
+        assert read(address, "b").status_code == 404
+        skipped = [
+            line for line in httpx.get(f"http://{address}/metrics").text.splitlines() if "skipped_total{" in line
+        ]
+        assert [line.split()[-1] for line in skipped] == ["2.0"]
+
+
+def failure(address: str) -> str:
+    return next((row["failure"] for row in status(address)["tasks"] if "failure" in row), "")
+
+
+def forebay(cluster: Cluster, *arguments: str, topology: Path | None = None) -> subprocess.CompletedProcess[str]:
+    group, name, *rest = arguments
+    common = ["--topology", str(topology or cluster.topology_path), "--changelog", cluster.changelog.url]
+    command = [sys.executable, "-m", "forebay", group, name, *common, *rest]
+    environment = {**os.environ, "COLUMNS": "300"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_topics_are_made_and_refused_by_command(kafka_cluster):
+    made = kafka_cluster.directory / "made.toml"
+    own = f"{kafka_cluster.topology.application_id}-made"
+    made.write_text(TOPOLOGY_OF_ONE.format(more="").replace('"test"', f'"{own}"'))
+    assert (
+        f"counts: {own}-counts-changelog, 1 partitions"
+        in forebay(kafka_cluster, "topology", "apply", topology=made).stdout
+    )
+    assert kafka_cluster.changelog.end_offsets([TopicPartition(f"{own}-counts-changelog", 0)])
+    made.write_text(made.read_text().replace("partitions = 1", "partitions = 2"))
+    refused = forebay(kafka_cluster, "topology", "apply", topology=made)
+    assert refused.returncode != 0
+    assert "has 1 partitions, the topology says 2" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_logs_are_listed_and_reset_and_writers_retired_by_command(kafka_cluster):
+    cluster = kafka_cluster
+    put_all(cluster, "old")
+    cluster.put("counts", {b"k1": b'"gone"'}, writer="gone")
+    address = cluster.start_worker()
+    wait_until(lambda: read(address, "k1").json()["lag"]["age_ms"] is not None, "the heartbeats")
+    topic = cluster.topology.stores["counts"].topic
+    listed = forebay(cluster, "changelog", "ls").stdout
+    before = cluster.changelog.identity(topic)
+    assert topic in listed
+    assert before in listed
+
+    assert "gone no longer counts" in forebay(cluster, "changelog", "retire-writer", "counts", "gone").stdout
+    cluster.changelog.retire_writer(topic, "counts")
+    wait_until(lambda: read(address, "k1").json()["lag"]["age_ms"] is None, "the writers' retirement")
+
+    assert "begins anew" in forebay(cluster, "changelog", "reset", "counts", "--yes").stdout
+    assert cluster.changelog.identity(topic) != before
+    wait_until(lambda: read(address, "k1").status_code == 404, "the emptied log")
+    compacted = forebay(cluster, "changelog", "compact", "counts")
+    assert "Kafka compacts its topics itself" in compacted.stderr
+    assert compacted.returncode != 0
