@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -334,3 +335,14 @@ print(next(iter(function([batch]))).column("partition").to_pylist())
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str([Murmur2Partitioner().partition(b"foobar", 4)])
+
+
+@pytest.mark.kafka
+def test_a_session_without_the_kafka_connector_is_told_how_to_get_it(spark, kafka_url, tmp_path):
+    from forebay.spark import Sink
+
+    own = {**TOPOLOGY, "application_id": f"t-{secrets.token_hex(4)}"}
+    source = Source(spark, tmp_path / "in", "k string, n bigint")
+    source.add({"k": "a", "n": 1})
+    said = refusal(Sink(parse_topology(own), changelog=kafka_url).write(source.df, "latest", key="k"), tmp_path)
+    assert "SinkError: Spark has no Kafka connector. Start it with spark.jars.packages=org.apache.spark" in said

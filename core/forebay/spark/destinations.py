@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forebay.changelog.kafka.url import KafkaUrl
 
 _REFUSAL = re.compile(r"WriteRefused: (.*)")
+_NO_CONNECTOR = "Failed to find data source: kafka"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _refusing(spec: StoreSpec, act: Callable[[], object]) -> None:
     try:
         act()
     except PySparkException as error:
-        if "DATA_SOURCE_NOT_FOUND" in str(error):
+        if _NO_CONNECTOR in str(error):
             raise SinkError(
                 "Spark has no Kafka connector. Start it with spark.jars.packages="
                 f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}."

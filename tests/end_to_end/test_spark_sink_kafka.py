@@ -1,0 +1,160 @@
+"""The sink on a real Spark and a real broker: what it writes is read back, and repeats change nothing."""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from examples.broker import ROOT
+from forebay.errors import SinkError
+from tests.cluster import Cluster, running_cluster, wait_until
+from tests.conftest import need_kafka
+from tests.end_to_end.test_spark_sink import Source, refusal, run
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+TOPOLOGY = """
+application_id = "test"
+
+[[subtopology]]
+name = "all"
+partitions = 3
+
+[[subtopology.store]]
+name = "latest"
+
+[[subtopology.store]]
+name = "prices"
+kind = "versioned"
+history_retention_ms = 86400000
+"""
+
+
+def session(**more: object) -> Any:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in {
+        "driver.host": "127.0.0.1",
+        "driver.bindAddress": "127.0.0.1",
+        "ui.enabled": False,
+    }.items():
+        builder = builder.config(f"spark.{name}", value)
+    for name, value in {"sql_shuffle_partitions": 2, **more}.items():
+        builder = builder.config(f"spark.{name.replace('_', '.')}", value)
+    built = builder.getOrCreate()
+    built.sparkContext.setLogLevel("OFF")
+    return built
+
+
+def end_jvm() -> None:
+    """Let the next session have a JVM of its own: jars are found by a driver that was launched with them."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        # It ends with its standard input.
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture(scope="module")
+def jvm() -> Iterator[None]:
+    need_kafka()
+    end_jvm()
+    yield
+    end_jvm()
+
+
+@pytest.fixture(scope="module")
+def jars() -> str:
+    subprocess.run([ROOT / "scripts" / "jars" / "fetch", "spark-kafka"], check=True)
+    return ",".join(map(str, sorted((ROOT / ".jars" / "spark-kafka").glob("*.jar"))))
+
+
+@pytest.fixture(scope="module")
+def spark(jvm: None, jars: str) -> Iterator[Any]:
+    running = session(jars=jars)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def cluster(kafka_url: str, tmp_path: Any) -> Iterator[Cluster]:
+    with running_cluster(tmp_path, kafka=kafka_url, topology_text=TOPOLOGY) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def sink(cluster: Cluster) -> Any:
+    from forebay.spark import Sink
+
+    return Sink(cluster.topology_path, changelog=cluster.changelog.url)
+
+
+def served(cluster: Cluster) -> str:
+    cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    return router
+
+
+def test_what_the_sink_wrote_is_read_with_its_position_and_a_repeated_batch_changes_nothing(
+    spark, sink, cluster, tmp_path, monkeypatch
+):
+    router = served(cluster)
+    url = f"http://{router}/v1/stores/latest/keys"
+    source = Source(spark, tmp_path / "in", "k string, n bigint, gone boolean")
+    source.add(*({"k": f"k{i}", "n": i, "gone": i % 7 == 0} for i in range(100)))
+    writer = sink.write(source.df, "latest", key="k", value=["n"], delete="gone")
+    destination, calls = sink._destination, []
+
+    def twice(rows: Any, spec: Any, batch: Any) -> None:
+        for _ in range(2):
+            calls.append(batch.number)
+            type(destination).write(destination, rows, spec, batch)
+
+    monkeypatch.setattr(destination, "write", twice)
+    run(writer, tmp_path)
+    assert calls == [0, 0]
+    for i in range(100):
+        answer = httpx.get(f"{url}/k{i}", params={"min_position": sink.position("latest"), "wait_ms": 10_000})
+        assert answer.status_code == (404 if i % 7 == 0 else 200)
+        assert answer.json().get("value") == (None if i % 7 == 0 else {"n": i})
+
+
+def test_two_rows_of_a_key_are_refused_unless_something_orders_them(spark, sink, cluster, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n bigint")
+    source.add({"k": "a", "n": 2}, {"k": "a", "n": 1})
+    assert "more than one row for the key b'a'" in refusal(sink.write(source.df, "latest", key="k"), tmp_path)
+    run(sink.write(source.df, "latest", key="k", order_by="n"), tmp_path, "ordered")
+    router = served(cluster)
+    assert httpx.get(f"http://{router}/v1/stores/latest/keys/a").json()["value"] == {"n": 2}
+
+
+def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_path):
+    now_s = int(time.time())
+    source = Source(spark, tmp_path / "in", "k string, price bigint, at timestamp")
+    at = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s - age_s)) for age_s in (3_600, 60)]
+    source.add({"k": "a", "price": 1, "at": at[0]}, {"k": "a", "price": 2, "at": at[1]})
+    run(sink.write(source.df, "prices", key="k", value=["price"], order_by="at"), tmp_path)
+    url = f"http://{served(cluster)}/v1/stores/prices/keys/a"
+    wait_until(lambda: httpx.get(url).status_code == 200, "the versions")
+    assert httpx.get(url).json()["value"] == {"price": 2}
+    assert httpx.get(url, params={"as_of": (now_s - 1_800) * 1000}).json()["value"] == {"price": 1}
+
+
+def test_speculation_is_refused(spark, jars, sink, tmp_path):
+    spark.stop()
+    speculating = session(jars=jars, speculation=True)
+    try:
+        source = Source(speculating, tmp_path / "in", "k string, n bigint")
+        with pytest.raises(SinkError, match=r"spark\.speculation=false"):
+            sink.write(source.df, "latest", key="k")
+    finally:
+        speculating.stop()
