@@ -139,6 +139,22 @@ def test_every_client_checks_certificates_alike(algorithm: str, checked: bool):
     assert spark.get("kafka.ssl.endpoint.identification.algorithm", "https") == ("https" if checked else "")
 
 
+def test_every_client_shows_the_same_certificate(tmp_path):
+    certificate, key = tmp_path / "client.pem", tmp_path / "client.key"
+    certificate.write_text("the certificate")
+    key.write_text("the key")
+    text = f"ssl.certificate.location={certificate}&ssl.key.location={key}&ssl.key.password=secret"
+    url = KafkaUrl.parse(f"kafka://a:1?security.protocol=SSL&{text}")
+    spark = url.spark()
+    assert spark["kafka.ssl.keystore.type"] == "PEM"
+    assert spark["kafka.ssl.keystore.certificate.chain"] == "the certificate"
+    assert (spark["kafka.ssl.keystore.key"], spark["kafka.ssl.key.password"]) == ("the key", "secret")
+    assert url.librdkafka()["ssl.certificate.location"] == str(certificate)
+    key.unlink()
+    with pytest.raises(SettingError, match=r"client\.key"):
+        url.spark()
+
+
 def test_a_plain_url_asks_no_more_than_brokers():
     url = KafkaUrl.parse("kafka://a:1?client.id=x")
     assert url.aiokafka() == {"bootstrap_servers": "a:1", "security_protocol": "PLAINTEXT", "client_id": "x"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.url import KafkaUrl
@@ -14,6 +14,7 @@ from forebay.errors import BatchConflict, ChangelogError
 
 _TIMEOUT_S = 10.0
 _TRANSACTION_TIMEOUT_MS = 10_000
+_FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
 
 
 class HeartbeatWriter:
@@ -84,7 +85,7 @@ class HeartbeatWriter:
 
     def _translated(self, error: KafkaException) -> ChangelogError:
         kafka_error = error.args[0]
-        if kafka_error.fatal():
+        if kafka_error.code() in _FENCED:
             # Claiming the name again would only throw the other one out.
             self._superseded = BatchConflict(
                 f"Two queries write as {self._writer!r} to {self._topic!r}: this one was superseded. Stop one, or "

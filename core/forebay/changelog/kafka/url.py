@@ -103,7 +103,10 @@ class KafkaUrl:
         return arguments
 
     def spark(self) -> dict[str, str]:
-        """The options of Spark's Kafka sink, whose client is Java's; what only librdkafka has is left out."""
+        """The options of Spark's Kafka sink, whose client is Java's; what only librdkafka has is left out.
+
+        Java's client takes a certificate's text (KIP-651): raises ``SettingError`` where it cannot be read.
+        """
         properties = self.properties
         options = {"kafka.bootstrap.servers": self.bootstrap_servers}
         if "client.id" in properties:
@@ -118,6 +121,14 @@ class KafkaUrl:
                 "kafka.ssl.truststore.type": "PEM",
                 "kafka.ssl.truststore.location": properties["ssl.ca.location"],
             }
+        if "ssl.certificate.location" in properties and "ssl.key.location" in properties:
+            options |= {
+                "kafka.ssl.keystore.type": "PEM",
+                "kafka.ssl.keystore.certificate.chain": _read(Path(properties["ssl.certificate.location"])),
+                "kafka.ssl.keystore.key": _read(Path(properties["ssl.key.location"])),
+            }
+            if "ssl.key.password" in properties:
+                options["kafka.ssl.key.password"] = properties["ssl.key.password"]
         if "sasl.username" in properties:
             mechanism = _mechanism(properties)
             module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
@@ -145,12 +156,16 @@ def _shown(url: str) -> str:
     return url.partition("?")[0]
 
 
-def _read_properties(path: Path) -> dict[str, str]:
+def _read(path: Path) -> str:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"The Kafka properties {path} cannot be read: {error}.") from None
+        raise SettingError(f"The file {path} of the Kafka URL cannot be read: {error}.") from None
+
+
+def _read_properties(path: Path) -> dict[str, str]:
     properties = {}
+    lines = _read(path).splitlines()
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith(("#", "!")):
