@@ -28,6 +28,7 @@ def run(settings: RouterSettings) -> None:
     """Run a router until a signal ends it; raises ``ForebayError`` where it cannot start."""
     # The web stack takes a while to import, and a wrong setting should be told before.
     from forebay.hot_path import make_protocol
+    from forebay.rest.application import cors_options
     from forebay_router.app import make_app
     from forebay_router.hot_path import RouterHotPath
     from forebay_router.metrics import RouterMetrics
@@ -48,5 +49,5 @@ def run(settings: RouterSettings) -> None:
         drain_ms=settings.drain_ms,
         shutdown_timeout_ms=settings.shutdown_timeout_ms,
         on_drain=running.drain,
-        protocol=make_protocol(RouterHotPath(running, metrics)),
+        protocol=make_protocol(RouterHotPath(running, metrics), cors_options(settings.cors_allow_origins)),
     )

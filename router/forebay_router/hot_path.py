@@ -86,7 +86,7 @@ class RouterHotPath:
         connection = None if host is None else router.upstreams.ready_connection(host, most_load)
         if host is None or connection is None:
             return None
-        slot = protocol.reserve()
+        slot = protocol.reserve(request)
         read = _Outstanding(request, parameters, slot, host, (spec.name, partition), now)
         router.in_flight += 1
         router.budget.earn(now)

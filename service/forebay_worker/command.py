@@ -29,6 +29,7 @@ def run(settings: WorkerSettings) -> None:
     """Run a worker until a signal ends it; raises ``ForebayError`` where it cannot start."""
     # The web stack takes a while to import, and a wrong setting should be told before.
     from forebay.hot_path import make_protocol
+    from forebay.rest.application import cors_options
     from forebay_worker.app import make_app
     from forebay_worker.hot_path import WorkerHotPath
     from forebay_worker.metrics import WorkerMetrics
@@ -53,7 +54,7 @@ def run(settings: WorkerSettings) -> None:
             drain_ms=settings.drain_ms,
             shutdown_timeout_ms=settings.shutdown_timeout_ms,
             on_drain=running.drain,
-            protocol=make_protocol(WorkerHotPath(running, metrics)),
+            protocol=make_protocol(WorkerHotPath(running, metrics), cors_options(settings.cors_allow_origins)),
         )
     finally:
         running.stop()

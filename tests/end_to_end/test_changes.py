@@ -472,7 +472,13 @@ def test_the_command_line_prints_a_document_a_change_until_it_is_interrupted(ser
     cluster, router = served
     cluster.put("numbers", {(7).to_bytes(8, "big"): b'"seven"'})
     command = [sys.executable, "-m", "forebay", "query", "--follow", "--url", f"http://{router}"]
-    with subprocess.Popen([*command, "numbers", "7"], stdout=subprocess.PIPE, text=True) as query:
+    with subprocess.Popen(
+        [*command, "numbers", "7"],
+        stdout=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in the background may have let interrupts be ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as query:
         try:
             assert query.stdout is not None
             first = json.loads(query.stdout.readline())
@@ -481,7 +487,11 @@ def test_the_command_line_prints_a_document_a_change_until_it_is_interrupted(ser
             assert json.loads(query.stdout.readline())["type"] == PROBLEM + "unknown-key"
         finally:
             query.send_signal(signal.SIGINT)
-        assert query.wait(20) == 0
+            try:
+                query.wait(20)
+            except subprocess.TimeoutExpired:
+                query.kill()
+        assert query.wait() == 0
     refused = subprocess.run(
         [*command, "numbers", "seven"], capture_output=True, text=True, check=False, timeout=30
     )

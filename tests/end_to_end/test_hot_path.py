@@ -35,8 +35,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
     with running_cluster(tmp_path_factory.mktemp("hot")) as cluster:
         cluster.put("counts", {b"a": b'{"n":1}', "é".encode(): b"2", **{b"k%d" % i: b"%d" % i for i in range(50)}})
         cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b"7"})
-        (worker,) = cluster.start_workers(1)
-        router = cluster.start_router()
+        allowed = ("--cors-allow-origins", "https://a.example")
+        (worker,) = cluster.start_workers(1, *allowed)
+        router = cluster.start_router(*allowed)
         cluster.wait_settled(router, replicas=1)
         exchange(router, request("/v1/stores/counts/keys/a") * 20, 20)
         yield cluster, worker, router
@@ -80,16 +81,26 @@ def steady(answer: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_same_bytes_as_the_route(served, path):
+@pytest.mark.parametrize("origin", [[], ["Origin: https://a.example"], ["Origin: https://b.example"]])
+def test_the_same_bytes_as_the_route(served, path, origin):
     _, worker, router = served
     for address in (worker, router):
         # A TE header is harmless, and enough to be left to the parser. The heartbeat may fall between the two.
         def same(address: str = address) -> bool:
-            (hot,) = exchange(address, request(path), 1)
-            (cold,) = exchange(address, request(path, "TE: trailers"), 1)
+            (hot,) = exchange(address, request(path, *origin), 1)
+            (cold,) = exchange(address, request(path, *origin, "TE: trailers"), 1)
             return steady(hot) == steady(cold)
 
         wait_until(same, f"the same bytes from {address}", 5)
+
+
+def test_an_allowed_origin_may_read_the_lag_and_another_may_not(served):
+    _, worker, router = served
+    for address in (worker, router):
+        for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
+            (answer,) = exchange(address, request(PATHS[0], f"Origin: {origin}"), 1)
+            assert (f"access-control-allow-origin: {origin}\r\n".encode() in answer) is allowed
+            assert b"Forebay-Record-Lag" in answer
 
 
 def test_what_is_no_http_is_told_so_as_a_problem(served):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from forebay.errors import BadRequest
+from forebay.hot_path.cors import OriginHeaders
 from forebay.hot_path.recogniser import HotRequest, recognise
 from forebay.rest.answers import Answer, problem_answer
 
@@ -22,16 +23,17 @@ _MOST_SLOTS = 256
 class Slot:
     """The place of one answer in a connection's order of answers."""
 
-    __slots__ = ("_protocol", "answer")
+    __slots__ = ("_lines", "_protocol", "answer")
 
-    def __init__(self, protocol: HotPathProtocol) -> None:
+    def __init__(self, protocol: HotPathProtocol, lines: bytes) -> None:
         self._protocol = protocol
+        self._lines = lines
         self.answer: bytes | None = None
 
     def fill(self, answer: Answer) -> None:
         """Give the answer; only the first counts, and it is sent once all before it are."""
         if self.answer is None:
-            self.answer = render(answer)
+            self.answer = render(answer, self._lines)
             self._protocol.send_filled()
 
 
@@ -39,12 +41,13 @@ Handler = Callable[[HotRequest, "HotPathProtocol"], "Answer | Slot | None"]
 """Answers at once, or with a slot of the protocol's to be filled later, or not at all: then FastAPI does."""
 
 
-def render(answer: Answer) -> bytes:
-    """An answer's bytes, the same as the framework sends."""
-    return b"%b%bcontent-length: %d\r\n\r\n%b" % (
+def render(answer: Answer, lines: bytes = b"") -> bytes:
+    """An answer's bytes, the same as the framework sends; ``lines`` are those of the request's origin."""
+    return b"%b%bcontent-length: %d\r\n%b\r\n%b" % (
         STATUS_LINE[answer.status],
         answer.head,
         len(answer.body),
+        lines,
         answer.body,
     )
 
@@ -53,6 +56,7 @@ class HotPathProtocol(HttpToolsProtocol):
     """Offers whole requests to ``handler`` while the connection is between two ordinary ones."""
 
     handler: ClassVar[Handler]
+    origins: ClassVar[OriginHeaders]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,7 +76,7 @@ class HotPathProtocol(HttpToolsProtocol):
                 if outcome is not None:
                     self._count()
                     if type(outcome) is Answer:
-                        self.transport.write(render(outcome))
+                        self.transport.write(render(outcome, self._lines(request)))
                     return
                 super().data_received(data)
                 return
@@ -107,9 +111,9 @@ class HotPathProtocol(HttpToolsProtocol):
             if isinstance(outcome, Slot):
                 pass
             elif self._slots:
-                self.reserve().answer = render(outcome)
+                self.reserve(request).answer = render(outcome, self._lines(request))
             else:
-                out.append(render(outcome))
+                out.append(render(outcome, self._lines(request)))
             at = request.end
             self._count()
         if out:
@@ -130,9 +134,12 @@ class HotPathProtocol(HttpToolsProtocol):
             log.exception("the hot path failed")
             return None
 
-    def reserve(self) -> Slot:
-        """The next place in this connection's order of answers."""
-        slot = Slot(self)
+    def _lines(self, request: HotRequest) -> bytes:
+        return self.origins.lines(request.origin) if request.origin else b""
+
+    def reserve(self, request: HotRequest) -> Slot:
+        """The place of a request's answer, the next in this connection's order."""
+        slot = Slot(self, self._lines(request))
         self._slots.append(slot)
         return slot
 
@@ -193,6 +200,7 @@ class HotPathProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
 
-def make_protocol(handler: Handler) -> type[HotPathProtocol]:
-    """A protocol class for uvicorn's ``http`` setting, bound to a tier's handler."""
-    return type("BoundHotPathProtocol", (HotPathProtocol,), {"handler": staticmethod(handler)})
+def make_protocol(handler: Handler, cors: Mapping[str, Any] | None = None) -> type[HotPathProtocol]:
+    """A protocol class for uvicorn's ``http`` setting, bound to a tier's handler and its CORS options."""
+    bound = {"handler": staticmethod(handler), "origins": OriginHeaders(cors)}
+    return type("BoundHotPathProtocol", (HotPathProtocol,), bound)

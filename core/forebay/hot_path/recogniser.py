@@ -27,7 +27,6 @@ _LEFT_TO_THE_PARSER = frozenset(
         b"connection",
         b"te",
         b"trailer",
-        b"origin",
         b"accept",
         b"http2-settings",
     }
@@ -37,50 +36,62 @@ _DOTS = frozenset({b".", b".."})
 
 
 class HotRequest(NamedTuple):
-    """A recognised request: store, key segment and query as received, and where its bytes end."""
+    """A recognised request: store, key segment and query as received, and where its bytes end.
+
+    ``origin`` is the browser's, empty where there is none.
+    """
 
     store: str
     segment: bytes
     query: bytes
     end: int
+    origin: bytes = b""
 
 
 class _HeaderBlocks:
     """Which header blocks are ordinary. Clients repeat theirs, so the verdicts are kept, a bounded number."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[bytes, bool] = {}
+        self._verdicts: dict[bytes, bytes | None] = {}
 
-    def ordinary(self, block: bytes) -> bool:
-        """Whether a block (each line preceded by CRLF) has one Host and nothing that needs the parser."""
-        verdict = self._verdicts.get(block)
-        if verdict is None:
+    def origin(self, block: bytes) -> bytes | None:
+        """The origin of an ordinary block, empty if it has none; None for what needs the parser.
+
+        A block has each line preceded by CRLF; an ordinary one has one host.
+        """
+        if block not in self._verdicts:
             if len(self._verdicts) >= _MOST_BLOCKS:
                 self._verdicts.clear()
-            verdict = self._verdicts[block] = _judge(block)
-        return verdict
+            self._verdicts[block] = _judge(block)
+        return self._verdicts[block]
 
 
-def _judge(block: bytes) -> bool:
+def _judge(block: bytes) -> bytes | None:
     if not block:
-        return False
-    hosts = 0
+        return None
+    hosts: list[bytes] = []
+    origins: list[bytes] = []
+    cookies = False
     for line in block[2:].split(b"\r\n"):
         header = _HEADER.fullmatch(line)
         if header is None:
-            return False
+            return None
         name = header[1].lower()
         if name == b"accept" and header[2] in (b"*/*", b"application/json"):
             continue
         if name == b"connection" and header[2] is not None and header[2].lower() == b"keep-alive":
             continue
         if name in _LEFT_TO_THE_PARSER:
-            return False
+            return None
+        cookies = cookies or name == b"cookie"
         if name == b"host":
-            hosts += 1
-            if not header[2]:
-                return False
-    return hosts == 1
+            hosts.append(header[2] or b"")
+        elif name == b"origin":
+            origins.append(header[2] or b"")
+    if len(hosts) != 1 or not hosts[0] or len(origins) > 1 or not all(origins):
+        return None
+    # With cookies, what an origin is told depends on both.
+    return None if origins and cookies else b"".join(origins)
 
 
 _BLOCKS = _HeaderBlocks()
@@ -95,9 +106,12 @@ def recognise(data: bytes, at: int = 0) -> HotRequest | None:
         return None
     line_end = data.find(b"\r\n", at)
     line = _REQUEST_LINE.fullmatch(data, at, line_end)
-    if line is None or not _BLOCKS.ordinary(data[line_end:head_end]):
+    if line is None:
+        return None
+    origin = _BLOCKS.origin(data[line_end:head_end])
+    if origin is None:
         return None
     store, segment, query = line.groups()
     if segment in _DOTS:
         return None
-    return HotRequest(store.decode(), segment, query or b"", head_end + 4)
+    return HotRequest(store.decode(), segment, query or b"", head_end + 4, origin)

@@ -65,6 +65,14 @@ class RawPath:
         await self._app(scope, receive, send)
 
 
+class BrowserCors(CORSMiddleware):
+    """CORS for requests that name an origin; the others, which no browser made, get nothing added."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        named = any(name == b"origin" for name, _ in scope.get("headers", ()))
+        await (super().__call__(scope, receive, send) if named else self.app(scope, receive, send))
+
+
 def respond(answer: Answer) -> Response:
     """An answer as a response of the framework."""
     response = Response(answer.body, answer.status)
@@ -112,18 +120,25 @@ def make_application(
         lifespan=lifespan,
     )
     app.add_middleware(RawPath)
-    if cors_allow_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(cors_allow_origins),
-            allow_methods=["GET", "POST", "OPTIONS"],
-            allow_headers=["*"],
-            expose_headers=list(EXPOSED_HEADERS),
-        )
+    options = cors_options(cors_allow_origins)
+    if options is not None:
+        app.add_middleware(BrowserCors, **options)
     _answer_errors_as_problems(app)
     _add_ops_routes(app, ready, registry)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+def cors_options(cors_allow_origins: tuple[str, ...]) -> dict[str, Any] | None:
+    """How the CORS middleware is set up; None where no origin is allowed, and it is not there."""
+    if not cors_allow_origins:
+        return None
+    return {
+        "allow_origins": list(cors_allow_origins),
+        "allow_methods": ["GET", "POST", "OPTIONS"],
+        "allow_headers": ["*"],
+        "expose_headers": list(EXPOSED_HEADERS),
+    }
 
 
 def _answer_errors_as_problems(app: FastAPI) -> None:

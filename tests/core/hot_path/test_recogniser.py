@@ -147,12 +147,20 @@ def test_several_requests_are_recognised_one_after_another():
         b"Transfer-Encoding: chunked",
         b"Expect: 100-continue",
         b"Upgrade: h2c",
-        b"Origin: http://a",
+        b"Origin: http://a\r\nOrigin: http://b",
+        b"Origin: http://a\r\nCookie: a=b",
+        b"Origin:",
     ]
     + [b"Connection: close", b"Connection: upgrade", b"Host: y", b"Accept: application/vnd.forebay.frames"],
 )
 def test_what_needs_the_parser_is_left_to_it(header):
     assert recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\n") is None
+
+
+def test_the_origin_is_told():
+    found = recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\norigin:  https://a.example \r\n\r\n")
+    assert found is not None
+    assert found.origin == b"https://a.example"
 
 
 def test_a_request_without_a_host_is_left_to_the_parser():
