@@ -102,7 +102,8 @@ class Problem(ForebayError):
     """What a REST client is told, as RFC 9457 ``application/problem+json``.
 
     ``members`` become extra members of the JSON document, so they must be JSON values.
-    ``retry_after_s`` becomes a ``Retry-After`` header, in whole seconds.
+    ``retry_after_s`` becomes a ``Retry-After`` header, in whole seconds, and a member of the same name: one of
+    several keys' problems has no header.
     """
 
     status: ClassVar[int] = 500
@@ -130,6 +131,7 @@ class Problem(ForebayError):
             "title": self.title,
             "status": self.status,
             "detail": self.detail,
+            **({} if self.retry_after_s is None else {"retry_after_s": self.retry_after_s}),
             **self.members,
         }
 

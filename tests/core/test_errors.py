@@ -56,7 +56,8 @@ def test_every_problem_is_valid_problem_json(item: type[Problem]) -> None:
     assert document["detail"] == "Zürich is gone."
     assert document["store"] == "delays"
     assert document["lag"] == {"record_lag": None}
-    assert "retry_after_s" not in document
+    assert document["retry_after_s"] == 2
+    assert "retry_after_s" not in item("Zürich is gone.").document()
     assert str(problem) == "Zürich is gone."
 
 

@@ -13,7 +13,7 @@ from forebay.lag import Lag
 
 _PREFIX = "urn:forebay:problem:"
 _CLASSES = {kind.name: kind for kind in Problem.__subclasses__()}
-_OWN_MEMBERS = ("type", "title", "status", "detail")
+_OWN_MEMBERS = ("type", "title", "status", "detail", "retry_after_s")
 
 
 def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) -> Problem:
@@ -23,7 +23,9 @@ def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) ->
     """
     detail = str(document.get("detail", ""))
     kind = _CLASSES.get(str(document.get("type", "")).removeprefix(_PREFIX))
-    own = _OWN_MEMBERS if kind else ("detail",)
+    own = _OWN_MEMBERS if kind else ("detail", "retry_after_s")
+    told = document.get("retry_after_s")
+    retry_after_s = told if retry_after_s is None and isinstance(told, int) else retry_after_s
     members = {name: value for name, value in document.items() if name not in own}
     problem = (kind or Problem)(detail, retry_after_s=retry_after_s, **members)
     lag = document.get("lag")
