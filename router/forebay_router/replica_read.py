@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _UNKNOWN_STORE = b'"urn:forebay:problem:unknown-store"'
 _FINAL = frozenset({200, 400, 404, 409})
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
+_LARGE_ANSWER_MS = 250.0
+"""A page or a batch takes longer than the single keys from which the hedge delay is learnt."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class ReplicaRead:
         spec, partition = request.spec, request.partition
         self._held = (spec.name, partition)
         self._alone = request.alone
+        self._waits = parameters.wait_ms > 0
         self._deadline = deadline_boot_ms
         self._waiting = router.candidates(spec, partition, parameters)
         # A stable sort: all others stay in order.
@@ -109,12 +113,18 @@ class ReplicaRead:
 
     async def _wait(self) -> set[asyncio.Task[UpstreamAnswer]]:
         left_ms = self._deadline - boot_ms()
-        hedging = self._waiting and not self._alone
-        pause_ms = min(left_ms, self._router.delay.delay_ms) if hedging else left_ms
+        pause_ms = min(left_ms, self._hedge_delay_ms()) if self._waiting else left_ms
         done, _ = await asyncio.wait(
             self._asked, timeout=max(pause_ms, 0.0) / 1000, return_when=asyncio.FIRST_COMPLETED
         )
         return done
+
+    def _hedge_delay_ms(self) -> float:
+        """How long those asked may be silent; a replica that was told to wait is silent as asked."""
+        if self._waits:
+            return math.inf
+        delay_ms = self._router.delay.delay_ms
+        return max(delay_ms, _LARGE_ANSWER_MS) if self._alone else delay_ms
 
     def _ask_next(self) -> bool:
         """Ask the best of those still waiting that is not full; whether there is one."""
