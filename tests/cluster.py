@@ -67,6 +67,11 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 20.0
         time.sleep(0.01)
 
 
+def heed_interrupts() -> None:
+    """For ``preexec_fn``: whoever runs the tests in the background may have let interrupts be ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass
 class Cluster:
     directory: Path

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from examples.flights.pipeline import read_flights, writers
+from examples.flights.pipeline import writers
 from forebay.spark import Sink
 
 
@@ -74,8 +74,7 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     spark.streams.addListener(BatchPrinter())
     sink = Sink(Path(__file__).with_name("topology.toml"), changelog=arguments.changelog)
-    flights = read_flights(spark, arguments.source)
-    for writer in writers(sink, flights):
+    for writer in writers(sink, spark, arguments.source):
         checkpoint = arguments.checkpoints / writer.store
         writer.option("checkpointLocation", str(checkpoint)).start()
     spark.streams.awaitAnyTermination()

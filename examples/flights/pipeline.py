@@ -7,15 +7,16 @@ from pyspark.sql import functions as F
 
 from forebay.spark import Sink, SinkWriter
 
+_FILES_IN_BULK = 5
 _SCHEMA = (
     "time_hour timestamp, sched_dep_time bigint, carrier string, flight bigint, tailnum string, origin string, "
     "dest string, dep_time double, dep_delay double, distance bigint"
 )
 
 
-def read_flights(spark: SparkSession, directory: str) -> DataFrame:
-    """The replayed flights as a stream, one file a micro-batch."""
-    return spark.readStream.schema(_SCHEMA).option("maxFilesPerTrigger", 1).parquet(directory)
+def read_flights(spark: SparkSession, directory: str, files_per_batch: int = 1) -> DataFrame:
+    """The replayed flights as a stream, so many files a micro-batch."""
+    return spark.readStream.schema(_SCHEMA).option("maxFilesPerTrigger", files_per_batch).parquet(directory)
 
 
 def carrier_delays(flights: DataFrame) -> DataFrame:
@@ -72,12 +73,16 @@ def aircraft_duties(flights: DataFrame) -> DataFrame:
     )
 
 
-def writers(sink: Sink, flights: DataFrame) -> list[SinkWriter]:
-    """The queries, each ready to be given a checkpoint and started."""
+def writers(sink: Sink, spark: SparkSession, directory: str) -> list[SinkWriter]:
+    """The queries, each ready to be given a checkpoint and started.
+
+    Days and duties are over when they are written, so they can be taken in larger batches.
+    """
+    flights, in_bulk = read_flights(spark, directory), read_flights(spark, directory, _FILES_IN_BULK)
     return [
         sink.write(carrier_delays(flights), "carrier_delays", key="carrier"),
-        sink.write(carrier_delay_history(flights), "carrier_delay_history", key="carrier", order_by="day"),
+        sink.write(carrier_delay_history(in_bulk), "carrier_delay_history", key="carrier", order_by="day"),
         sink.write(aircraft_last_seen(flights), "aircraft_last_seen", key="tailnum"),
         sink.write(airport_departures(flights), "airport_departures", key="origin"),
-        sink.write(aircraft_duties(flights), "aircraft_duties", key="tailnum"),
+        sink.write(aircraft_duties(in_bulk), "aircraft_duties", key="tailnum"),
     ]

@@ -16,7 +16,7 @@ import pytest
 
 from forebay.position import Position, decode_position, encode_position
 from forebay.rest.events import Event, EventReader
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.cluster import Cluster, free_port, heed_interrupts, running_cluster, wait_until
 
 PROBLEM = "urn:forebay:problem:"
 
@@ -476,8 +476,7 @@ def test_the_command_line_prints_a_document_a_change_until_it_is_interrupted(ser
         [*command, "numbers", "7"],
         stdout=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in the background may have let interrupts be ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_interrupts,
     ) as query:
         try:
             assert query.stdout is not None

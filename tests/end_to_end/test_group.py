@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster, heed_interrupts, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -107,6 +107,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
         stdout=theirs,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm"},
+        preexec_fn=heed_interrupts,
     )
     os.close(theirs)
     terminal = Terminal(process)

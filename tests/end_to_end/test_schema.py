@@ -110,7 +110,7 @@ def test_answers_are_as_documented(served, tier, method, path):
     with requests.Session() as session:
 
         @settings(
-            max_examples=25,
+            max_examples=12,
             deadline=None,
             derandomize=True,
             database=None,
