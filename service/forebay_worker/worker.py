@@ -188,6 +188,9 @@ class Worker:
 
     def _subscription(self) -> SubscriptionInfo:
         offsets = self.tasks.offsets()
+        for task in {replica.task for replica in self.tasks.replicas.values() if not replica.complete}:
+            # However short the log, a copy that never reached its end is not one that may take over.
+            offsets[task] = min(0, CAUGHT_UP - 1) - self.settings.acceptable_recovery_lag
         for task, proven in self._proven_active().items():
             if proven:
                 offsets[task] = CAUGHT_UP
