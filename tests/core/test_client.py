@@ -653,9 +653,14 @@ def test_both_clients_take_the_same():
 # Changes
 
 
+def cluster_has_no(router: str, key: str) -> bool:
+    return httpx.get(f"http://{router}/v1/stores/names/keys/{key}").status_code == 404
+
+
 def test_a_key_is_followed_from_value_to_value(served, client):
     cluster, _ = served
     cluster.put("names", {b"followed": None})
+    wait_until(lambda: cluster_has_no(served[1], "followed"), "the key being gone")
     with client.changes("names", "followed") as changes:
         assert changes.lag == UNKNOWN_LAG
         absent = next(changes)

@@ -26,7 +26,7 @@ class Load:
 
     url: str
     answers: list[tuple[float, int, str]] = field(default_factory=list)
-    """Duration in ms, status, role."""
+    """Duration in ms, status, and the role that answered, or what was said instead."""
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> "Load":
@@ -45,7 +45,8 @@ class Load:
                 begun = time.monotonic()
                 try:
                     answer = client.get(self.url)
-                    status, role = answer.status_code, answer.headers.get("forebay-role", "")
+                    status = answer.status_code
+                    role = answer.headers.get("forebay-role", "") if status == 200 else answer.text
                 except httpx.TransportError:
                     status, role = 0, ""
                 self.answers.append(((time.monotonic() - begun) * 1000, status, role))
