@@ -1,8 +1,10 @@
+import functools
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from examples.broker import Broker
@@ -11,6 +13,14 @@ from tests.cluster import Cluster, running_cluster
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--crash-kills", type=int, default=100, help="how often the crash test kills (default 100)")
+
+
+def pytest_configure() -> None:
+    # A TLS context for each call of httpx.get takes 25 ms, which makes the waiting loops a load of their own.
+    default = httpx._transports.default
+    default.create_ssl_context = functools.cache(default.create_ssl_context)
+    # No JVM of the tests lives long enough for its second compiler to pay.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 import time
@@ -206,8 +207,14 @@ def _lags(url: str) -> list[dict[str, Any]]:
     return lags
 
 
+@functools.cache
+def _http() -> httpx.Client:
+    # Making one takes longer than most answers, and --watch asks again and again.
+    return httpx.Client(timeout=35)
+
+
 def _get(url: str, path: str) -> httpx.Response:
     try:
-        return httpx.get(url.rstrip("/") + path, timeout=35)
+        return _http().get(url.rstrip("/") + path)
     except httpx.TransportError as error:
         raise ForebayError(f"Nothing answers at {url}: {error}. Name a router or worker with --url.") from None

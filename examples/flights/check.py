@@ -144,8 +144,8 @@ def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) 
             "the end of the replay",
             240,
         )
-        wait_until(_duties_written(router, flights), "the last duties", 60)
-        wait_until(lambda: _caught_up(router), "record lag 0 everywhere", 60)
+        wait_until(_duties_written(supervisor.http, flights), "the last duties", 60)
+        wait_until(lambda: _caught_up(supervisor.http), "record lag 0 everywhere", 60)
     finally:
         reader.stop()
         watcher.stop()
@@ -179,12 +179,12 @@ def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) 
             not reader.failures and reader.reads > 0,
         ),
     ]
-    return findings + compare_every_key(router, flights)
+    return findings + compare_every_key(supervisor.http, flights)
 
 
 def kill_active(supervisor: Supervisor) -> str:
     """Kill the worker that is active for the watched key, without warning; returns its address."""
-    metadata = httpx.get(f"{supervisor.router}/v1/metadata/stores/carrier_delays/keys/{WATCHED_CARRIER}").json()
+    metadata = supervisor.http.get(f"/v1/metadata/stores/carrier_delays/keys/{WATCHED_CARRIER}").json()
     address: str = metadata["active_host"]
     process = supervisor.workers[address]
     os.kill(process.pid, signal.SIGKILL)
@@ -192,34 +192,33 @@ def kill_active(supervisor: Supervisor) -> str:
     return address
 
 
-def compare_every_key(router: str, flights: pd.DataFrame) -> list[Finding]:
+def compare_every_key(client: httpx.Client, flights: pd.DataFrame) -> list[Finding]:
     """Read every key of every store through the router, and hold it against pandas."""
-    with httpx.Client(base_url=router, timeout=30) as client:
-        findings = []
-        for store, expected in (
-            ("carrier_delays", expected_carrier_delays(flights)),
-            ("aircraft_last_seen", expected_aircraft_last_seen(flights)),
-        ):
-            wrong = [key for key, value in expected.items() if not _same_key(client, store, key, value)]
-            findings.append(_compared(f"{store}: keys equal to pandas", len(expected), wrong))
-        for store, timed in (
-            ("airport_departures", expected_airport_departures(flights)),
-            ("carrier_delay_history", expected_carrier_delay_history(flights)),
-            ("aircraft_duties", expected_aircraft_duties(flights)),
-        ):
-            wrong = []
-            for key, entries in timed.items():
-                found = _all_of(client, store, key)
-                wrong += [
-                    f"{key}@{time_ms}"
-                    for time_ms, value in entries.items()
-                    if time_ms not in found or not same_value(found[time_ms], value)
-                ]
-                # The last duties may end at the very watermark, where either is right.
-                latest = max(entries)
-                wrong += [f"{key}@{time_ms}, too much" for time_ms in found.keys() - entries if time_ms < latest]
-            total = sum(len(entries) for entries in timed.values())
-            findings.append(_compared(f"{store}: {_TIMED[store][0]} equal to pandas", total, wrong))
+    findings = []
+    for store, expected in (
+        ("carrier_delays", expected_carrier_delays(flights)),
+        ("aircraft_last_seen", expected_aircraft_last_seen(flights)),
+    ):
+        wrong = [key for key, value in expected.items() if not _same_key(client, store, key, value)]
+        findings.append(_compared(f"{store}: keys equal to pandas", len(expected), wrong))
+    for store, timed in (
+        ("airport_departures", expected_airport_departures(flights)),
+        ("carrier_delay_history", expected_carrier_delay_history(flights)),
+        ("aircraft_duties", expected_aircraft_duties(flights)),
+    ):
+        wrong = []
+        for key, entries in timed.items():
+            found = _all_of(client, store, key)
+            wrong += [
+                f"{key}@{time_ms}"
+                for time_ms, value in entries.items()
+                if time_ms not in found or not same_value(found[time_ms], value)
+            ]
+            # The last duties may end at the very watermark, where either is right.
+            latest = max(entries)
+            wrong += [f"{key}@{time_ms}, too much" for time_ms in found.keys() - entries if time_ms < latest]
+        total = sum(len(entries) for entries in timed.values())
+        findings.append(_compared(f"{store}: {_TIMED[store][0]} equal to pandas", total, wrong))
     return findings
 
 
@@ -249,21 +248,20 @@ def _all_of(client: httpx.Client, store: str, key: str) -> dict[int, dict[str, A
             return found
 
 
-def _duties_written(router: str, flights: pd.DataFrame) -> Callable[[], bool]:
+def _duties_written(client: httpx.Client, flights: pd.DataFrame) -> Callable[[], bool]:
     """Whether the duty that ends last of all is there: it comes with the batch after the last flights."""
     duties = expected_aircraft_duties(flights)
     last_start, tail = max((max(by_start), tail) for tail, by_start in duties.items())
 
     def written() -> bool:
-        with httpx.Client(base_url=router, timeout=30) as client:
-            return last_start in _all_of(client, "aircraft_duties", tail)
+        return last_start in _all_of(client, "aircraft_duties", tail)
 
     return written
 
 
 def _answers(supervisor: Supervisor, url: str) -> bool:
     supervisor.check_alive()
-    return httpx.get(url).status_code == 200
+    return supervisor.http.get(url).status_code == 200
 
 
 def _alive(supervisor: Supervisor) -> bool:
@@ -275,6 +273,6 @@ def _batches(supervisor: Supervisor) -> int:
     return min(supervisor.batches[query] for query in _IN_SMALL_BATCHES)
 
 
-def _caught_up(router: str) -> bool:
-    lags = httpx.get(f"{router}/v1/lags").json()["lags"]
+def _caught_up(client: httpx.Client) -> bool:
+    lags = client.get("/v1/lags").json()["lags"]
     return len(lags) >= 2 * PARTITIONS and all(row["record_lag"] == 0 for row in lags)

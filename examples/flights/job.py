@@ -25,6 +25,9 @@ from examples.flights.pipeline import writers
 from forebay.spark import Sink
 
 
+_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+
+
 class BatchPrinter(StreamingQueryListener):
     """Prints what each micro-batch did."""
 
@@ -67,6 +70,8 @@ def main() -> None:
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.jars", ",".join(sorted(glob.glob(arguments.jars))) or arguments.jars)
+        # Without Hadoop's native library the default starts a process for each file it renames.
+        .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
         .config("spark.ui.enabled", False)
         .config("spark.ui.showConsoleProgress", False)
         .getOrCreate()

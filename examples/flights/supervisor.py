@@ -69,6 +69,10 @@ class Supervisor:
     _state_dirs: dict[str, Path] = field(default_factory=dict)
     _others: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(base_url=self.router, timeout=30)
+        """Asks the router."""
+
     @property
     def router(self) -> str:
         """The router's URL."""
@@ -158,12 +162,14 @@ class Supervisor:
             process.wait()
         if self.broker is not None:
             self.broker.kill()
+        self.http.close()
 
     def _launch(self, name: str, arguments: list[str], stdout: int | None = None) -> subprocess.Popen[bytes]:
         with (self.directory / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 arguments,
                 cwd=ROOT,
+                env=_ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=log if stdout is None else stdout,
                 stderr=log,
@@ -183,9 +189,9 @@ class Supervisor:
     def _ready(self) -> bool:
         self.check_alive()
         try:
-            if httpx.get(f"{self.router}/readyz").status_code != 200:
+            if self.http.get("/readyz").status_code != 200:
                 return False
-            lags = httpx.get(f"{self.router}/v1/lags").json()["lags"]
+            lags = self.http.get("/v1/lags").json()["lags"]
         except httpx.TransportError:
             return False
         return sum(row["role"] == "active" for row in lags) == PARTITIONS
@@ -198,3 +204,5 @@ class Supervisor:
 
 
 _FOREBAY = [sys.executable, "-m", "forebay"]
+# Spark's JVM lives for minutes here: its second compiler would cost more than it saves.
+_ENVIRONMENT = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", **os.environ}

@@ -49,7 +49,8 @@ def test_the_sink_snippet_is_served(tmp_path):
     job = f"""
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", False).config(
-    "spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+    "spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1").config(
+    "spark.sql.shuffle.partitions", 2).getOrCreate()
 orders = spark.readStream.schema("customer string").json("in")
 {lines}
 query.awaitTermination()
