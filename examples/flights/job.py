@@ -24,7 +24,6 @@ from pyspark.sql.streaming.listener import (
 from examples.flights.pipeline import writers
 from forebay.spark import Sink
 
-
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 
 
