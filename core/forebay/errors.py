@@ -27,7 +27,7 @@ ForebayError
     ├── 421  NotHostedHere
     ├── 429  Overloaded
     ├── 500  InternalError
-    ├── 503  NotReady, LogDiverged, PartitionerMismatch, NoReplica
+    ├── 503  NotReady, LogDiverged, PartitionerMismatch, PartitionerMissing, NoReplica
     └── 504  DeadlineExceeded
 """
 
@@ -250,6 +250,12 @@ class PartitionerMismatch(Problem):
     """Keys sit in other partitions than the store's partitioner says, so a miss proves nothing."""
 
     status, name, title = 503, "partitioner-mismatch", "Keys are not where the partitioner puts them"
+
+
+class PartitionerMissing(Problem, TopologyError):
+    """The store's partitioner is not installed in this process, so it cannot tell where keys are."""
+
+    status, name, title = 503, "partitioner-missing", "The partitioner is not installed"
 
 
 class NoReplica(Problem):

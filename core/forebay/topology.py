@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.codecs import KEY_CODECS, VALUE_CODECS, KeyCodec, ValueCodec
-from forebay.errors import TopologyError
+from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
 from forebay.stored_keys import StoredKeys
@@ -101,7 +101,7 @@ class StoreSpec:
 
     @cached_property
     def stream_partitioner(self) -> StreamPartitioner | None:
-        """The partitioner, or None where it is ``unknown``; raises ``TopologyError`` if it is not installed."""
+        """The partitioner, or None where it is ``unknown``; raises ``PartitionerMissing``."""
         return find_partitioner(self.partitioner)
 
     @cached_property
@@ -182,7 +182,7 @@ class Topology:
 
 
 def find_partitioner(name: str) -> StreamPartitioner | None:
-    """The partitioner of that name, None for ``unknown``; raises ``TopologyError`` for one not installed."""
+    """The partitioner of that name, None for ``unknown``; raises ``PartitionerMissing`` for one not installed."""
     if name == "unknown":
         return None
     if name == "murmur2":
@@ -190,9 +190,9 @@ def find_partitioner(name: str) -> StreamPartitioner | None:
     for entry_point in entry_points(group=PARTITIONER_ENTRY_POINTS, name=name):
         partitioner: StreamPartitioner = entry_point.load()()
         return partitioner
-    raise TopologyError(
-        f"There is no partitioner {name!r}: use 'murmur2', 'unknown', or the name of an installed entry point "
-        f"in the group {PARTITIONER_ENTRY_POINTS!r}."
+    raise PartitionerMissing(
+        f"There is no partitioner {name!r} here: use 'murmur2', 'unknown', or the name of an entry point in the "
+        f"group {PARTITIONER_ENTRY_POINTS!r}, and install what has it."
     )
 
 

@@ -18,6 +18,7 @@ from forebay.errors import (
     NotReady,
     Overloaded,
     PartitionerMismatch,
+    PartitionerMissing,
     PositionOfAnotherLog,
     Problem,
     UnknownKey,
@@ -59,6 +60,7 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     NoReplica,
     NotReady,
     PartitionerMismatch,
+    PartitionerMissing,
     DeadlineExceeded,
 )
 
@@ -69,6 +71,7 @@ _CHANGES_PROBLEMS = (
     WrongStoreKind,
     PositionOfAnotherLog,
     UnknownPartitioner,
+    PartitionerMissing,
     Overloaded,
 )
 

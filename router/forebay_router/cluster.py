@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from forebay.errors import UnknownStore
+from forebay.errors import PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Tolerance, boot_ms
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.tasks import TopicPartition
-from forebay.topology import StoreSpec
+from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.candidates import Holder
 from forebay_router.recovery import Recovery
 from forebay_router.seeds import Seeds
@@ -247,10 +247,20 @@ class Cluster:
             return
         specs = [StoreSpec.from_document(item) for item in document["stores"]]
         self.fingerprint = document["topology"]
+        self._tell_missing_partitioners(specs)
         self.metadata.stores = {spec.name: spec for spec in specs}
         self.metadata.on_change(newer)
         for item in newer.hosts:
             self._watch(item.host)
+
+    def _tell_missing_partitioners(self, specs: list[StoreSpec]) -> None:
+        for spec in specs:
+            if self.metadata.stores.get(spec.name) == spec:
+                continue
+            try:
+                find_partitioner(spec.partitioner)
+            except PartitionerMissing as error:
+                log.error("keys of the store %r cannot be read: %s", spec.name, error)
 
     def _same_application(self, address: HostInfo, application_id: str) -> bool:
         if self.application_id is None:

@@ -67,9 +67,11 @@ class RouterHotPath:
         if router.draining:
             return None
         spec = router.cluster.metadata.stores.get(request.store)
-        if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
+        if spec is None or spec.kind != "key-value":
             return None
         try:
+            if spec.stream_partitioner is None:
+                return None
             parameters = parse_parameters(request.query, KEY_PARAMETERS)
             partition = spec.partition_of(from_segment(spec.key_codec, request.segment))
         except Problem:

@@ -1,5 +1,6 @@
 """Stores whose keys lie where their writer wanted them: every partition is asked before a key is missed."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,3 +181,49 @@ def test_with_a_partition_out_of_reach_a_hit_is_a_hit_and_a_miss_is_none(tmp_pat
                 assert problem["partition"] in lost
         refused = get(router, "hours/keys/k1/windows")
         assert (refused.status_code, refused.json()["partition"] in lost) == (503, True)
+
+
+PLACING = """
+class ByLastByte:
+    def partition(self, key, partitions):
+        return key[-1] % partitions
+"""
+
+
+def test_a_router_without_a_stores_partitioner_says_so(tmp_path, monkeypatch):
+    installed = tmp_path / "installed"
+    metadata = installed / "placing-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (installed / "placing.py").write_text(PLACING)
+    (metadata / "METADATA").write_text("Name: placing\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[forebay.partitioners]\nlast-byte = placing:ByLastByte\n")
+    monkeypatch.syspath_prepend(installed)
+    text = """
+application_id = "test"
+
+[[subtopology]]
+name = "placed"
+partitions = 3
+
+[[subtopology.store]]
+name = "names"
+partitioner = "last-byte"
+"""
+    with running_cluster(tmp_path, topology_text=text) as cluster:
+        cluster.put("names", {key.encode(): b"1" for key in KEYS})
+        with monkeypatch.context() as environment:
+            environment.setenv("PYTHONPATH", str(installed), prepend=os.pathsep)
+            cluster.start_worker()
+            knowing = cluster.start_router()
+            cluster.wait_settled(knowing, replicas=1)
+        assert get(knowing, "names/keys/k7").json()["partition"] == ord("7") % 3
+        without = cluster.start_router()
+        for path in ("names/keys/k7", "names/keys/k7/changes"):
+            refused = get(without, path)
+            assert (refused.status_code, refused.json()["type"]) == (503, PROBLEM + "partitioner-missing")
+            assert "'last-byte'" in refused.json()["detail"]
+        batch = httpx.post(f"http://{without}/v1/stores/names/batch-get", json={"keys": ["k7"]})
+        assert "partitioner-missing" in batch.text
+        assert get(without, "names/entries", limit=100).json()["next"] is None
+        assert "keys of the store 'names' cannot be read" in (log := cluster.logs())
+        assert "Traceback" not in log

@@ -14,7 +14,7 @@ from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
 from forebay.client.results import Answer, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
 from forebay.codecs import to_segment
-from forebay.errors import BadKey, Problem, TopologyError, UnknownKey
+from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
 from forebay.position import later_position
 from forebay.rest.answers import Provenance
 from forebay.rest.batches import MOST_KEYS
@@ -226,7 +226,7 @@ def _partition(spec: StoreSpec, plain: bytes) -> int | None:
     """The partition of a key; None where its partitioner is not known, or not installed, here."""
     try:
         partitioner = spec.stream_partitioner
-    except TopologyError:
+    except PartitionerMissing:
         return None
     return None if partitioner is None else partitioner.partition(plain, spec.partitions)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.errors import BadParameter, Problem, WrongStoreKind
+from forebay.errors import BadParameter, PartitionerMissing, Problem, WrongStoreKind
 from forebay.position import decode_position, encode_position, later_position
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
@@ -57,4 +57,4 @@ def require_followed(spec: StoreSpec) -> None:
 
 def passes(problem: Problem) -> bool:
     """Whether another replica, or a later time, may not have a problem."""
-    return problem.status in PASSING
+    return problem.status in PASSING and not isinstance(problem, PartitionerMissing)

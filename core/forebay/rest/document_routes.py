@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from forebay.codecs import from_segment
-from forebay.errors import BadKey, NotReady, Problem, UnknownPartitioner, UnknownStore
+from forebay.errors import BadKey, NotReady, PartitionerMissing, Problem, UnknownPartitioner, UnknownStore
 from forebay.metadata import StreamsMetadataState
 from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
@@ -81,7 +81,14 @@ def add_document_routes(app: FastAPI, described: Described) -> None:
         described.spec(store)
         return respond(json_answer(store_metadata_document(store, described.metadata)))
 
-    @get("/v1/metadata/stores/{store}/keys/{key}", "metadata_for_key", UnknownStore, BadKey, UnknownPartitioner)
+    @get(
+        "/v1/metadata/stores/{store}/keys/{key}",
+        "metadata_for_key",
+        UnknownStore,
+        BadKey,
+        UnknownPartitioner,
+        PartitionerMissing,
+    )
     async def key_metadata(store: str, key: str) -> Response:
         """KeyQueryMetadata: active host, standby hosts and partition of a key."""
         codec = described.spec(store).key_codec
