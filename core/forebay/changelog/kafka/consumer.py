@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -52,7 +52,7 @@ class _Assigned:
     since_boot_ms: float
     """When the position was reached: only an end observed after that can contradict it."""
     end: EndOffset | None = None
-    beginning: int = 0
+    beginning: int | None = None
     newest_epoch_ms: int = 0
     """The largest record timestamp read: compaction never touched what follows a young record."""
     lost: bool = False
@@ -198,7 +198,8 @@ class KafkaConsumer:
             # On which side of the log it is, the next look at both of its ends will tell.
             assigned = self._assigned[tp]
             self._stop_fetching(tp)
-            assigned.lost, assigned.end, assigned.since_boot_ms = True, None, boot_ms()
+            assigned.lost, assigned.since_boot_ms = True, boot_ms()
+            assigned.end = assigned.beginning = None
             self._ends.at_once = self._beginnings.at_once = self._describing.at_once = True
         else:
             log.debug("%s: %s", tp, error)
@@ -206,7 +207,7 @@ class KafkaConsumer:
 
     def _batch(self, tp: TopicPartition, messages: list[Message], reached: int) -> Batch | None:
         assigned, state = self._assigned[tp], self._states.get(tp.topic)
-        if assigned.end is None or state is None:
+        if assigned.end is None or assigned.beginning is None or state is None:
             return None
         records = _records(messages)
         before = assigned.position
@@ -236,17 +237,16 @@ class KafkaConsumer:
     def _take_answers(self) -> None:
         for tp, found in self._ends.answers():
             assigned = self._assigned.get(tp)
-            sent = self._ends.sent_boot_ms
-            if assigned is None or found.offset < 0 or (assigned.lost and sent < assigned.since_boot_ms):
-                continue
-            assigned.end = EndOffset(found.offset, sent)
-            self._news.add(tp)
+            if assigned is not None and found.offset >= 0 and _counts(self._ends, assigned, assigned.end):
+                assigned.end = EndOffset(found.offset, self._ends.sent_boot_ms)
+                self._news.add(tp)
         # A topic that is being replaced has no end for a moment.
         if self._ends.failed and self._describing.sent_boot_ms < self._ends.sent_boot_ms:
             self._describing.at_once = True
         for tp, found in self._beginnings.answers():
-            if tp in self._assigned:
-                self._assigned[tp].beginning = found.offset
+            assigned = self._assigned.get(tp)
+            if assigned is not None and _counts(self._beginnings, assigned, assigned.beginning):
+                assigned.beginning = found.offset
         self._descriptions |= self._describing.answers()
         self._configs |= ((topic, config_values(found)) for topic, found in self._configuring.answers())
         for topic in self._descriptions.keys() & self._configs.keys():
@@ -255,9 +255,12 @@ class KafkaConsumer:
     def _fetch_more(self) -> None:
         for tp in list(self._not_fetched):
             assigned = self._assigned[tp]
-            if assigned.end is not None and tp.topic in self._states and not assigned.lost:
-                self._client.incremental_assign([KafkaTopicPartition(*tp, assigned.position or OFFSET_BEGINNING)])
-                self._not_fetched.discard(tp)
+            if assigned.beginning is None or assigned.end is None or assigned.lost or tp.topic not in self._states:
+                continue
+            # From a number: to look up a name for it, the client takes half a second.
+            start = assigned.position or assigned.beginning
+            self._client.incremental_assign([KafkaTopicPartition(*tp, start)])
+            self._not_fetched.discard(tp)
 
     def _stop_fetching(self, tp: TopicPartition) -> None:
         if tp not in self._not_fetched:
@@ -276,6 +279,11 @@ class KafkaConsumer:
 
     def _topic_names(self) -> list[str]:
         return sorted({tp.topic for tp in self._assigned})
+
+
+def _counts(question: _Question, assigned: _Assigned, known: object) -> bool:
+    """Whether an answer counts: the first does not if it was asked for before, perhaps of a replaced topic."""
+    return known is not None or question.sent_boot_ms >= assigned.since_boot_ms
 
 
 def _young(newest_epoch_ms: int, state: TopicState) -> bool:
