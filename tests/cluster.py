@@ -79,6 +79,8 @@ class Cluster:
     worker_options: tuple[str, ...] = ()
     kafka: str | None = None
     """URL of the brokers; without, the log is a SQLite changelog."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What processes that authenticate want to see of the tests."""
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _state_dirs: dict[str, Path] = field(default_factory=dict)
     _routers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -162,17 +164,21 @@ class Cluster:
         if sig in (signal.SIGKILL, signal.SIGTERM):
             process.wait(30)
 
+    def get(self, address: str, path: str) -> Any:
+        """The document at a path."""
+        return httpx.get(f"http://{address}{path}", headers=self.headers).json()
+
     def roles(self, address: str, store: str) -> dict[int, dict[str, str]]:
         """Role by host and partition, as the router or worker at an address has it."""
         found: dict[int, dict[str, str]] = {}
-        for row in httpx.get(f"http://{address}/v1/lags").json()["lags"]:
+        for row in self.get(address, "/v1/lags")["lags"]:
             if row["store"] == store:
                 found.setdefault(row["partition"], {})[row["host"]] = row["role"]
         return found
 
     def active_for(self, address: str, store: str, key: str) -> str | None:
         """The host that says of itself that it is the key's running active."""
-        metadata = httpx.get(f"http://{address}/v1/metadata/stores/{store}/keys/{key}").json()
+        metadata = self.get(address, f"/v1/metadata/stores/{store}/keys/{key}")
         roles = self.roles(address, store).get(metadata["partition"], {})
         return next((host for host, role in roles.items() if role == "active"), None)
 
@@ -180,7 +186,7 @@ class Cluster:
         """Wait until every partition has one active, enough replicas, and no lag."""
 
         def settled() -> bool:
-            rows = httpx.get(f"http://{address}/v1/lags").json()["lags"]
+            rows = self.get(address, "/v1/lags")["lags"]
             held: dict[tuple[str, int], list[str]] = {}
             for row in rows:
                 held.setdefault((row["store"], row["partition"]), []).append(row["role"])

@@ -20,6 +20,8 @@ ForebayError
 ├── SinkError                   a row, a batch or a query that the sink cannot take
 └── Problem                     what a REST client is told (RFC 9457)
     ├── 400  BadKey, BadParameter, BadRequest
+    ├── 401  Unauthenticated
+    ├── 403  Forbidden
     ├── 404  UnknownKey, UnknownStore, UnknownPath
     ├── 405  MethodNotAllowed
     ├── 409  WrongStoreKind, PositionOfAnotherLog, UnknownPartitioner
@@ -156,6 +158,18 @@ class BadRequest(Problem):
     """The request as a whole cannot be understood."""
 
     status, name, title = 400, "bad-request", "The request is not usable"
+
+
+class Unauthenticated(Problem):
+    """The request has no credentials, or such as are not known here; an ``Authorization`` header brings them."""
+
+    status, name, title = 401, "unauthenticated", "The request is not authenticated"
+
+
+class Forbidden(Problem):
+    """Who asks is known, and may not ask this."""
+
+    status, name, title = 403, "forbidden", "The request is not allowed"
 
 
 class UnknownKey(Problem):

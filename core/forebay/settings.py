@@ -280,6 +280,22 @@ SETTINGS: tuple[Setting, ...] = (
         "shutdown_timeout_ms", "integer", 25_000, BOTH, "Time from SIGTERM to the end of the process.", least=1
     ),
     Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
+    Setting(
+        "auth_tokens_file",
+        "path",
+        None,
+        BOTH,
+        "File of the tokens that requests may have, a line each: `NAME TOKEN` or `NAME sha256:HEX`; read again "
+        "when it changes. Without it, and without `--authenticator`, anybody may ask.",
+    ),
+    Setting(
+        "authenticator",
+        "text",
+        None,
+        BOTH,
+        "Name of an entry point in the group `forebay.authenticators`, to rule on requests instead of a "
+        "tokens file.",
+    ),
     Setting("log_level", "choice", "info", BOTH, "Least severe level logged.", choices=_LEVELS),
     Setting("log_format", "choice", "text", BOTH, "Form of log lines.", choices=("text", "json")),
 )  # fmt: skip
@@ -327,6 +343,8 @@ class WorkerSettings:
     drain_ms: int
     shutdown_timeout_ms: int
     cors_allow_origins: tuple[str, ...]
+    auth_tokens_file: Path | None
+    authenticator: str | None
     log_level: str
     log_format: str
 
@@ -347,6 +365,8 @@ class RouterSettings:
     drain_ms: int
     shutdown_timeout_ms: int
     cors_allow_origins: tuple[str, ...]
+    auth_tokens_file: Path | None
+    authenticator: str | None
     log_level: str
     log_format: str
 

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
+from forebay.authentication import Authenticator
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -76,7 +77,7 @@ _CHANGES_PROBLEMS = (
 )
 
 
-def make_app(router: Router, metrics: RouterMetrics) -> FastAPI:
+def make_app(router: Router, metrics: RouterMetrics, authenticator: Authenticator | None = None) -> FastAPI:
     """The application of a router; it begins to learn of workers when the application starts."""
 
     @contextlib.asynccontextmanager
@@ -91,6 +92,7 @@ def make_app(router: Router, metrics: RouterMetrics) -> FastAPI:
         cors_allow_origins=router.settings.cors_allow_origins,
         ready=router.readiness,
         registry=metrics.registry(),
+        authenticator=authenticator,
         lifespan=lifespan,
     )
     for route in READ_ROUTES:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.logs import configure_logs
 from forebay.rest.server import bind, is_loopback, serve
@@ -27,15 +28,16 @@ def router(values: dict[str, Any]) -> None:
 def run(settings: RouterSettings) -> None:
     """Run a router until a signal ends it; raises ``ForebayError`` where it cannot start."""
     # The web stack takes a while to import, and a wrong setting should be told before.
-    from forebay.hot_path import make_protocol
+    from forebay.hot_path import guarded, make_protocol
     from forebay.rest.application import cors_options
     from forebay_router.app import make_app
     from forebay_router.hot_path import RouterHotPath
     from forebay_router.metrics import RouterMetrics
     from forebay_router.router import Router
 
+    authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
     listener = bind(settings.listen)
-    if not is_loopback(settings.listen.host):
+    if authenticator is None and not is_loopback(settings.listen.host):
         log.warning(
             "listening on %s, which other machines may reach: requests are not authenticated",
             settings.listen,
@@ -44,10 +46,13 @@ def run(settings: RouterSettings) -> None:
     log.info("router listens on %s", settings.listen)
     metrics = RouterMetrics(running)
     serve(
-        make_app(running, metrics),
+        make_app(running, metrics, authenticator),
         listener,
         drain_ms=settings.drain_ms,
         shutdown_timeout_ms=settings.shutdown_timeout_ms,
         on_drain=running.drain,
-        protocol=make_protocol(RouterHotPath(running, metrics), cors_options(settings.cors_allow_origins)),
+        protocol=make_protocol(
+            guarded(RouterHotPath(running, metrics), authenticator, lambda: running.draining),
+            cors_options(settings.cors_allow_origins),
+        ),
     )

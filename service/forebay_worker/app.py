@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from forebay.authentication import Authenticator
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -80,13 +81,14 @@ _CHANGES_PROBLEMS = (
 )
 
 
-def make_app(worker: Worker, metrics: WorkerMetrics) -> FastAPI:
+def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticator | None = None) -> FastAPI:
     """The application of a worker that was made, whether started or not."""
     app = make_application(
         "worker",
         cors_allow_origins=worker.settings.cors_allow_origins,
         ready=worker.readiness,
         registry=metrics.registry(),
+        authenticator=authenticator,
     )
     for route in READ_ROUTES:
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(worker, route, metrics), worker=True)

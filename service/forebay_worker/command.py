@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.logs import configure_logs
 from forebay.rest.server import advertised, bind, is_loopback, serve
@@ -28,23 +29,24 @@ def worker(values: dict[str, Any]) -> None:
 def run(settings: WorkerSettings) -> None:
     """Run a worker until a signal ends it; raises ``ForebayError`` where it cannot start."""
     # The web stack takes a while to import, and a wrong setting should be told before.
-    from forebay.hot_path import make_protocol
+    from forebay.hot_path import guarded, make_protocol
     from forebay.rest.application import cors_options
     from forebay_worker.app import make_app
     from forebay_worker.hot_path import WorkerHotPath
     from forebay_worker.metrics import WorkerMetrics
     from forebay_worker.worker import Worker
 
+    authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
     _allow_open_files()
     listener = bind(settings.listen)
-    if not is_loopback(settings.listen.host):
+    if authenticator is None and not is_loopback(settings.listen.host):
         log.warning(
             "listening on %s, which other machines may reach: requests are not authenticated",
             settings.listen,
         )
     running = Worker(settings, advertised(settings.listen, settings.advertise))
     metrics = WorkerMetrics(running)
-    app = make_app(running, metrics)
+    app = make_app(running, metrics, authenticator)
     running.start()
     log.info("worker %s serves %s", running.host, running.topology.application_id)
     try:
@@ -54,7 +56,10 @@ def run(settings: WorkerSettings) -> None:
             drain_ms=settings.drain_ms,
             shutdown_timeout_ms=settings.shutdown_timeout_ms,
             on_drain=running.drain,
-            protocol=make_protocol(WorkerHotPath(running, metrics), cors_options(settings.cors_allow_origins)),
+            protocol=make_protocol(
+                guarded(WorkerHotPath(running, metrics), authenticator, lambda: running.draining),
+                cors_options(settings.cors_allow_origins),
+            ),
         )
     finally:
         running.stop()

@@ -4,7 +4,8 @@ FastAPI declares every route and answers everything; this stands in front of it 
 makes up nearly all traffic. Anything it does not recognise with certainty falls through to the full parser.
 """
 
+from forebay.hot_path.guard import guarded
 from forebay.hot_path.protocol import HotPathProtocol, Slot, make_protocol
 from forebay.hot_path.recogniser import HotRequest, recognise
 
-__all__ = ["HotPathProtocol", "HotRequest", "Slot", "make_protocol", "recognise"]
+__all__ = ["HotPathProtocol", "HotRequest", "Slot", "guarded", "make_protocol", "recognise"]

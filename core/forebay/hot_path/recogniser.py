@@ -38,7 +38,7 @@ _DOTS = frozenset({b".", b".."})
 class HotRequest(NamedTuple):
     """A recognised request: store, key segment and query as received, and where its bytes end.
 
-    ``origin`` is the browser's, empty where there is none.
+    ``origin`` is the browser's and ``authorization`` that header's value, each empty where there is none.
     """
 
     store: str
@@ -46,31 +46,34 @@ class HotRequest(NamedTuple):
     query: bytes
     end: int
     origin: bytes = b""
+    authorization: bytes = b""
 
 
 class _HeaderBlocks:
     """Which header blocks are ordinary. Clients repeat theirs, so the verdicts are kept, a bounded number."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[bytes, bytes | None] = {}
+        self._verdicts: dict[bytes, tuple[bytes, bytes] | None] = {}
 
-    def origin(self, block: bytes) -> bytes | None:
-        """The origin of an ordinary block, empty if it has none; None for what needs the parser.
+    def told(self, block: bytes) -> tuple[bytes, bytes] | None:
+        """Origin and authorization of an ordinary block, empty if it has none; None for what needs the parser.
 
         A block has each line preceded by CRLF; an ordinary one has one host.
         """
-        if block not in self._verdicts:
+        try:
+            return self._verdicts[block]
+        except KeyError:
             if len(self._verdicts) >= _MOST_BLOCKS:
                 self._verdicts.clear()
-            self._verdicts[block] = _judge(block)
-        return self._verdicts[block]
+            return self._verdicts.setdefault(block, _judge(block))
 
 
-def _judge(block: bytes) -> bytes | None:
+def _judge(block: bytes) -> tuple[bytes, bytes] | None:
     if not block:
         return None
     hosts: list[bytes] = []
     origins: list[bytes] = []
+    authorizations: list[bytes] = []
     cookies = False
     for line in block[2:].split(b"\r\n"):
         header = _HEADER.fullmatch(line)
@@ -88,10 +91,16 @@ def _judge(block: bytes) -> bytes | None:
             hosts.append(header[2] or b"")
         elif name == b"origin":
             origins.append(header[2] or b"")
+        elif name == b"authorization":
+            authorizations.append(header[2] or b"")
     if len(hosts) != 1 or not hosts[0] or len(origins) > 1 or not all(origins):
         return None
+    if len(authorizations) > 1:
+        return None
     # With cookies, what an origin is told depends on both.
-    return None if origins and cookies else b"".join(origins)
+    if origins and cookies:
+        return None
+    return b"".join(origins), b"".join(authorizations)
 
 
 _BLOCKS = _HeaderBlocks()
@@ -108,10 +117,11 @@ def recognise(data: bytes, at: int = 0) -> HotRequest | None:
     line = _REQUEST_LINE.fullmatch(data, at, line_end)
     if line is None:
         return None
-    origin = _BLOCKS.origin(data[line_end:head_end])
-    if origin is None:
+    told = _BLOCKS.told(data[line_end:head_end])
+    if told is None:
         return None
+    origin, authorization = told
     store, segment, query = line.groups()
     if segment in _DOTS:
         return None
-    return HotRequest(store.decode(), segment, query or b"", head_end + 4, origin)
+    return HotRequest(store.decode(), segment, query or b"", head_end + 4, origin, authorization)

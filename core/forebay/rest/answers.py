@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from forebay.errors import PROBLEM_MEDIA_TYPE, Problem
+from forebay.errors import PROBLEM_MEDIA_TYPE, Problem, Unauthenticated
 from forebay.lag import Lag
 
 JSON_HEAD = b"content-type: application/json\r\n"
 PROBLEM_HEAD = b"content-type: " + PROBLEM_MEDIA_TYPE.encode() + b"\r\n"
 NO_STORE = b"cache-control: no-store\r\n"
+CHALLENGE = b"www-authenticate: Bearer\r\n"
 
 
 class Answer(NamedTuple):
@@ -104,6 +105,8 @@ def problem_answer(problem: Problem, source: Provenance | None = None) -> Answer
     head = PROBLEM_HEAD + NO_STORE
     if source is not None:
         head += provenance_head(source)
+    if isinstance(problem, Unauthenticated):
+        head += CHALLENGE
     if problem.retry_after_s is not None:
         head += b"retry-after: %d\r\n" % problem.retry_after_s
     return Answer(problem.status, head, problem.body())

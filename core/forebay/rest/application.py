@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay import __version__
+from forebay.authentication import Authenticator
 from forebay.errors import (
     PROBLEM_MEDIA_TYPE,
     BadRequest,
@@ -26,6 +27,7 @@ from forebay.errors import (
     UnknownPath,
 )
 from forebay.rest.answers import Answer, json_answer, problem_answer
+from forebay.rest.guard import Guard
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +108,12 @@ def make_application(
     cors_allow_origins: tuple[str, ...],
     ready: Callable[[], Problem | None],
     registry: CollectorRegistry,
+    authenticator: Authenticator | None,
     lifespan: Any = None,
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
 
-    ``ready`` says why the process is not ready, None if it is.
+    ``ready`` says why the process is not ready, None if it is. Without ``authenticator`` anybody may ask.
     """
     app = FastAPI(
         title=f"forebay {tier}",
@@ -120,6 +123,9 @@ def make_application(
         lifespan=lifespan,
     )
     app.add_middleware(RawPath)
+    if authenticator is not None:
+        app.add_middleware(Guard, authenticator=authenticator)
+    # Added last, so it comes first: a browser may read why it was refused.
     options = cors_options(cors_allow_origins)
     if options is not None:
         app.add_middleware(BrowserCors, **options)

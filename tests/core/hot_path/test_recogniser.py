@@ -150,6 +150,7 @@ def test_several_requests_are_recognised_one_after_another():
         b"Origin: http://a\r\nOrigin: http://b",
         b"Origin: http://a\r\nCookie: a=b",
         b"Origin:",
+        b"Authorization: Bearer a\r\nAuthorization: Bearer b",
     ]
     + [b"Connection: close", b"Connection: upgrade", b"Host: y", b"Accept: application/vnd.forebay.frames"],
 )
@@ -161,6 +162,21 @@ def test_the_origin_is_told():
     found = recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\norigin:  https://a.example \r\n\r\n")
     assert found is not None
     assert found.origin == b"https://a.example"
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        (b"", b""),
+        (b"Authorization:\r\n", b""),
+        (b"authorization:  Bearer a \r\n", b"Bearer a"),
+        (b"AUTHORIZATION: Basic YQ==\r\nOrigin: http://a\r\n", b"Basic YQ=="),
+    ],
+)
+def test_the_authorization_is_told(header, value):
+    found = recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
+    assert found is not None
+    assert found.authorization == value
 
 
 def test_a_request_without_a_host_is_left_to_the_parser():

@@ -1,0 +1,68 @@
+"""A file that is read again when it changes, so that it can be replaced under a running process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from forebay.errors import SettingError
+from forebay.lag import boot_ms
+
+log = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_MS = 1_000.0
+
+T = TypeVar("T")
+
+
+class ReloadedFile(Generic[T]):
+    """What a file says; ``parse`` makes it of the text, and raises ``ValueError`` for what it cannot use.
+
+    Whoever asks looks at the file, once a second at most. A change that cannot be used is logged, once, and what
+    the file said before goes on to hold. Raises ``SettingError`` where there is no such before.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[str], T], clock: Callable[[], float] = boot_ms) -> None:
+        self._path = path
+        self._parse = parse
+        self._clock = clock
+        self._look_at_ms = clock() + _LOOK_INTERVAL_MS
+        self._version = _version(path)
+        self._said = self._read()
+
+    def __call__(self) -> T:
+        """What the file says now, or said less than a second ago."""
+        now_ms = self._clock()
+        if now_ms >= self._look_at_ms:
+            self._look_at_ms = now_ms + _LOOK_INTERVAL_MS
+            self._look()
+        return self._said
+
+    def _look(self) -> None:
+        version = _version(self._path)
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self._said = self._read()
+        except SettingError as error:
+            log.error("%s What it said before goes on to hold.", error)
+        else:
+            log.info("%s changed and was read again", self._path)
+
+    def _read(self) -> T:
+        try:
+            return self._parse(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SettingError(f"The file {self._path} cannot be used: {error}.") from None
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Differs once a file was written, replaced or given other permissions; None while there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_ctime_ns

@@ -1,0 +1,46 @@
+"""Puts every request to the authenticator before the application sees it."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forebay.authentication import Authenticator
+from forebay.errors import BadRequest, Problem
+from forebay.rest.answers import problem_answer
+
+OPEN_PATHS = ("/livez", "/readyz")
+"""What anybody may ask: load balancers and supervisors have no token."""
+
+
+class Guard:
+    """Answers what the authenticator refuses; the rest, and ``OPEN_PATHS``, goes on to the application.
+
+    It stands behind CORS, which answers preflights by itself: a browser sends no token with them.
+    """
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = self._refusal(scope) if scope["type"] == "http" else None
+        if problem is None:
+            await self._app(scope, receive, send)
+            return
+        answer = problem_answer(problem)
+        headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def _refusal(self, scope: Scope) -> Problem | None:
+        path = scope["raw_path"].decode("ascii", "replace")
+        if path in OPEN_PATHS:
+            return None
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) > 1:
+            return BadRequest("The request has more than one Authorization header; send one.")
+        try:
+            self._authenticator.authenticate(scope["method"], path, given[0].strip(b" \t") if given else b"")
+        except Problem as problem:
+            return problem
+        return None

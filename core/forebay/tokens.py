@@ -1,0 +1,67 @@
+"""Bearer tokens (RFC 6750), and the file of those that a process takes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from forebay.errors import Unauthenticated
+from forebay.lag import boot_ms
+from forebay.reloaded_file import ReloadedFile
+
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+_DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
+
+
+def bearer(token: str) -> str:
+    """A token as the value of an ``Authorization`` header; raises ``ValueError`` for what is no token."""
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("it is not one token, of letters, digits and any of -._~+/, perhaps with = at its end")
+    return f"Bearer {token}"
+
+
+class TokensFile:
+    """Lets in whoever has a token of a file's, to everything.
+
+    Each line is ``NAME TOKEN`` or ``NAME sha256:HEX``, with the SHA-256 of the token; empty lines and those that
+    begin with ``#`` mean nothing. The name is for whoever reads the file; several lines may have the same. The
+    file is read again within a second of a change. Raises ``SettingError`` naming file and line.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = boot_ms) -> None:
+        self._digests = ReloadedFile(path, _read_digests, clock)
+
+    def authenticate(self, method: str, path: str, authorization: bytes) -> None:
+        """Raise ``Unauthenticated`` unless there is a token of the file's."""
+        scheme, _, token = authorization.partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise Unauthenticated("The request has no token; send the header Authorization: Bearer TOKEN.")
+        # Found by its digest: how long that takes says nothing of how much of a token was right.
+        if hashlib.sha256(token.strip(b" ")).digest() not in self._digests():
+            raise Unauthenticated("The request's token is not one of those that are known here.")
+
+
+def _read_digests(text: str) -> frozenset[bytes]:
+    digests = set()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            _, token = line.split()
+            digests.add(_digest(token))
+        except ValueError:
+            # The line itself holds a secret.
+            raise ValueError(f"line {number} is neither NAME TOKEN nor NAME sha256:HEX") from None
+    if not digests:
+        raise ValueError("it has no token")
+    return frozenset(digests)
+
+
+def _digest(token: str) -> bytes:
+    given = _DIGEST.fullmatch(token)
+    if given is not None:
+        return bytes.fromhex(given[1])
+    bearer(token)
+    return hashlib.sha256(token.encode()).digest()

@@ -1,0 +1,93 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import SettingError
+from forebay.reloaded_file import ReloadedFile
+
+
+class Clock:
+    now_ms = 0.0
+
+    def __call__(self) -> float:
+        return self.now_ms
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file as a careful operator does, so that it is never half there."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.rename(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "number"
+    path.write_text("1")
+    return path
+
+
+def test_a_change_is_seen_after_a_second_and_not_before(path):
+    clock = Clock()
+    number = ReloadedFile(path, int, clock)
+    write(path, "2")
+    clock.now_ms = 999
+    assert number() == 1
+    clock.now_ms = 1000
+    assert number() == 2
+
+
+def test_a_file_that_stays_is_not_parsed_again(path):
+    clock, texts = Clock(), []
+    said = ReloadedFile(path, texts.append, clock)
+    for clock.now_ms in range(0, 10_000, 500):
+        said()
+    assert texts == ["1"]
+
+
+def test_a_bad_change_is_told_once_and_changes_nothing(path, caplog):
+    clock = Clock()
+    number = ReloadedFile(path, int, clock)
+    write(path, "two")
+    for clock.now_ms in (1000, 2000, 3000):
+        assert number() == 1
+    assert len(caplog.records) == 1
+    assert str(path) in caplog.text
+    write(path, "3")
+    clock.now_ms = 4000
+    assert number() == 3
+
+
+def test_a_file_that_is_gone_changes_nothing_until_it_is_back(path, caplog):
+    clock = Clock()
+    number = ReloadedFile(path, int, clock)
+    path.unlink()
+    for clock.now_ms in (1000, 2000):
+        assert number() == 1
+    assert len(caplog.records) == 1
+    write(path, "2")
+    clock.now_ms = 3000
+    assert number() == 2
+
+
+def test_a_link_that_leads_elsewhere_is_a_change(tmp_path):
+    # As Kubernetes replaces what it mounts.
+    for name in ("1", "2"):
+        (tmp_path / name).write_text(name)
+    link, clock = tmp_path / "link", Clock()
+    link.symlink_to("1")
+    number = ReloadedFile(link, int, clock)
+    (tmp_path / "fresh").symlink_to("2")
+    os.replace(tmp_path / "fresh", link)
+    clock.now_ms = 1000
+    assert number() == 2
+
+
+@pytest.mark.parametrize("content", [None, b"one", b"\xff"])
+def test_a_file_that_cannot_be_used_to_begin_with_is_named(tmp_path, content):
+    path = tmp_path / "number"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingError, match=str(path)):
+        ReloadedFile(path, int)
