@@ -296,6 +296,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Name of an entry point in the group `forebay.authenticators`, to rule on requests instead of a "
         "tokens file.",
     ),
+    Setting(
+        "worker_token_file",
+        "path",
+        None,
+        ROUTER,
+        "File of the one token that the router sends to workers; read again when it changes.",
+    ),
     Setting("log_level", "choice", "info", BOTH, "Least severe level logged.", choices=_LEVELS),
     Setting("log_format", "choice", "text", BOTH, "Form of log lines.", choices=("text", "json")),
 )  # fmt: skip
@@ -367,6 +374,7 @@ class RouterSettings:
     cors_allow_origins: tuple[str, ...]
     auth_tokens_file: Path | None
     authenticator: str | None
+    worker_token_file: Path | None
     log_level: str
     log_format: str
 

@@ -20,6 +20,7 @@ from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
 from forebay.rest.parameters import ReadParameters
 from forebay_router.attempts import Attempt, refusal
+from forebay_router.credentials import REFUSALS
 from forebay_router.event_upstream import EventUpstream
 from forebay_router.replica_read import ReplicaRequest
 from forebay_router.router import Router
@@ -115,7 +116,8 @@ class RoutedChanges:
             # Each candidate gets its share of the time to the first event.
             left_ms = max(_LEAST_ATTEMPT_MS, (self._due_boot_ms - boot_ms()) / (len(hosts) - i))
             try:
-                upstream, event = await _first(host, request.render(host, int(left_ms)), left_ms)
+                asked = request.render(host, int(left_ms), self._router.credentials().line)
+                upstream, event = await _first(host, asked, left_ms)
             except OSError as error:
                 self._lost(host, error)
                 continue
@@ -150,6 +152,8 @@ class RoutedChanges:
         status = document.get("status", 500)
         if status in _FINAL:
             raise problem_of(document)
+        if status in REFUSALS:
+            self._router.cluster.refused(host, status)
         if status == 421:
             self._router.cluster.refresh()
         self._attempts.append(Attempt(host, "answered", UpstreamAnswer(status, b"", event.data)))

@@ -17,6 +17,7 @@ from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataSt
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.candidates import Holder
+from forebay_router.credentials import REFUSALS, Credentials
 from forebay_router.recovery import Recovery
 from forebay_router.seeds import Seeds
 
@@ -46,6 +47,7 @@ class WorkerView:
     sequence: int = 0
     live: bool = False
     silent_reads: int = 0
+    refused_read: bool = False
     seen_boot_ms: float = 0.0
     recovery: Recovery = field(default_factory=Recovery)
     ceiling: Tolerance = UNLIMITED
@@ -62,8 +64,15 @@ class WorkerView:
 class Cluster:
     """The router's picture of one application's workers, kept up to date by polling them."""
 
-    def __init__(self, seeds: Seeds, poll_interval_ms: int, lag_report_max_age_ms: int) -> None:
+    def __init__(
+        self,
+        seeds: Seeds,
+        poll_interval_ms: int,
+        lag_report_max_age_ms: int,
+        credentials: Callable[[], Credentials],
+    ) -> None:
         self._seeds = seeds
+        self._credentials = credentials
         self._following: asyncio.Task[None] | None = None
         self._poll_interval_s = poll_interval_ms / 1000
         self._lag_report_max_age_ms = lag_report_max_age_ms
@@ -71,6 +80,8 @@ class Cluster:
         self.fingerprint = ""
         self.metadata = StreamsMetadataState({})
         self.workers: dict[HostInfo, WorkerView] = {}
+        self.refused_polls: set[HostInfo] = set()
+        """Addresses where a worker refused the router's token, or that there is none, when last polled."""
         self._polls: dict[HostInfo, asyncio.Task[None]] = {}
         self._refresh = asyncio.Event()
         self._http: httpx.AsyncClient | None = None
@@ -148,6 +159,13 @@ class Cluster:
         if worker is not None:
             worker.silent_reads += 1
 
+    def refused(self, host: HostInfo, status: int) -> None:
+        """A worker answered a read with a refusal of the router itself."""
+        worker = self.workers.get(host)
+        if worker is not None and not worker.refused_read:
+            worker.refused_read = True
+            _tell_refusal(host, "reads", status)
+
     def unreachable(self, host: HostInfo) -> None:
         """A worker refused or broke a connection: it is down until it answers a poll."""
         worker = self.workers.get(host)
@@ -188,12 +206,14 @@ class Cluster:
             host = None
             try:
                 host = await self._poll(address)
+                self.refused_polls.discard(address)
             except (httpx.HTTPError, OSError) as error:
                 self._lost(address, error)
             except Exception:
                 log.exception("the status of %s could not be understood", address)
             if self._forgotten(address):
                 del self._polls[address]
+                self.refused_polls.discard(address)
                 return
             pause_s = self._poll_interval_s if host in (None, address) else _ALIAS_POLL_INTERVAL_S
             with contextlib.suppress(TimeoutError):
@@ -203,10 +223,7 @@ class Cluster:
 
     async def _poll(self, address: HostInfo) -> HostInfo | None:
         """Read the status of who is at an address; says under which address that worker goes, None if none is."""
-        assert self._http is not None
-        answer = await self._http.get(f"http://{address}/v1/status")
-        answer.raise_for_status()
-        status = answer.json()
+        status = await self._get(address, "/v1/status")
         if status.get("tier") != "worker" or not self._same_application(address, status["application_id"]):
             return None
         host = HostInfo.parse(status["host"])
@@ -236,13 +253,17 @@ class Cluster:
             for row in worker.rows
         }
 
-    async def _fetch_metadata(self, address: HostInfo) -> None:
+    async def _get(self, address: HostInfo, path: str) -> Any:
+        """The document at a path; raises ``httpx.HTTPError``."""
         assert self._http is not None
-        stores, metadata = await asyncio.gather(
-            self._http.get(f"http://{address}/v1/stores"), self._http.get(f"http://{address}/v1/metadata")
+        answer = await self._http.get(f"http://{address}{path}", headers=self._credentials().headers)
+        return answer.raise_for_status().json()
+
+    async def _fetch_metadata(self, address: HostInfo) -> None:
+        document, metadata = await asyncio.gather(
+            self._get(address, "/v1/stores"), self._get(address, "/v1/metadata")
         )
-        document = stores.raise_for_status().json()
-        newer = ClusterMap.from_document(metadata.raise_for_status().json())
+        newer = ClusterMap.from_document(metadata)
         if newer.generation < self.metadata.map.generation:
             return
         specs = [StoreSpec.from_document(item) for item in document["stores"]]
@@ -275,6 +296,7 @@ class Cluster:
         return self.application_id == application_id
 
     def _lost(self, address: HostInfo, error: Exception) -> None:
+        self._heed_refusal(address, error)
         if not isinstance(error, httpx.TimeoutException):
             self.unreachable(address)
             return
@@ -282,6 +304,13 @@ class Cluster:
         if worker is not None:
             worker.silent_reads = max(worker.silent_reads, _SILENT_READS_TO_SUSPECT)
             worker.recovery.lose()
+
+    def _heed_refusal(self, address: HostInfo, error: Exception) -> None:
+        if not isinstance(error, httpx.HTTPStatusError) or error.response.status_code not in REFUSALS:
+            self.refused_polls.discard(address)
+        elif address not in self.refused_polls:
+            self.refused_polls.add(address)
+            _tell_refusal(address, "status polls", error.response.status_code)
 
     def _forgotten(self, address: HostInfo) -> bool:
         """Whether to stop polling an address: it is neither a seed's nor in the map, and long silent."""
@@ -294,3 +323,12 @@ class Cluster:
             return False
         del self.workers[address]
         return True
+
+
+def _tell_refusal(host: HostInfo, what: str, status: int) -> None:
+    log.error(
+        "the worker %s refuses this router's %s with %d: --worker-token-file must hold a token that it takes",
+        host,
+        what,
+        status,
+    )

@@ -92,7 +92,8 @@ class RouterHotPath:
         read = _Outstanding(request, parameters, slot, host, (spec.name, partition), now)
         router.in_flight += 1
         router.budget.earn(now)
-        connection.send(_render(request, partition, host), lambda answer: self._answered(read, answer))
+        sent = _render(request, partition, host, router.credentials().line)
+        connection.send(sent, lambda answer: self._answered(read, answer))
         self._outstanding.append(read)
         self._tick()
         return slot
@@ -215,12 +216,13 @@ class RouterHotPath:
             self._go_on_as_ordinary(read, read.host)
 
 
-def _render(request: HotRequest, partition: int, host: HostInfo) -> bytes:
+def _render(request: HotRequest, partition: int, host: HostInfo, credentials: bytes) -> bytes:
     """A request of the router's own making; nothing received is passed on but key and query, both checked."""
     query = b"%b&partition=%d" % (request.query, partition) if request.query else b"partition=%d" % partition
-    return b"GET /v1/stores/%b/keys/%b?%b HTTP/1.1\r\nhost: %b\r\n\r\n" % (
+    return b"GET /v1/stores/%b/keys/%b?%b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
         request.store.encode(),
         request.segment,
         query,
         str(host).encode(),
+        credentials,
     )

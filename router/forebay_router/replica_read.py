@@ -15,6 +15,7 @@ from forebay.rest.batches import read_batch_frames
 from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, overload, refusal
+from forebay_router.credentials import REFUSALS
 from forebay_router.provenance import told_by
 from forebay_router.upstream import UpstreamAnswer
 
@@ -46,8 +47,8 @@ class ReplicaRequest:
     single: bool = False
     silent: HostInfo | None = None
 
-    def render(self, host: HostInfo, left_ms: int) -> bytes:
-        """The request's bytes for one worker."""
+    def render(self, host: HostInfo, left_ms: int, credentials: bytes) -> bytes:
+        """The request's bytes for one worker; ``credentials`` is the line that says who asks, if any."""
         method, joint = b"GET" if self.body is None else b"POST", b"&" if b"?" in self.target else b"?"
         lines = [
             b"%b %b%bpartition=%d HTTP/1.1" % (method, self.target, joint, self.partition),
@@ -58,7 +59,7 @@ class ReplicaRequest:
             lines.append(b"accept: " + self.accept)
         if self.body is not None:
             lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
-        return b"\r\n".join(lines) + b"\r\n\r\n" + (self.body or b"")
+        return b"\r\n".join(lines) + b"\r\n" + credentials + b"\r\n" + (self.body or b"")
 
 
 class ReplicaRead:
@@ -137,7 +138,7 @@ class ReplicaRead:
                 self._attempts.append(Attempt(host, "full"))
                 continue
             left_ms = max(1, int(self._deadline - boot_ms()))
-            request = self._request.render(host, left_ms)
+            request = self._request.render(host, left_ms, router.credentials().line)
             self._asked[asyncio.create_task(self._timed(host, request))] = host
             return True
         return False
@@ -188,6 +189,8 @@ class ReplicaRead:
         if is_final(answer):
             return answer
         self._attempts.append(Attempt(host, "answered", answer))
+        if answer.status in REFUSALS:
+            cluster.refused(host, answer.status)
         if answer.status == 421:
             cluster.refresh()
         if answer.status == 429:

@@ -20,6 +20,7 @@ from forebay.settings import RouterSettings
 from forebay.topology import StoreSpec
 from forebay_router.candidates import candidates
 from forebay_router.cluster import Cluster
+from forebay_router.credentials import credentials_of
 from forebay_router.hedging import HedgeBudget, HedgeDelay
 from forebay_router.replica_read import ReplicaRead, ReplicaRequest
 from forebay_router.seeds import Seeds
@@ -31,8 +32,12 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
+        self.credentials = credentials_of(settings.worker_token_file)
         self.cluster = Cluster(
-            Seeds(settings.seeds), settings.worker_poll_interval_ms, settings.lag_report_max_age_ms
+            Seeds(settings.seeds),
+            settings.worker_poll_interval_ms,
+            settings.lag_report_max_age_ms,
+            self.credentials,
         )
         self.upstreams = Upstreams()
         self.streams = EventStreams(settings.max_event_streams)
@@ -50,6 +55,12 @@ class Router:
         """Why the router is not ready."""
         if self.draining:
             return NotReady("The router is shutting down.")
+        if not self.cluster.ready and self.cluster.refused_polls:
+            return NotReady(
+                "Workers refuse this router: --worker-token-file must hold a token that they take. "
+                "The router's log names them.",
+                retry_after_s=1,
+            )
         if not self.cluster.ready:
             return NotReady("No worker and no map of the workers is known yet.", retry_after_s=1)
         return None

@@ -3,6 +3,7 @@ import contextlib
 
 from forebay.metadata import HostInfo
 from forebay_router.cluster import Cluster
+from forebay_router.credentials import credentials_of
 from forebay_router.seeds import Seeds, resolve
 from tests.cluster import free_port, running_cluster, wait_until
 
@@ -90,7 +91,7 @@ async def test_workers_behind_one_name_are_all_found(tmp_path):
             for i in (1, 2)
         ]
         names = Names(**{"workers.test": ["127.0.0.1", "127.0.0.2"]})
-        found = Cluster(Seeds([HostInfo("workers.test", port)], names.resolve), 50, 5000)
+        found = Cluster(Seeds([HostInfo("workers.test", port)], names.resolve), 50, 5000, credentials_of(None))
         await found.start()
         try:
             await asyncio.to_thread(wait_until, lambda: live(found) == set(workers), "both workers known")

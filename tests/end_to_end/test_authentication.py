@@ -1,0 +1,249 @@
+"""Both tiers with tokens: who is refused, who is let in, and that a router shows workers a token of its own."""
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from forebay.rest.events import Event, EventReader
+from openapi.generate import router_document
+from tests.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.end_to_end.test_hot_path import exchange, request, steady
+from tests.installed import install_authenticator
+
+KEY = "/v1/stores/counts/keys/a"
+ORIGIN = "https://a.example"
+RIGHT = "Authorization: Bearer client"
+TO_THE_PARSER = "TE: trailers"
+REFUSED = [[], ["Authorization: Bearer wrong"], ["Authorization: Basic Y2xpZW50"], ["Authorization:"]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A worker that takes the operator's and the router's tokens, and a router that takes the client's."""
+
+    cluster: Cluster
+    worker: str
+    router: str
+    worker_token: Path
+    """The file of the token that the router shows to the worker."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("tokens")
+    digest = hashlib.sha256(b"router").hexdigest()
+    # One token opens both, to let one test ask either.
+    (directory / "of-worker").write_text(f"operator operator\nrouter sha256:{digest}\n")
+    (directory / "of-router").write_text("operator operator\nann client\n")
+    (directory / "to-worker").write_text("router\n")
+    with running_cluster(directory, headers={"authorization": "Bearer operator"}) as cluster:
+        cluster.put("counts", {b"a": b'{"n":1}', **{b"k%d" % i: b"%d" % i for i in range(50)}})
+        cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b"7"})
+        allowed = ("--cors-allow-origins", ORIGIN)
+        worker = f"127.0.0.1:{free_port()}"
+        everywhere = ("--listen", worker.replace("127.0.0.1", "0.0.0.0"), "--advertise", worker)
+        cluster.start_worker(worker, "--auth-tokens-file", str(directory / "of-worker"), *everywhere, *allowed)
+        tokens = ("--auth-tokens-file", str(directory / "of-router"))
+        router = cluster.start_router(*tokens, "--worker-token-file", str(directory / "to-worker"), *allowed)
+        cluster.wait_settled(router, replicas=1)
+        exchange(router, request(KEY, RIGHT) * 20, 20)
+        yield Served(cluster, worker, router, directory / "to-worker")
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer[9:12])
+
+
+def get(address: str, path: str, token: str | None = "client", **options: Any) -> httpx.Response:
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    return httpx.get(f"http://{address}{path}", headers=headers, **options)
+
+
+def first_event(address: str, path: str, token: str) -> Event:
+    headers = {"authorization": f"Bearer {token}"}
+    with httpx.stream("GET", f"http://{address}{path}", headers=headers) as response:
+        assert response.status_code == 200
+        reader = EventReader()
+        return next(event for piece in response.iter_bytes() for event in reader.feed(piece))
+
+
+@pytest.mark.parametrize("headers", REFUSED)
+@pytest.mark.parametrize("origin", [[], [f"Origin: {ORIGIN}"], ["Origin: https://b.example"]])
+def test_a_refusal_is_the_same_bytes_on_the_hot_path_and_off_it(served, headers, origin):
+    for address in (served.worker, served.router):
+        (hot,) = exchange(address, request(KEY, *headers, *origin), 1)
+        (cold,) = exchange(address, request(KEY, *headers, *origin, TO_THE_PARSER), 1)
+        assert hot == cold
+        assert hot.startswith(b"HTTP/1.1 401 ")
+        assert b"\r\nwww-authenticate: Bearer\r\n" in hot
+        assert b"urn:forebay:problem:unauthenticated" in hot
+        assert (b"\r\naccess-control-allow-origin: " in hot) is (origin == [f"Origin: {ORIGIN}"])
+
+
+def test_a_right_token_is_the_same_bytes_on_the_hot_path_and_off_it(served):
+    for path in (KEY, "/v1/stores/counts/keys/nobody", "/v1/stores/nope/keys/a"):
+
+        def same(path: str = path) -> bool:
+            (hot,) = exchange(served.router, request(path, RIGHT), 1)
+            (cold,) = exchange(served.router, request(path, RIGHT, TO_THE_PARSER), 1)
+            assert status_of(hot) in (200, 404)
+            return steady(hot) == steady(cold)
+
+        wait_until(same, "the same bytes", 5)
+
+
+@pytest.mark.parametrize("more", [[], [TO_THE_PARSER]])
+def test_two_tokens_are_one_too_many(served, more):
+    for address in (served.worker, served.router):
+        (answer,) = exchange(address, request(KEY, RIGHT, RIGHT, *more), 1)
+        assert status_of(answer) == 400
+
+
+@pytest.mark.parametrize("path", [*router_document()["paths"], "/docs", "/openapi.json", "/nothing", "/%6Civez"])
+def test_all_but_liveness_and_readiness_wants_a_token(served, path):
+    path = path.replace("{store}", "counts").replace("{key}", "a")
+    method = "POST" if path.endswith("batch-get") else "GET"
+    for address in (served.worker, served.router):
+        answer = httpx.request(
+            method, f"http://{address}{path}", json={"keys": ["a"]} if method == "POST" else None
+        )
+        assert answer.status_code == (200 if path in ("/livez", "/readyz") else 401), path
+
+
+def test_a_preflight_brings_no_token_and_needs_none(served):
+    asked = {"origin": ORIGIN, "access-control-request-method": "GET"}
+    asked["access-control-request-headers"] = "authorization"
+    for address in (served.worker, served.router):
+        answer = httpx.options(f"http://{address}{KEY}", headers=asked)
+        assert answer.status_code == 200
+        assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_pipelined_requests_just_those_without_a_token_are_refused(served, seed):
+    chance = random.Random(seed)
+    headers = [
+        [chance.choice([RIGHT, RIGHT, "Authorization: Bearer wrong", "X-Token: none"])]
+        + ([TO_THE_PARSER] if chance.random() < 0.2 else [])
+        for _ in range(40)
+    ]
+    data = b"".join(request(f"/v1/stores/counts/keys/k{i}", *lines) for i, lines in enumerate(headers))
+    cuts = sorted(chance.sample(range(1, len(data)), 10))
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    found = exchange(served.router, pieces, 40)
+    assert [status_of(answer) for answer in found] == [200 if RIGHT in lines else 401 for lines in headers]
+    keys = [re.search(rb'"key":"k(\d+)"', answer) for answer in found]
+    assert [int(key[1]) for key in keys if key] == [i for i, lines in enumerate(headers) if RIGHT in lines]
+
+
+def test_the_router_shows_workers_its_own_token_for_every_kind_of_read(served):
+    # The worker does not take the client's.
+    assert get(served.worker, KEY).status_code == 401
+    assert get(served.router, KEY).json()["value"] == {"n": 1}
+    assert len(get(served.router, "/v1/stores/counts/entries?limit=30").json()["entries"]) == 30
+    asked = {"keys": ["a", "k1", "k2"]}
+    headers = {"authorization": "Bearer client"}
+    batch = httpx.post(f"http://{served.router}/v1/stores/counts/batch-get", headers=headers, json=asked).json()
+    assert [result["value"] for result in batch["results"]] == [{"n": 1}, 1, 2]
+    assert first_event(served.router, f"{KEY}/changes", "client").name == "value"
+
+
+def test_the_routers_token_is_not_for_its_clients(served):
+    assert get(served.router, KEY, "router").status_code == 401
+
+
+def test_a_router_whose_token_is_refused_is_not_ready_and_says_why_until_the_file_is_right(served, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("wrong")
+    router = served.cluster.start_router("--worker-token-file", str(token), ready=False)
+    told = f"the worker {served.worker} refuses this router's status polls with 401"
+    wait_until(lambda: "--worker-token-file" in get(router, "/readyz").text, "the reason")
+    assert get(router, "/readyz").status_code == 503
+    assert get(router, KEY).json()["type"] == "urn:forebay:problem:not-ready"
+    token.write_text("router\n")
+    wait_until(lambda: get(router, "/readyz").status_code == 200, "readiness")
+    assert get(router, KEY).status_code == 200
+    # However often it was polled.
+    assert served.cluster.logs().count(told) == 1
+
+
+def test_a_worker_that_refuses_the_router_is_no_fault_of_a_clients(served):
+    allowed = served.worker_token.read_text()
+    log = f"the worker {served.worker} refuses this router's reads with 401"
+    try:
+        served.worker_token.write_text("wrong")
+        wait_until(lambda: get(served.router, KEY).status_code != 200, "a refusal by the worker")
+        for headers in ([RIGHT], [RIGHT, TO_THE_PARSER]):
+            (answer,) = exchange(served.router, request(KEY, *headers), 1)
+            assert status_of(answer) == 503
+            assert b"urn:forebay:problem:no-replica" in answer
+            assert b"www-authenticate" not in answer
+        assert get(served.router, "/v1/stores/counts/entries").status_code == 503
+        event = first_event(served.router, f"{KEY}/changes?timeout_ms=100", "client")
+        assert event.name == "problem"
+        assert b"urn:forebay:problem:no-replica" in event.data
+        assert served.cluster.logs().count(log) == 1
+    finally:
+        served.worker_token.write_text(allowed)
+    wait_until(lambda: get(served.router, "/readyz").status_code == 200, "readiness")
+    assert get(served.router, KEY).status_code == 200
+
+
+def test_tokens_change_under_a_running_process(served, tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ann old\n")
+    options = ("--auth-tokens-file", str(tokens), "--worker-token-file", str(served.worker_token))
+    router = served.cluster.start_router(*options)
+    assert get(router, KEY, "old").status_code == 200
+    tokens.write_text("ann fresh\n")
+    wait_until(lambda: get(router, KEY, "fresh").status_code == 200, "the new token")
+    assert get(router, KEY, "old").status_code == 401
+    tokens.write_text("ann\n")
+
+    def told() -> bool:
+        assert get(router, KEY, "fresh").status_code == 200
+        return f"{tokens} cannot be used: line 1 is neither" in served.cluster.logs()
+
+    wait_until(told, "an error in the log")
+
+
+def test_an_authenticator_of_ones_own_rules_by_path(served, tmp_path, monkeypatch):
+    install_authenticator(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+        options = ("--authenticator", "by-store", "--worker-token-file", str(served.worker_token))
+        router = served.cluster.start_router(*options)
+    mine = "Authorization: Bearer counts"
+    wait_until(lambda: get(router, KEY, "counts").status_code == 200, "an answer")
+    for path, headers, status in [
+        (KEY, [mine], 200),
+        ("/v1/stores/numbers/keys/-7", [mine], 403),
+        (KEY, [], 401),
+        (KEY, ["Authorization: Bearer broken"], 500),
+    ]:
+        (hot,) = exchange(router, request(path, *headers), 1)
+        (cold,) = exchange(router, request(path, *headers, TO_THE_PARSER), 1)
+        assert status_of(hot) == status
+        assert status == 200 or hot == cold
+    assert get(router, "/v1/status", None).status_code == 200
+
+
+def test_only_a_process_that_lets_anybody_ask_says_so(served, tmp_path):
+    warning = "requests are not authenticated"
+    assert warning not in served.cluster.logs()
+    with running_cluster(tmp_path) as cluster:
+        cluster.start_worker(f"0.0.0.0:{free_port()}", ready=False)
+        wait_until(lambda: warning in cluster.logs(), "the warning")
+
+
+def test_a_refused_connection_is_kept(served):
+    right = request(KEY, "Authorization: Bearer operator")
+    found = exchange(served.worker, request("/v1/status") + request(KEY) + right, 3)
+    assert [status_of(answer) for answer in found] == [401, 401, 200]
