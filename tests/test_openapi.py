@@ -17,3 +17,14 @@ def test_every_error_is_documented_as_a_problem(make):
             for status, response in operation["responses"].items():
                 if status != "200":
                     assert list(response["content"]) == ["application/problem+json"], (path, status)
+
+
+@pytest.mark.parametrize("make", [worker_document, router_document])
+def test_a_token_may_be_wanted_of_all_but_liveness_and_readiness(make):
+    document = make()
+    assert document["components"]["securitySchemes"]["token"] == {"type": "http", "scheme": "bearer"}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            wanted = path not in ("/livez", "/readyz")
+            assert ("security" in operation) is wanted, path
+            assert {"401", "403"} <= operation["responses"].keys() or not wanted, path

@@ -20,14 +20,16 @@ from forebay.authentication import Authenticator
 from forebay.errors import (
     PROBLEM_MEDIA_TYPE,
     BadRequest,
+    Forbidden,
     InternalError,
     MethodNotAllowed,
     NotReady,
     Problem,
+    Unauthenticated,
     UnknownPath,
 )
 from forebay.rest.answers import Answer, json_answer, problem_answer
-from forebay.rest.guard import Guard
+from forebay.rest.guard import OPEN_PATHS, Guard
 
 log = logging.getLogger(__name__)
 
@@ -89,17 +91,20 @@ def responses(
     documented: dict[int | str, dict[str, Any]] = {
         200: {"description": "OK", "content": {media_type: {"schema": schema or {"type": "object"}}}}
     }
-    every: tuple[type[Problem], ...] = (BadRequest, *problems, InternalError)
-    for problem in every:
+    _document_problems(documented, BadRequest, *problems, InternalError)
+    return documented
+
+
+def _document_problems(documented: dict[int | str, dict[str, Any]], *problems: type[Problem]) -> None:
+    for problem in problems:
         names = documented.setdefault(
-            problem.status,
+            str(problem.status),
             {
                 "description": "",
                 "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
             },
         )
         names["description"] = ", ".join(filter(None, [names["description"], f"`{problem.name}`"]))
-    return documented
 
 
 def make_application(
@@ -221,10 +226,15 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schema.setdefault("components", {}).setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
-        for path in schema["paths"].values():
-            for operation in path.values():
+        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        for path, operations in schema["paths"].items():
+            for operation in operations.values():
                 # Validation errors are problems of status 400 here.
                 operation["responses"].pop("422", None)
+                if path not in OPEN_PATHS:
+                    # Whether a token is wanted is a setting.
+                    operation["security"] = [{"token": []}, {}]
+                    _document_problems(operation["responses"], Unauthenticated, Forbidden)
         for unused in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(unused, None)
         app.openapi_schema = schema
