@@ -15,10 +15,15 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 
 
+def token_headers(token: str | None) -> dict[str, str]:
+    """The header that shows a token, none without one; raises ``ValueError`` for what is no token."""
+    return {} if token is None else {"authorization": bearer(token)}
+
+
 def bearer(token: str) -> str:
     """A token as the value of an ``Authorization`` header; raises ``ValueError`` for what is no token."""
     if not _TOKEN.fullmatch(token):
-        raise ValueError("it is not one token, of letters, digits and any of -._~+/, perhaps with = at its end")
+        raise ValueError("a token is made of letters, digits and any of -._~+/, with = at its end only")
     return f"Bearer {token}"
 
 

@@ -10,7 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from forebay.cli import commands
+from forebay.client import Answer, AsyncClient, Client
+from forebay.errors import ForebayError, Unauthenticated
 from forebay.rest.events import Event, EventReader
 from openapi.generate import router_document
 from tests.cluster import Cluster, free_port, running_cluster, wait_until
@@ -247,3 +251,55 @@ def test_a_refused_connection_is_kept(served):
     right = request(KEY, "Authorization: Bearer operator")
     found = exchange(served.worker, request("/v1/status") + request(KEY) + right, 3)
     assert [status_of(answer) for answer in found] == [401, 401, 200]
+
+
+def test_a_client_shows_its_token(served):
+    with Client(f"http://{served.router}", token="client") as client:
+        assert client.get("counts", "a").value == {"n": 1}
+        assert [
+            answer.value for answer in client.get_many("counts", ["k1", "k2"]) if isinstance(answer, Answer)
+        ] == [1, 2]
+        with client.changes("counts", "a") as changes:
+            change = next(changes)
+        assert isinstance(change, Answer)
+        assert change.value == {"n": 1}
+    for token in (None, "wrong"):
+        with Client(f"http://{served.router}", token=token) as client:
+            with pytest.raises(Unauthenticated):
+                client.get("counts", "a")
+            with pytest.raises(Unauthenticated):
+                next(client.changes("counts", "a"))
+    with pytest.raises(ValueError, match="a token is"):
+        Client(f"http://{served.router}", token="two words")
+
+
+async def test_a_client_that_awaits_shows_its_token(served):
+    async with AsyncClient(f"http://{served.router}", token="client") as client:
+        assert (await client.get("counts", "a")).value == {"n": 1}
+    async with AsyncClient(f"http://{served.router}") as client:
+        with pytest.raises(Unauthenticated):
+            await client.get("counts", "a")
+
+
+def test_commands_show_a_token_from_a_file_or_the_environment(served, tmp_path):
+    token, empty = tmp_path / "token", tmp_path / "empty"
+    token.write_text("client\n")
+    empty.write_text("")
+    url = ("--url", f"http://{served.router}")
+    run = CliRunner().invoke
+    for options, environment in ((("--token-file", str(token)), "wrong"), ((), "client")):
+        read = run(commands, ["query", "counts", "a", *url, *options], env={"FOREBAY_TOKEN": environment})
+        assert (read.exit_code, '"n": 1' in read.output) == (0, True), read.output
+        table = run(commands, ["status", *url, *options], env={"FOREBAY_TOKEN": environment})
+        assert "active" in table.output
+    refused = run(commands, ["query", "counts", "a", *url])
+    assert (refused.exit_code, "unauthenticated" in refused.output) == (1, True)
+    for command, remedy in (
+        (["status", *url], "--token-file or FOREBAY_TOKEN"),
+        (["status", *url, "--token-file", str(empty)], "empty gives no token"),
+    ):
+        error = run(commands, command).exception
+        assert isinstance(error, ForebayError)
+        assert remedy in str(error)
+    follow = ["query", "--follow", "hours", "a", *url, "--token-file", str(token)]
+    assert "wrong-store-kind" in run(commands, follow).output

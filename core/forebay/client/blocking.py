@@ -18,6 +18,7 @@ from forebay.client.reads import ChangesRequest, ListRequest, Reads
 from forebay.client.results import Answer, Change, Entry, SessionWindow, Version, Window
 from forebay.errors import Problem
 from forebay.rest.parameters import DEFAULT_LIMIT
+from forebay.tokens import token_headers
 
 T = TypeVar("T")
 
@@ -25,8 +26,8 @@ T = TypeVar("T")
 class Driver:
     """Takes the steps of plans, one after the other."""
 
-    def __init__(self, transport: httpx.BaseTransport | None) -> None:
-        self.http = httpx.Client(transport=transport)
+    def __init__(self, transport: httpx.BaseTransport | None, token: str | None) -> None:
+        self.http = httpx.Client(transport=transport, headers=token_headers(token))
 
     def run(self, plan: Plan[T]) -> T:
         """What the plan comes to; raises what it raises."""
@@ -229,8 +230,8 @@ class Reader:
 class Client(Reader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
-    ``timeout_ms`` is the time of calls that name none. Threads may share a client. Raises ``ValueError`` for
-    what is not an HTTP URL.
+    ``timeout_ms`` is the time of calls that name none; ``token`` is shown to every server. Threads may share a
+    client. Raises ``ValueError`` for what is not an HTTP URL, or no token.
     """
 
     def __init__(
@@ -238,10 +239,11 @@ class Client(Reader):
         urls: str | Sequence[str],
         *,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        token: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         reads = Reads(Exchange(urls, timeout_ms))
-        super().__init__(Driver(transport), reads)
+        super().__init__(Driver(transport, token), reads)
 
     def session(self) -> Session:
         """A session: its reads never go back in time. It is over when the client is closed."""
