@@ -1,0 +1,60 @@
+"""The metrics of several processes as one: how they are summed, and how they travel."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+from prometheus_client import Metric
+
+_Combine = Callable[[float, float], float]
+_Labels = tuple[tuple[str, str], ...]
+
+_NOT_SUMMED: dict[str, _Combine] = {
+    "forebay_router_worker_live": min,
+    "forebay_router_hedge_delay_seconds": max,
+}
+"""Of these gauges one process's figure is all there is to say: the worst."""
+
+
+def summed(several: Iterable[Iterable[Metric]]) -> list[Metric]:
+    """One of each metric, its figures summed over all that have them; the worst where a sum means nothing."""
+    families: dict[str, Metric] = {}
+    figures: dict[str, dict[tuple[str, _Labels], float]] = {}
+    for metric in chain.from_iterable(several):
+        families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+        known = figures.setdefault(metric.name, {})
+        combine: _Combine = _NOT_SUMMED.get(metric.name, operator.add)
+        for sample in metric.samples:
+            key = sample.name, tuple(sample.labels.items())
+            known[key] = combine(known[key], sample.value) if key in known else sample.value
+    for name, known in figures.items():
+        for (sample_name, labels), value in known.items():
+            families[name].add_sample(sample_name, dict(labels), value)
+    return list(families.values())
+
+
+def counted(metrics: Iterable[Metric]) -> list[Metric]:
+    """Those that only grow, and outlive the process that counted them."""
+    return [metric for metric in metrics if metric.type in ("counter", "histogram")]
+
+
+def document_of(metrics: Iterable[Metric]) -> list[Any]:
+    """Metrics as a JSON document."""
+    return [
+        [metric.name, metric.documentation, metric.type, [list(sample[:3]) for sample in metric.samples]]
+        for metric in metrics
+    ]
+
+
+def metrics_of(document: list[Any]) -> list[Metric]:
+    """The metrics that a document was made of."""
+    found = []
+    for name, documentation, kind, samples in document:
+        metric = Metric(name, documentation, kind)
+        for sample_name, labels, value in samples:
+            metric.add_sample(sample_name, labels, value)
+        found.append(metric)
+    return found
