@@ -149,6 +149,9 @@ class Cluster:
             wait_until(lambda: _status(address, "/livez") == 200, f"{address} alive")
         return address
 
+    def router_process(self, address: str) -> subprocess.Popen[bytes]:
+        return self._routers[address]
+
     def wait_ready(self, address: str) -> None:
         process = {**self.workers, **self._routers}[address]
 

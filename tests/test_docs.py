@@ -1,5 +1,6 @@
 """Documentation that can be held to the code is."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def test_every_setting_and_problem_has_its_line():
 def test_every_metric_is_documented(cluster):
     from forebay_router.metrics import RouterMetrics
     from forebay_router.router import Router
+    from forebay_router.siblings import ALONE
+    from forebay_router.whole_router import WholeRouter
 
     cluster.put("counts", {b"a": b"1"})
     address = cluster.start_worker()
@@ -35,7 +38,9 @@ def test_every_metric_is_documented(cluster):
 
     worker = re.findall(r"^# TYPE (\S+)", httpx.get(f"http://{address}/metrics").text, re.M)
     settings = RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, environment={}))
-    router = [metric.name for metric in RouterMetrics(Router(settings)).collect()]
+    running = Router(settings)
+    metrics = asyncio.run(WholeRouter(running, RouterMetrics(running), ALONE).metrics())
+    router = [metric.name for metric in metrics.collect()]
     page = (DOCS / "metrics.md").read_text()
     for name in {*worker, *router}:
         assert f"`{name.removesuffix('_total')}" in page, name

@@ -83,6 +83,14 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("listen", "address", "127.0.0.1:8080", BOTH, "Address to listen on."),
     Setting(
+        "processes",
+        "integer",
+        1,
+        ROUTER,
+        "Processes that answer at the one address; each has limits and connections of its own.",
+        least=1,
+    ),
+    Setting(
         "advertise",
         "address",
         None,
@@ -240,7 +248,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         4_096,
         ROUTER,
-        "Requests in flight in all beyond which a router answers 429.",
+        "Requests in flight in all beyond which a router answers 429; for each of its processes.",
         least=1,
     ),
     Setting(
@@ -248,7 +256,8 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         1_024,
         ROUTER,
-        "Requests in flight at one worker beyond which a router asks another, and answers 429 where all are full.",
+        "Requests in flight at one worker beyond which a router asks another, and answers 429 where all are full; "
+        "for each of its processes.",
         least=1,
     ),
     Setting(
@@ -362,6 +371,7 @@ class RouterSettings:
 
     seeds: tuple[HostInfo, ...]
     listen: HostInfo
+    processes: int
     request_timeout_ms: int
     max_request_timeout_ms: int
     max_in_flight: int

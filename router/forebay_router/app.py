@@ -48,6 +48,8 @@ from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
 from forebay_router.scatter import Gather, ScanRefused
+from forebay_router.siblings import ALONE, Place
+from forebay_router.whole_router import WholeRouter
 
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
     BadKey,
@@ -77,21 +79,26 @@ _CHANGES_PROBLEMS = (
 )
 
 
-def make_app(router: Router, metrics: RouterMetrics, authenticator: Authenticator | None = None) -> FastAPI:
-    """The application of a router; it begins to learn of workers when the application starts."""
+def make_app(
+    router: Router, metrics: RouterMetrics, authenticator: Authenticator | None = None, place: Place = ALONE
+) -> FastAPI:
+    """The application of a router's process; it begins to learn of workers when the application starts."""
+    whole = WholeRouter(router, metrics, place)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await router.cluster.start()
+        await whole.siblings.start()
         yield
+        whole.siblings.stop()
         await router.cluster.stop()
         router.upstreams.close()
 
     app = make_application(
         "router",
         cors_allow_origins=router.settings.cors_allow_origins,
-        ready=router.readiness,
-        registry=metrics.registry(),
+        ready=whole.readiness,
+        metrics=whole.metrics,
         authenticator=authenticator,
         lifespan=lifespan,
     )
@@ -99,7 +106,7 @@ def make_app(router: Router, metrics: RouterMetrics, authenticator: Authenticato
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(router, route, metrics))
     add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(router, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, _changes_endpoint(router, metrics))
-    add_document_routes(app, router)
+    add_document_routes(app, router, whole.status_document)
     return app
 
 

@@ -12,6 +12,8 @@ from forebay.cli import settings_options
 from forebay.logs import configure_logs
 from forebay.rest.server import bind, is_loopback, serve
 from forebay.settings import RouterSettings
+from forebay_router.processes import RELAYS, run_processes
+from forebay_router.siblings import ALONE, Place
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +24,14 @@ def router(values: dict[str, Any]) -> None:
     """Answer every read by asking the worker that best meets its tolerance."""
     settings = RouterSettings(**values)
     configure_logs(settings.log_level, settings.log_format)
-    run(settings)
+    if settings.processes == 1:
+        run(settings, ALONE)
+    else:
+        run_processes(settings)
 
 
-def run(settings: RouterSettings) -> None:
-    """Run a router until a signal ends it; raises ``ForebayError`` where it cannot start."""
+def run(settings: RouterSettings, place: Place) -> None:
+    """Run a router's process until a signal ends it; raises ``ForebayError`` where it cannot start."""
     # The web stack takes a while to import, and a wrong setting should be told before.
     from forebay.hot_path import guarded, make_protocol
     from forebay.rest.application import cors_options
@@ -36,7 +41,7 @@ def run(settings: RouterSettings) -> None:
     from forebay_router.router import Router
 
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
-    listener = bind(settings.listen)
+    listener = bind(settings.listen, shared=not place.alone)
     if authenticator is None and not is_loopback(settings.listen.host):
         log.warning(
             "listening on %s, which other machines may reach: requests are not authenticated",
@@ -46,7 +51,7 @@ def run(settings: RouterSettings) -> None:
     log.info("router listens on %s", settings.listen)
     metrics = RouterMetrics(running)
     serve(
-        make_app(running, metrics, authenticator),
+        make_app(running, metrics, authenticator, place),
         listener,
         drain_ms=settings.drain_ms,
         shutdown_timeout_ms=settings.shutdown_timeout_ms,
@@ -55,4 +60,5 @@ def run(settings: RouterSettings) -> None:
             guarded(RouterHotPath(running, metrics), authenticator, lambda: running.draining),
             cors_options(settings.cors_allow_origins),
         ),
+        relays={} if place.alone else {relay: meant for meant, relay in RELAYS.items()},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -50,12 +50,6 @@ class RouterMetrics(Collector):
         """Count a list, and the most that any of its partitions was behind."""
         self._reads[route, 200, ""] += 1
         self._lag.observe(store, lag)
-
-    def registry(self) -> CollectorRegistry:
-        """A registry of this router's metrics alone."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        return registry
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""

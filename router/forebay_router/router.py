@@ -65,6 +65,11 @@ class Router:
             return NotReady("No worker and no map of the workers is known yet.", retry_after_s=1)
         return None
 
+    @property
+    def state(self) -> str:
+        """``ready`` or ``not-ready``."""
+        return "ready" if self.readiness() is None else "not-ready"
+
     def drain(self) -> None:
         """Turn readiness off and end the streams: load balancers and clients should look elsewhere."""
         self.draining = True
@@ -86,7 +91,7 @@ class Router:
         return self.cluster.rows()
 
     def status_document(self) -> dict[str, Any]:
-        """``GET /v1/status``: this router, and which workers it can reach."""
+        """``GET /v1/status``: this process, and which workers it can reach."""
         generation = self.metadata.map.generation
         return {
             "tier": "router",
@@ -94,7 +99,7 @@ class Router:
             "process_id": str(os.getpid()),
             "incarnation": self._incarnation,
             "sequence": next(self._sequence),
-            "state": "ready" if self.readiness() is None else "not-ready",
+            "state": self.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
             "workers": [
                 {

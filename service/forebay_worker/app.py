@@ -83,18 +83,28 @@ _CHANGES_PROBLEMS = (
 
 def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticator | None = None) -> FastAPI:
     """The application of a worker that was made, whether started or not."""
+
+    async def ready() -> Problem | None:
+        return worker.readiness()
+
+    async def collect() -> WorkerMetrics:
+        return metrics
+
+    async def status_document() -> dict[str, Any]:
+        return worker.status_document()
+
     app = make_application(
         "worker",
         cors_allow_origins=worker.settings.cors_allow_origins,
-        ready=worker.readiness,
-        registry=metrics.registry(),
+        ready=ready,
+        metrics=collect,
         authenticator=authenticator,
     )
     for route in READ_ROUTES:
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(worker, route, metrics), worker=True)
     add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(worker, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, _changes_endpoint(worker, metrics), worker=True)
-    add_document_routes(app, worker)
+    add_document_routes(app, worker, status_document)
     return app
 
 

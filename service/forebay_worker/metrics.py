@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -23,12 +23,6 @@ class WorkerMetrics(Collector):
         self._worker = worker
         self.reads: Counter[tuple[str, int]] = Counter()
         """Answers by route and status."""
-
-    def registry(self) -> CollectorRegistry:
-        """A registry of this worker's metrics alone."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        return registry
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""

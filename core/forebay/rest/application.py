@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -111,14 +111,15 @@ def make_application(
     tier: str,
     *,
     cors_allow_origins: tuple[str, ...],
-    ready: Callable[[], Problem | None],
-    registry: CollectorRegistry,
+    ready: Callable[[], Awaitable[Problem | None]],
+    metrics: Callable[[], Awaitable[Collector]],
     authenticator: Authenticator | None,
     lifespan: Any = None,
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
 
-    ``ready`` says why the process is not ready, None if it is. Without ``authenticator`` anybody may ask.
+    ``ready`` says why the process is not ready, None if it is; ``metrics`` has what a scraper is told. Without
+    ``authenticator`` anybody may ask.
     """
     app = FastAPI(
         title=f"forebay {tier}",
@@ -135,7 +136,7 @@ def make_application(
     if options is not None:
         app.add_middleware(BrowserCors, **options)
     _answer_errors_as_problems(app)
-    _add_ops_routes(app, ready, registry)
+    _add_ops_routes(app, ready, metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -189,18 +190,24 @@ def _answer_errors_as_problems(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_crash)
 
 
-def _add_ops_routes(app: FastAPI, ready: Callable[[], Problem | None], registry: CollectorRegistry) -> None:
+def _add_ops_routes(
+    app: FastAPI,
+    ready: Callable[[], Awaitable[Problem | None]],
+    collect: Callable[[], Awaitable[Collector]],
+) -> None:
     async def livez() -> Response:
         """One turn of the event loop."""
         return respond(json_answer({"live": True}))
 
     async def readyz() -> Response:
         """Whether traffic should be sent here; lag alone does not change it."""
-        problem = ready()
+        problem = await ready()
         return respond(json_answer({"ready": True}) if problem is None else problem_answer(problem))
 
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
+        registry = CollectorRegistry()
+        registry.register(await collect())
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     def add(path: str, endpoint: Callable[[], Awaitable[Response]], answers: dict[int | str, Any]) -> None:

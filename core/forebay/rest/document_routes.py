@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from fastapi import FastAPI
@@ -42,13 +42,11 @@ class Described(Protocol):
         """Every replica known here: store, partition, host, role, position, end offset, lag."""
         ...
 
-    def status_document(self) -> dict[str, Any]:
-        """This process: tier, incarnation, sequence, state, generation, and more by tier."""
-        ...
 
-
-def add_document_routes(app: FastAPI, described: Described) -> None:
-    """Add the routes to an application."""
+def add_document_routes(
+    app: FastAPI, described: Described, status_document: Callable[[], Awaitable[dict[str, Any]]]
+) -> None:
+    """Add the routes to an application; ``status_document`` is what ``/v1/status`` answers."""
 
     def get(path: str, operation_id: str, *problems: type[Problem]) -> Callable[..., object]:
         return app.get(
@@ -104,4 +102,4 @@ def add_document_routes(app: FastAPI, described: Described) -> None:
     @get("/v1/status", "status")
     async def status() -> Response:
         """This process: tier, incarnation, sequence, state, generation, and more by tier."""
-        return respond(json_answer(described.status_document()))
+        return respond(json_answer(await status_document()))

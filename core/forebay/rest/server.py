@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Generator, Mapping
+from types import FrameType, MappingProxyType
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,20 +23,30 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def bind(listen: HostInfo) -> socket.socket:
-    """The listening socket; raises ``ListenAddressInUse`` naming the address."""
+def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
+    """The listening socket; raises ``ListenAddressInUse`` naming the address.
+
+    A ``shared`` address may be listened on by any processes of the same user that all share it.
+    """
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((listen.host, listen.port))
     except OSError as error:
         listener.close()
-        raise ListenAddressInUse(
-            f"Cannot listen on {listen}: {error.strerror}. Choose another address with --listen."
-        ) from None
+        raise cannot_listen(listen, error) from None
     listener.set_inheritable(True)
     return listener
+
+
+def cannot_listen(listen: HostInfo, error: OSError) -> ListenAddressInUse:
+    """What an operator is told when an address cannot be listened on."""
+    return ListenAddressInUse(
+        f"Cannot listen on {listen}: {error.strerror}. Choose another address with --listen."
+    )
 
 
 def advertised(listen: HostInfo, advertise: HostInfo | None) -> HostInfo:
@@ -64,14 +75,29 @@ class Draining:
 class Server(uvicorn.Server):
     """uvicorn, but on SIGTERM or SIGINT the listeners stay open for ``drain_ms`` before they close.
 
-    A second signal ends the process at once.
+    A second signal ends the process at once. ``relays`` are signals that mean one of the two.
     """
 
-    def __init__(self, config: uvicorn.Config, drain_ms: int, on_drain: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain_ms: int,
+        on_drain: Callable[[], None],
+        relays: Mapping[signal.Signals, signal.Signals],
+    ) -> None:
         super().__init__(config)
         self._drain_s = drain_ms / 1000
         self._on_drain = on_drain
+        self._relays = relays
         self._draining = False
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle the signals while serving."""
+        for relay in self._relays:
+            signal.signal(relay, lambda sig, frame: self.handle_exit(self._relays[signal.Signals(sig)], frame))
+        with super().capture_signals():
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; called by the signal handler."""
@@ -96,8 +122,9 @@ def serve(
     shutdown_timeout_ms: int,
     on_drain: Callable[[], None],
     protocol: type[asyncio.Protocol],
+    relays: Mapping[signal.Signals, signal.Signals] = MappingProxyType({}),
 ) -> None:
-    """Serve until a signal ends it, then drain and return."""
+    """Serve until a signal ends it, then drain and return; ``relays`` are signals that mean SIGTERM or SIGINT."""
     draining = Draining(app)
 
     def begin_to_drain() -> None:
@@ -117,4 +144,4 @@ def serve(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, (shutdown_timeout_ms - drain_ms) // 2000),
     )
-    Server(config, drain_ms, begin_to_drain).run(sockets=[listener])
+    Server(config, drain_ms, begin_to_drain, relays).run(sockets=[listener])

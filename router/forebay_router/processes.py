@@ -1,0 +1,166 @@
+"""A router of several processes: their parent starts them, tells them to end, and replaces those that die.
+
+The address is theirs alone to listen on, by SO_REUSEPORT: the kernel spreads connections over those that live, and
+none waits for one that is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from forebay.errors import ForebayError
+from forebay.metadata import HostInfo
+from forebay.rest.server import bind, cannot_listen
+from forebay.settings import RouterSettings
+from forebay_router.siblings import Place
+
+log = logging.getLogger(__name__)
+
+RELAYS = {signal.SIGTERM: signal.SIGUSR1, signal.SIGINT: signal.SIGUSR2}
+"""What the parent passes on, as what.
+
+A terminal interrupts whole process groups, and systemd ends all of a service's processes: by the signal itself a
+child could not tell its parent's word from a second signal, which would end it at once.
+"""
+
+_TICK_S = 0.1
+_LEAST_PAUSE_S = 0.1
+_MOST_PAUSE_S = 5.0
+_STEADY_AFTER_S = 10.0
+
+
+def run_processes(settings: RouterSettings) -> None:
+    """Run a router of several processes until a signal ends it; raises ``ForebayError`` where it cannot start."""
+    with claim(settings.listen), tempfile.TemporaryDirectory(prefix="forebay-router-") as directory:
+        # Left blocked in the children, who heed the relays.
+        signal.pthread_sigmask(signal.SIG_BLOCK, RELAYS)
+        places = [Place(number, settings.processes, Path(directory)) for number in range(settings.processes)]
+        children = [Child(settings, place) for place in places]
+        try:
+            _watch(children)
+            _end(children, settings.shutdown_timeout_ms / 1000)
+        finally:
+            for child in children:
+                child.kill()
+
+
+def claim(listen: HostInfo) -> socket.socket:
+    """Hold an address for processes that share it; raises ``ListenAddressInUse``.
+
+    A shared address admits every process of the same user that shares it too. So one asks first as if it did not;
+    and while the processes start, and nobody listens yet, an abstract Unix socket, which is of the same network
+    namespace as the port, keeps out a second router.
+    """
+    bind(listen).close()
+    claimed = socket.socket(socket.AF_UNIX)
+    try:
+        claimed.bind(f"\0forebay-router/{listen}")
+    except OSError as error:
+        claimed.close()
+        raise cannot_listen(listen, error) from None
+    return claimed
+
+
+def pause_before_restart_s(lived_s: float, last_pause_s: float) -> float:
+    """How long to wait before a child is replaced: longer each time, if none lives for long."""
+    if lived_s >= _STEADY_AFTER_S:
+        return _LEAST_PAUSE_S
+    return min(max(2 * last_pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
+
+
+class Child:
+    """One process of the router, and after it died the next."""
+
+    def __init__(self, settings: RouterSettings, place: Place) -> None:
+        self._settings = settings
+        self._place = place
+        self._pause_s = 0.0
+        self._start()
+
+    def _start(self) -> None:
+        self._started_s = time.monotonic()
+        self._restart_s: float | None = None
+        self._process = subprocess.Popen([sys.executable, "-m", "forebay_router.child"], stdin=subprocess.PIPE)
+        assert self._process.stdin is not None
+        # One that is dead already is noticed at the next look.
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(pickle.dumps((self._settings, self._place, os.getpid())))
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def look_after(self) -> None:
+        """Replace it once it is dead; raises ``ForebayError`` where none was ever up, as the next would not be."""
+        now_s = time.monotonic()
+        if self.running:
+            return
+        if self._restart_s is None:
+            if not self._place.socket_of(self._place.number).exists():
+                raise ForebayError(
+                    f"A process of the router {self._end()} before it was up; see what it said above."
+                )
+            self._pause_s = pause_before_restart_s(now_s - self._started_s, self._pause_s)
+            self._restart_s = now_s + self._pause_s
+            log.error("process %d of the router %s; another follows", self._process.pid, self._end())
+        if now_s >= self._restart_s:
+            try:
+                self._start()
+            except OSError as error:
+                # The others serve on; it is tried again as if it had died.
+                log.error("no process of the router can be started: %s", error)
+
+    def _end(self) -> str:
+        status = self._process.returncode
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def send(self, sig: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        self._process.send_signal(sig)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _watch(children: list[Child]) -> None:
+    """Replace children that die, until a signal comes, which is passed on."""
+    while (sig := _signal()) is None:
+        for child in children:
+            child.look_after()
+    _relay(sig, children)
+
+
+def _end(children: list[Child], within_s: float) -> None:
+    """Wait until all have ended, for so long; pass on what signals come meanwhile."""
+    deadline_s = time.monotonic() + within_s
+    while any(child.running for child in children) and time.monotonic() < deadline_s:
+        sig = _signal()
+        if sig is not None:
+            _relay(sig, children)
+
+
+def _signal() -> signal.Signals | None:
+    """The signal that comes, None if none does for a moment."""
+    received = signal.sigtimedwait(RELAYS, _TICK_S)
+    return None if received is None else signal.Signals(received.si_signo)
+
+
+def _relay(sig: signal.Signals, children: list[Child]) -> None:
+    # All at once: a listener that closed early would leave its share of new connections to be refused.
+    for child in children:
+        child.send(RELAYS[sig])

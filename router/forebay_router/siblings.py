@@ -1,0 +1,83 @@
+"""The processes of one router, and how they ask each other: over Unix sockets in a directory of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many processes of a router this is; they meet in ``directory``."""
+
+    number: int
+    processes: int
+    directory: Path
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other."""
+        return self.processes == 1
+
+    def socket_of(self, number: int) -> Path:
+        """Where a process answers its siblings."""
+        return self.directory / f"{number}.sock"
+
+    def counts_of(self, number: int) -> Path:
+        """Where a process keeps what it told that it has counted."""
+        return self.directory / f"{number}.counts"
+
+
+ALONE = Place(0, 1, Path())
+
+
+class Siblings:
+    """Asks every other process, and answers each; ``answers`` has the answer, as JSON, to every question."""
+
+    def __init__(self, place: Place, answers: Mapping[str, Callable[[], Any]]) -> None:
+        self._place = place
+        self._answers = answers
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        if self._place.alone:
+            return
+        path = self._place.socket_of(self._place.number)
+        path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._answer, path)
+
+    def stop(self) -> None:
+        """Answer no more."""
+        if self._server is not None:
+            self._server.close()
+
+    async def ask(self, question: str) -> dict[int, Any]:
+        """Every sibling's answer by its number, None from one that is not there or too slow."""
+        others = [number for number in range(self._place.processes) if number != self._place.number]
+        answers = await asyncio.gather(*(self._ask(number, question) for number in others))
+        return dict(zip(others, answers, strict=True))
+
+    async def _ask(self, number: int, question: str) -> Any:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(self._place.socket_of(number))
+                with contextlib.closing(writer):
+                    writer.write(f"{question}\n".encode())
+                    return json.loads(await reader.read())
+        except (OSError, ValueError):
+            return None
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            question = (await reader.readline()).decode().strip()
+            if question in self._answers:
+                writer.write(json.dumps(self._answers[question]()).encode())
+                await writer.drain()

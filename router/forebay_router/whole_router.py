@@ -1,0 +1,115 @@
+"""What is told of a router as a whole, whichever of its processes is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from forebay.errors import NotReady, Problem
+from forebay_router.metrics import RouterMetrics
+from forebay_router.router import Router
+from forebay_router.siblings import Place, Siblings
+from forebay_router.summed_metrics import counted, document_of, metrics_of, summed
+
+_SILENT = {"process_id": None, "state": "silent", "workers_live": None}
+
+
+class WholeRouter:
+    """Readiness, status and metrics of all processes together."""
+
+    def __init__(self, router: Router, metrics: RouterMetrics, place: Place) -> None:
+        self._router = router
+        self._metrics = metrics
+        self._place = place
+        self.siblings = Siblings(
+            place, {"state": self._state, "metrics": lambda: document_of(self._counted_here())}
+        )
+        # A counter that went down would look to Prometheus as if all began anew.
+        self._inherited = self._told_by(place.number)
+
+    async def readiness(self) -> Problem | None:
+        """Why the router is not ready; every process must be, since any may get the next connection."""
+        problem = self._router.readiness()
+        if problem is not None:
+            return problem
+        states = await self._states()
+        missing = sum(state["state"] != "ready" for state in states)
+        if missing == 0:
+            return None
+        return NotReady(f"Not ready: {missing} of the router's {len(states)} processes.", retry_after_s=1)
+
+    async def status_document(self) -> dict[str, Any]:
+        """``GET /v1/status``: the process that answers, and in short all of them."""
+        return {**self._router.status_document(), "processes": await self._states()}
+
+    async def metrics(self) -> Collector:
+        """The metrics of all processes together.
+
+        Of one that does not answer the counters are told as it last told them, its gauges are left out.
+        """
+        answers = await self.siblings.ask("metrics")
+        others = [
+            self._told_by(number) if document is None else metrics_of(document)
+            for number, document in answers.items()
+        ]
+        answering = 1 + sum(document is not None for document in answers.values())
+        return _Collected([*summed([self._counted_here(), *others]), *self._processes(answering)])
+
+    async def _states(self) -> list[dict[str, Any]]:
+        answers = {self._place.number: self._state(), **await self.siblings.ask("state")}
+        return [answers[number] or _SILENT for number in sorted(answers)]
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "process_id": str(os.getpid()),
+            "state": self._router.state,
+            "workers_live": sum(map(self._router.cluster.well, self._router.cluster.workers)),
+        }
+
+    def _counted_here(self) -> list[Metric]:
+        """This process's metrics on top of its predecessors'; what is told is kept before it is told."""
+        found = summed([self._inherited, self._metrics.collect()])
+        if not self._place.alone:
+            # A full disk must not keep the figures from being told.
+            with contextlib.suppress(OSError):
+                self._keep(counted(found))
+        return found
+
+    def _keep(self, metrics: list[Metric]) -> None:
+        path = self._place.counts_of(self._place.number)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(document_of(metrics)))
+        new.replace(path)
+
+    def _told_by(self, number: int) -> list[Metric]:
+        """The counters that a process last told."""
+        path = self._place.counts_of(number)
+        if self._place.alone or not path.exists():
+            return []
+        return metrics_of(json.loads(path.read_text()))
+
+    def _processes(self, answering: int) -> Iterator[Metric]:
+        for name, text, value in (
+            ("forebay_router_processes", "Processes that the router is to have.", self._place.processes),
+            ("forebay_router_processes_answering", "Processes whose figures are in this answer.", answering),
+        ):
+            gauge = GaugeMetricFamily(name, text)
+            gauge.add_metric([], value)
+            yield gauge
+
+
+class _Collected(Collector):
+    """Metrics that were collected before."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics

@@ -1,0 +1,200 @@
+"""A router of several processes: one address, one answer to what is asked of the whole, no process left over."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster import Cluster, free_port, running_cluster, wait_until
+
+PROCESSES = 2
+TRIES = 60
+"""So many that one of two processes chosen alike is left out once in 2**59 runs."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("processes")) as cluster:
+        cluster.put("counts", {b"k1": b"1"})
+        cluster.start_worker()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def router(served: Cluster) -> str:
+    return started(served)
+
+
+def started(served: Cluster, *options: str) -> str:
+    return served.start_router("--processes", str(PROCESSES), *options)
+
+
+def get(router: str, path: str = "/v1/stores/counts/keys/k1") -> httpx.Response:
+    """Over a connection of its own."""
+    return httpx.get(f"http://{router}{path}", timeout=10)
+
+
+def children(router: str) -> set[int]:
+    return {int(row["process_id"]) for row in get(router, "/v1/status").json()["processes"]}
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def figure(metrics: str, name: str) -> float:
+    return sum(float(found) for found in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", metrics, re.M))
+
+
+def test_any_process_answers_for_all(served, router):
+    answering = {int(get(router, "/v1/status").json()["process_id"]) for _ in range(TRIES)}
+    assert answering == children(router)
+    assert len(answering) == PROCESSES
+    assert served.router_process(router).pid not in answering
+    for row in get(router, "/v1/status").json()["processes"]:
+        assert (row["state"], row["workers_live"]) == ("ready", 1)
+
+
+def reads_counted(router: str) -> float:
+    return figure(get(router, "/metrics").text, "forebay_router_reads_total")
+
+
+def test_metrics_are_summed_over_all_processes(router):
+    before = reads_counted(router)
+    for reads in (TRIES, 2 * TRIES):
+        for _ in range(TRIES):
+            assert get(router).status_code == 200
+        for _ in range(10):
+            metrics = get(router, "/metrics").text
+            assert figure(metrics, "forebay_router_reads_total") == before + reads
+            assert figure(metrics, "forebay_router_served_record_lag_count") == before + reads
+            assert figure(metrics, "forebay_router_worker_live") == 1
+            assert figure(metrics, "forebay_router_processes") == PROCESSES
+            assert figure(metrics, "forebay_router_processes_answering") == PROCESSES
+
+
+@pytest.mark.chaos
+def test_a_process_that_dies_is_replaced_and_what_it_counted_stays(router):
+    for _ in range(TRIES):
+        get(router)
+    counted, before = reads_counted(router), children(router)
+    victim = min(before)
+    os.kill(victim, signal.SIGKILL)
+    # Until its last thread is gone it may take a connection along.
+    wait_until(lambda: not Path(f"/proc/{victim}").exists(), "death")
+    for done in range(TRIES):
+        assert get(router).status_code == 200
+        assert reads_counted(router) == counted + done + 1
+    wait_until(lambda: get(router, "/readyz").status_code == 200, "readiness")
+    after = children(router)
+    assert len(after) == PROCESSES
+    assert after & before == before - {victim}
+    assert reads_counted(router) == counted + TRIES
+
+
+@pytest.mark.chaos
+def test_a_process_that_hangs_is_told_of_and_its_counters_stay(router):
+    for _ in range(TRIES):
+        get(router)
+    counted = reads_counted(router)
+    with httpx.Client(base_url=f"http://{router}", timeout=10) as client:
+        # One connection, so the same process all the time.
+        answering = int(client.get("/v1/status").json()["process_id"])
+        (other,) = children(router) - {answering}
+        os.kill(other, signal.SIGSTOP)
+        refusal = client.get("/readyz")
+        assert refusal.status_code == 503
+        assert refusal.json()["detail"] == "Not ready: 1 of the router's 2 processes."
+        metrics = client.get("/metrics").text
+        assert figure(metrics, "forebay_router_reads_total") == counted
+        assert figure(metrics, "forebay_router_processes_answering") == 1
+        states = {row["process_id"]: row["state"] for row in client.get("/v1/status").json()["processes"]}
+        assert states == {str(answering): "ready", None: "silent"}
+        os.kill(other, signal.SIGCONT)
+        wait_until(lambda: client.get("/readyz").status_code == 200, "readiness")
+
+
+def test_a_router_that_is_told_to_end_drains_first_and_leaves_no_process(served):
+    router = started(served, "--drain-ms", "1000")
+    before = children(router)
+    begun = time.monotonic()
+    # systemd sends the signal to every process of a service.
+    for pid in (served.router_process(router).pid, *before):
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: get(router, "/readyz").status_code == 503, "draining")
+    reads = 0
+    while time.monotonic() < begun + 0.6:
+        assert get(router).status_code == 200
+        reads += 1
+    assert reads > PROCESSES
+    assert served.router_process(router).wait(10) == 0
+    assert not any(map(alive, before))
+
+
+def readiness(router: str) -> int | None:
+    try:
+        return get(router, "/readyz").status_code
+    except httpx.TransportError:
+        return None
+
+
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["interrupt", "twice"]
+)
+def test_a_router_can_be_ended_at_once(served, signals):
+    router = started(served, "--drain-ms", "600000")
+    before = children(router)
+    for sig in signals:
+        served.router_process(router).send_signal(sig)
+        wait_until(lambda: readiness(router) != 200, "the signal's arrival")
+    assert served.router_process(router).wait(10) == 0
+    assert not any(map(alive, before))
+
+
+@pytest.mark.chaos
+def test_no_process_outlives_the_parent(served, monkeypatch):
+    # Where the directory of a router that was killed is cleared away.
+    monkeypatch.setenv("TMPDIR", str(served.directory))
+    router = started(served)
+    before = children(router)
+    served.router_process(router).kill()
+    wait_until(lambda: not any(map(alive, before)), "the end of all")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_address_in_use_is_refused_to_a_second_router(router, processes):
+    command = [sys.executable, "-m", "forebay", "router", "--seeds", "127.0.0.1:1", "--listen", router]
+    refused = subprocess.run(
+        [*command, "--processes", str(processes)], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert refused.returncode == 2
+    assert f"Cannot listen on {router}: Address already in use." in refused.stderr
+    assert get(router).status_code == 200
+
+
+def test_a_router_whose_processes_cannot_start_says_why_and_ends(tmp_path):
+    directory = tmp_path / ("long" * 30)
+    directory.mkdir()
+    command = [sys.executable, "-m", "forebay", "router", "--seeds", "127.0.0.1:1", "--processes", "2"]
+    failed = subprocess.run(
+        [*command, "--listen", f"127.0.0.1:{free_port()}"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+        env={**os.environ, "TMPDIR": str(directory)},
+    )
+    assert failed.returncode == 2
+    assert "AF_UNIX path too long" in failed.stderr
+    assert "A process of the router ended with status 3 before it was up" in failed.stderr
+    assert list(directory.iterdir()) == []

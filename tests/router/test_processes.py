@@ -1,0 +1,34 @@
+import socket
+
+import pytest
+
+from forebay.errors import ListenAddressInUse
+from forebay.metadata import HostInfo
+from forebay_router.processes import claim, pause_before_restart_s
+from tests.cluster import free_port
+
+
+def test_a_child_that_dies_again_and_again_is_replaced_less_and_less_often():
+    pauses = [0.0]
+    while len(pauses) < 9:
+        pauses.append(pause_before_restart_s(1.0, pauses[-1]))
+    assert pauses[1:] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert pause_before_restart_s(60.0, pauses[-1]) == 0.1
+
+
+def test_an_address_is_claimed_once_at_a_time():
+    listen = HostInfo("127.0.0.1", free_port())
+    with claim(listen), pytest.raises(ListenAddressInUse, match="Address already in use"):
+        claim(listen)
+    claim(listen).close()
+
+
+@pytest.mark.parametrize("options", [[], [socket.SO_REUSEPORT]], ids=["alone", "shared"])
+def test_an_address_that_a_stranger_listens_on_cannot_be_claimed(options):
+    with socket.socket() as stranger:
+        for option in options:
+            stranger.setsockopt(socket.SOL_SOCKET, option, 1)
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        with pytest.raises(ListenAddressInUse):
+            claim(HostInfo(*stranger.getsockname()))
