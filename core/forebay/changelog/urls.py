@@ -13,7 +13,8 @@ def open_changelog(url: str) -> Changelog:
     """The changelog at a URL, ``sqlite:///DIR`` or ``kafka://HOST:PORT,…``; raises ``SettingError``."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1:
-        return SqliteChangelog(unquote(parts.path))
+        # A fourth slash, as in other tools' URLs, means nothing here.
+        return SqliteChangelog("/" + unquote(parts.path).lstrip("/"))
     if parts.scheme == "kafka":
         try:
             from forebay.changelog.kafka.changelog import KafkaChangelog

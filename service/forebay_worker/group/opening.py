@@ -27,9 +27,8 @@ def open_membership(
     """
     chosen = url or (f"{changelog.url}/group.db" if changelog.url.startswith("sqlite:") else changelog.url)
     if chosen.startswith("sqlite:///"):
-        return SqliteMembership(
-            Path(unquote(chosen.removeprefix("sqlite://"))), topology, changelog, policy, times
-        )
+        path = Path("/" + unquote(chosen.removeprefix("sqlite:")).lstrip("/"))
+        return SqliteMembership(path, topology, changelog, policy, times)
     if chosen.startswith("kafka://"):
         try:
             from forebay_worker.group.kafka.membership import KafkaMembership

@@ -17,7 +17,8 @@ def test_a_sqlite_url_opens_the_directory_it_names(tmp_path: Path) -> None:
 def test_a_changelog_is_found_again_by_its_own_url(tmp_path: Path) -> None:
     changelog = SqliteChangelog(tmp_path / "log")
     changelog.ensure_topic("t", 1)
-    assert open_changelog(changelog.url).identity("t") == changelog.identity("t")
+    for url in (changelog.url, changelog.url.replace("sqlite:///", "sqlite:////")):
+        assert open_changelog(url).identity("t") == changelog.identity("t")
 
 
 @pytest.mark.parametrize(
