@@ -7,11 +7,11 @@ import json
 import shutil
 import signal
 import time
-from pathlib import Path
 
 from bench.comparison import Effort
 from bench.deployment import OPTIONS, STORE, ask, deployment, topology
 from bench.figures import Row, Target, percentile
+from bench.process import processor_s
 from bench.records import records
 
 from examples.broker import Broker
@@ -58,9 +58,9 @@ def _restore(cluster: Cluster, processes: int) -> tuple[float, float]:
     pid = cluster.workers[address].pid
     try:
         wait_until(lambda: _complete(address) is not None, "a restore")
-        begun, used = time.monotonic(), _processor_s(pid)
+        begun, used = time.monotonic(), processor_s(pid)
         wait_until(lambda: _complete(address) == PARTITIONS, "the end of a restore", 120)
-        took, used = time.monotonic() - begun, _processor_s(pid) - used
+        took, used = time.monotonic() - begun, processor_s(pid) - used
     finally:
         cluster.kill(address, signal.SIGTERM)
         shutil.rmtree(cluster._state_dirs[address], ignore_errors=True)
@@ -72,11 +72,6 @@ def _complete(address: str) -> int | None:
     status, body = ask(address, "/v1/lags")
     rows = json.loads(body)["lags"] if status == 200 else []
     return sum(row["complete"] for row in rows) if len(rows) == PARTITIONS else None
-
-
-def _processor_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 def _freshness(effort: Effort, broker: Broker) -> list[Row]:

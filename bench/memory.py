@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 from bench.comparison import Effort
 from bench.deployment import ask, deployment
 from bench.figures import Row, Target
+from bench.process import most_resident_mb
 from bench.records import records
 
 from tests.cluster import Cluster, wait_until
@@ -38,7 +37,7 @@ def memory(effort: Effort) -> list[Row]:
         wait_until(lambda: ask(worker, "/readyz")[0] == 200, "readiness", _DEADLINE_S)
         for _ in range(PASSES):
             _write_and_read(cluster, worker)
-        taken = _most_resident_mb(cluster.workers[worker].pid)
+        taken = most_resident_mb(cluster.workers[worker].pid)
     what = f"memory of a worker with {STORES} stores of {PARTITIONS} partitions, written to and read"
     return [Row(what, "MB", (taken,), target=Target(BOUND_MB, at_least=False, of_ratio=False))]
 
@@ -56,9 +55,3 @@ def _write_and_read(cluster: Cluster, worker: str) -> None:
 def _behind(worker: str) -> int:
     rows = json.loads(ask(worker, "/v1/lags")[1])["lags"]
     return sum(row["record_lag"] != 0 for row in rows)
-
-
-def _most_resident_mb(pid: int) -> float:
-    """The most that was ever resident, as the kernel has it."""
-    [kib] = re.findall(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return int(kib) / 1024

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from bench import (
     changelog,
+    control_plane,
     failover,
     hop,
     kafka,
@@ -46,6 +47,7 @@ COMPARISONS = (
     Comparison("start-up", start_up.start_up),
     Comparison("memory", memory.memory),
     Comparison("relocation", relocation.relocation),
+    Comparison("control-plane", control_plane.control_plane),
 )
 
 

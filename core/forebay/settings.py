@@ -273,7 +273,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         200,
         ROUTER,
-        "How often a router reads each worker's status.",
+        "Pause between looks at a worker's status; longer where all looks would take over 3 % of a core.",
         least=10,
     ),
     Setting(

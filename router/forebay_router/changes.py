@@ -155,7 +155,7 @@ class RoutedChanges:
         if status in REFUSALS:
             self._router.cluster.refused(host, status)
         if status == 421:
-            self._router.cluster.refresh()
+            self._router.cluster.refresh(host)
         self._attempts.append(Attempt(host, "answered", UpstreamAnswer(status, b"", event.data)))
 
     def _lost(self, host: HostInfo, error: OSError) -> None:

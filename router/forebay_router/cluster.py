@@ -4,61 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import httpx
+from collections.abc import Callable, Set
+from typing import Any
 
 from forebay.errors import PartitionerMissing, UnknownStore
-from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Tolerance, boot_ms
+from forebay.lag import UNKNOWN_LAG, Lag, boot_ms
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.candidates import Holder
 from forebay_router.credentials import REFUSALS, Credentials
-from forebay_router.recovery import Recovery
+from forebay_router.polls import Pace, PollRefused, WorkerDocuments
 from forebay_router.seeds import Seeds
+from forebay_router.worker_view import Held, Report, WorkerView
 
 log = logging.getLogger(__name__)
 
-_SILENT_READS_TO_SUSPECT = 3
-_STATUS_TIMEOUT_S = 1.0
 _FORGET_AFTER_MS = 300_000.0
 _ALIAS_POLL_INTERVAL_S = 5.0
 """Pause between looks at an address whose worker goes under another, which is polled as often as any."""
-
-
-class Report(NamedTuple):
-    """What one replica was last known to be."""
-
-    role: str
-    lag: Lag
-    at_boot_ms: float
-
-
-@dataclass
-class WorkerView:
-    """One worker as its status reports and its answers show it."""
-
-    host: HostInfo
-    incarnation: int = 0
-    sequence: int = 0
-    live: bool = False
-    silent_reads: int = 0
-    refused_read: bool = False
-    seen_boot_ms: float = 0.0
-    recovery: Recovery = field(default_factory=Recovery)
-    ceiling: Tolerance = UNLIMITED
-    replicas: dict[tuple[str, int], Report] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """The ``tasks`` of its last status."""
-
-    @property
-    def suspect(self) -> bool:
-        """Whether it has been silent on several reads: it may hang."""
-        return self.silent_reads >= _SILENT_READS_TO_SUSPECT
 
 
 class Cluster:
@@ -72,9 +38,9 @@ class Cluster:
         credentials: Callable[[], Credentials],
     ) -> None:
         self._seeds = seeds
-        self._credentials = credentials
+        self._documents = WorkerDocuments(credentials)
+        self._pace = Pace(poll_interval_ms / 1000)
         self._following: asyncio.Task[None] | None = None
-        self._poll_interval_s = poll_interval_ms / 1000
         self._lag_report_max_age_ms = lag_report_max_age_ms
         self.application_id: str | None = None
         self.fingerprint = ""
@@ -82,13 +48,16 @@ class Cluster:
         self.workers: dict[HostInfo, WorkerView] = {}
         self.refused_polls: set[HostInfo] = set()
         """Addresses where a worker refused the router's token, or that there is none, when last polled."""
+        self._holding: dict[Held, set[HostInfo]] = {}
+        """Who said of itself that it holds a partition."""
+        self._mapped: frozenset[HostInfo] = frozenset()
         self._polls: dict[HostInfo, asyncio.Task[None]] = {}
-        self._refresh = asyncio.Event()
-        self._http: httpx.AsyncClient | None = None
+        self._wanted: dict[HostInfo, asyncio.Event] = {}
+        """By address: set where the next poll should not wait."""
+        self._fetching = asyncio.Lock()
 
     async def start(self) -> None:
         """Begin to poll the seeds, and every worker that they lead to."""
-        self._http = httpx.AsyncClient(timeout=_STATUS_TIMEOUT_S, trust_env=False)
         self._watch_seeds()
         self._following = asyncio.create_task(self._seeds.follow(self._watch_seeds))
 
@@ -98,8 +67,7 @@ class Cluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._http is not None:
-            await self._http.aclose()
+        self._documents.close()
 
     @property
     def ready(self) -> bool:
@@ -119,11 +87,7 @@ class Cluster:
             TopicPartition(spec.topic, partition), (None, ())
         )
         hosts = {*standbys, *([active] if active else [])}
-        hosts.update(
-            host
-            for host, worker in self.workers.items()
-            if worker.live and (spec.name, partition) in worker.replicas
-        )
+        hosts.update(host for host in self._holding.get((spec.name, partition), ()) if self.workers[host].live)
         return [self._holder(host, active, (spec.name, partition), load(host)) for host in hosts]
 
     def _holder(self, host: HostInfo, active: HostInfo | None, held: tuple[str, int], load: int) -> Holder:
@@ -144,6 +108,7 @@ class Cluster:
         worker = self.workers.get(host)
         if worker is not None:
             worker.replicas[held] = Report(role, lag, boot_ms())
+            self._holding.setdefault(held, set()).add(host)
 
     def answered(self, host: HostInfo, *, late: bool = False) -> None:
         """A worker answered a read, if perhaps ``late``, when nobody waited any more: it does not hang."""
@@ -177,21 +142,22 @@ class Cluster:
     def well(self, host: HostInfo) -> bool:
         """Whether a worker answers, as far as is known."""
         worker = self.workers.get(host)
-        return worker is not None and worker.live and not worker.suspect
+        return worker is not None and worker.well
 
     def recovered(self, host: HostInfo) -> bool:
         """Whether a worker answers and may have as many reads at once as any."""
         worker = self.workers.get(host)
-        return worker is not None and worker.live and not worker.suspect and worker.recovery.window is None
+        return worker is not None and worker.well and worker.recovery.window is None
 
-    def refresh(self) -> None:
-        """Read every worker's status now: someone answered that the map is out of date."""
-        self._refresh.set()
+    def refresh(self, host: HostInfo) -> None:
+        """Read a worker's status now: it answered as if the map here were out of date."""
+        if host in self._wanted:
+            self._wanted[host].set()
 
     def rows(self) -> list[dict[str, Any]]:
         """The replicas of all workers that answer, as they last reported them."""
-        live = [worker for worker in self.workers.values() if worker.live and not worker.suspect]
-        return [row for worker in sorted(live, key=lambda worker: worker.host) for row in worker.rows]
+        well = [worker for worker in self.workers.values() if worker.well]
+        return [row for worker in sorted(well, key=lambda worker: worker.host) for row in worker.rows()]
 
     def _watch_seeds(self) -> None:
         for address in self._seeds.addresses:
@@ -199,69 +165,69 @@ class Cluster:
 
     def _watch(self, address: HostInfo) -> None:
         if address not in self._polls:
+            self._wanted[address] = asyncio.Event()
             self._polls[address] = asyncio.create_task(self._poll_forever(address))
 
     async def _poll_forever(self, address: HostInfo) -> None:
+        wanted = self._wanted[address]
         while True:
+            wanted.clear()
             host = None
             try:
                 host = await self._poll(address)
                 self.refused_polls.discard(address)
-            except (httpx.HTTPError, OSError) as error:
+            except (PollRefused, OSError) as error:
                 self._lost(address, error)
             except Exception:
                 log.exception("the status of %s could not be understood", address)
             if self._forgotten(address):
-                del self._polls[address]
+                del self._polls[address], self._wanted[address]
                 self.refused_polls.discard(address)
                 return
-            pause_s = self._poll_interval_s if host in (None, address) else _ALIAS_POLL_INTERVAL_S
+            pause_s = self._pace.pause_s(len(self._polls))
+            if host not in (None, address):
+                pause_s = max(pause_s, _ALIAS_POLL_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._refresh.wait()
-            self._refresh.clear()
+                    await wanted.wait()
 
     async def _poll(self, address: HostInfo) -> HostInfo | None:
         """Read the status of who is at an address; says under which address that worker goes, None if none is."""
-        status = await self._get(address, "/v1/status")
-        if status.get("tier") != "worker" or not self._same_application(address, status["application_id"]):
-            return None
-        host = HostInfo.parse(status["host"])
-        worker = self.workers.setdefault(host, WorkerView(host))
-        order = (status["incarnation"], status["sequence"])
-        if order <= (worker.incarnation, worker.sequence):
-            return host
-        self._take_status(worker, status)
+        body = await self._documents.get(address, "/v1/status")
+        with self._pace.reading():
+            status = json.loads(body)
+            if status.get("tier") != "worker" or not self._same_application(address, status["application_id"]):
+                return None
+            host = HostInfo.parse(status["host"])
+            worker = self.workers.setdefault(host, WorkerView(host))
+            if (status["incarnation"], status["sequence"]) <= (worker.incarnation, worker.sequence):
+                return host
+            if not worker.live:
+                log.info("worker %s is up", host)
+            before = worker.replicas.keys()
+            worker.take(body, status, boot_ms())
+            self._holds(worker, before)
         self._watch(host)
-        generation = Generation(status["generation"]["incarnation"], status["generation"]["generation"])
-        if generation > self.metadata.map.generation or not self.metadata.stores:
-            await self._fetch_metadata(address)
+        generation = status["generation"]
+        await self._learn(address, Generation(generation["incarnation"], generation["generation"]))
         return host
 
-    def _take_status(self, worker: WorkerView, status: Mapping[str, Any]) -> None:
-        now = boot_ms()
-        if not worker.live:
-            log.info("worker %s is up", worker.host)
-        worker.incarnation, worker.sequence = status["incarnation"], status["sequence"]
-        worker.live, worker.silent_reads, worker.seen_boot_ms = True, 0, now
-        worker.ceiling = Tolerance(**status.get("ceiling", {}))
-        worker.rows = status["tasks"]
-        worker.replicas = {
-            (row["store"], row["partition"]): Report(
-                row["role"], Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]), now
-            )
-            for row in worker.rows
-        }
+    def _holds(self, worker: WorkerView, before: Set[Held]) -> None:
+        now = worker.replicas.keys()
+        for held in before - now:
+            self._holding[held].discard(worker.host)
+        for held in now - before:
+            self._holding.setdefault(held, set()).add(worker.host)
 
-    async def _get(self, address: HostInfo, path: str) -> Any:
-        """The document at a path; raises ``httpx.HTTPError``."""
-        assert self._http is not None
-        answer = await self._http.get(f"http://{address}{path}", headers=self._credentials().headers)
-        return answer.raise_for_status().json()
+    async def _learn(self, address: HostInfo, generation: Generation) -> None:
+        """Fetch the map of a worker that has a newer one, unless that of another was just fetched."""
+        async with self._fetching:
+            if generation > self.metadata.map.generation or not self.metadata.stores:
+                await self._fetch_metadata(address)
 
     async def _fetch_metadata(self, address: HostInfo) -> None:
         document, metadata = await asyncio.gather(
-            self._get(address, "/v1/stores"), self._get(address, "/v1/metadata")
+            self._documents.get_json(address, "/v1/stores"), self._documents.get_json(address, "/v1/metadata")
         )
         newer = ClusterMap.from_document(metadata)
         if newer.generation < self.metadata.map.generation:
@@ -271,8 +237,9 @@ class Cluster:
         self._tell_missing_partitioners(specs)
         self.metadata.stores = {spec.name: spec for spec in specs}
         self.metadata.on_change(newer)
-        for item in newer.hosts:
-            self._watch(item.host)
+        self._mapped = frozenset(item.host for item in newer.hosts)
+        for host in self._mapped:
+            self._watch(host)
 
     def _tell_missing_partitioners(self, specs: list[StoreSpec]) -> None:
         for spec in specs:
@@ -297,31 +264,28 @@ class Cluster:
 
     def _lost(self, address: HostInfo, error: Exception) -> None:
         self._heed_refusal(address, error)
-        if not isinstance(error, httpx.TimeoutException):
+        if not isinstance(error, TimeoutError):
             self.unreachable(address)
-            return
-        worker = self.workers.get(address)
-        if worker is not None:
-            worker.silent_reads = max(worker.silent_reads, _SILENT_READS_TO_SUSPECT)
-            worker.recovery.lose()
+        elif address in self.workers:
+            self.workers[address].suspected()
 
     def _heed_refusal(self, address: HostInfo, error: Exception) -> None:
-        if not isinstance(error, httpx.HTTPStatusError) or error.response.status_code not in REFUSALS:
+        if not isinstance(error, PollRefused) or error.status not in REFUSALS:
             self.refused_polls.discard(address)
         elif address not in self.refused_polls:
             self.refused_polls.add(address)
-            _tell_refusal(address, "status polls", error.response.status_code)
+            _tell_refusal(address, "status polls", error.status)
 
     def _forgotten(self, address: HostInfo) -> bool:
         """Whether to stop polling an address: it is neither a seed's nor in the map, and long silent."""
-        if address in self._seeds.addresses or any(item.host == address for item in self.metadata.map.hosts):
+        if address in self._seeds.addresses or address in self._mapped:
             return False
         worker = self.workers.get(address)
         if worker is None:
             return True
         if worker.live or boot_ms() - worker.seen_boot_ms < _FORGET_AFTER_MS:
             return False
-        del self.workers[address]
+        self._holds(WorkerView(address), self.workers.pop(address).replicas.keys())
         return True
 
 

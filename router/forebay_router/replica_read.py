@@ -192,7 +192,7 @@ class ReplicaRead:
         if answer.status in REFUSALS:
             cluster.refused(host, answer.status)
         if answer.status == 421:
-            cluster.refresh()
+            cluster.refresh(host)
         if answer.status == 429:
             self._overloads += 1
             if self._overloads > 1:

@@ -1,0 +1,85 @@
+"""Asking workers for their documents: again and again, but for no more than a share of the process' time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from forebay.metadata import HostInfo
+from forebay_router.credentials import Credentials
+from forebay_router.upstream import Upstreams
+
+_TIMEOUT_S = 1.0
+_MOST_AT_ONCE = 32
+_SHARE = 0.03
+"""Of a core, for all polls together: two workers with 100 replicas each are polled as often as is set."""
+_EXCHANGE_S = 0.0002
+"""What sending a poll and receiving its answer takes, besides the reading of the document."""
+_WEIGHT = 0.1
+
+
+class PollRefused(Exception):
+    """A worker answered a poll with another status than 200."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"answered {status}")
+        self.status = status
+
+
+class WorkerDocuments:
+    """Asks workers for documents, on connections that no read shares."""
+
+    def __init__(self, credentials: Callable[[], Credentials]) -> None:
+        self._credentials = credentials
+        self._upstreams = Upstreams()
+        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    async def get(self, address: HostInfo, path: str) -> bytes:
+        """The document at a path; raises ``PollRefused``, and ``OSError`` where there is no answer in time."""
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
+            path.encode(),
+            str(address).encode(),
+            self._credentials().line,
+        )
+        async with self._turns, asyncio.timeout(_TIMEOUT_S):
+            answer = await self._upstreams.request(address, request, alone=True)
+        if answer.status != 200:
+            raise PollRefused(answer.status)
+        return answer.body
+
+    async def get_json(self, address: HostInfo, path: str) -> Any:
+        """The same, parsed."""
+        return json.loads(await self.get(address, path))
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._upstreams.close()
+
+
+class Pace:
+    """How long to wait from one poll of an address to the next, so that all together stay within their share."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._reading_s = 0.0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Measure what taking in one answer costs."""
+        begun_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self.spent(time.thread_time() - begun_s)
+
+    def spent(self, reading_s: float) -> None:
+        """Take note of what one answer cost; the mean over all workers follows slowly."""
+        self._reading_s += (reading_s - self._reading_s) * _WEIGHT
+
+    def pause_s(self, addresses: int) -> float:
+        """The wait with so many addresses to poll, at least the interval that is set."""
+        return max(self._interval_s, (self._reading_s + _EXCHANGE_S) * addresses / _SHARE)

@@ -1,0 +1,76 @@
+"""One worker as a router sees it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from forebay.lag import UNLIMITED, Lag, Tolerance
+from forebay.metadata import HostInfo
+from forebay_router.recovery import Recovery
+
+_SILENT_READS_TO_SUSPECT = 3
+
+Held = tuple[str, int]
+"""A store and one of its partitions."""
+
+
+class Report(NamedTuple):
+    """What one replica was last known to be."""
+
+    role: str
+    lag: Lag
+    at_boot_ms: float
+
+
+@dataclass
+class WorkerView:
+    """One worker as its status reports and its answers show it."""
+
+    host: HostInfo
+    incarnation: int = 0
+    sequence: int = 0
+    live: bool = False
+    silent_reads: int = 0
+    refused_read: bool = False
+    seen_boot_ms: float = 0.0
+    recovery: Recovery = field(default_factory=Recovery)
+    ceiling: Tolerance = UNLIMITED
+    replicas: dict[Held, Report] = field(default_factory=dict)
+    _status: bytes = b""
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it has been silent on several reads: it may hang."""
+        return self.silent_reads >= _SILENT_READS_TO_SUSPECT
+
+    @property
+    def well(self) -> bool:
+        """Whether it answers, as far as is known."""
+        return self.live and not self.suspect
+
+    def suspected(self) -> None:
+        """It was silent on a poll, which is as good as on several reads."""
+        self.silent_reads = max(self.silent_reads, _SILENT_READS_TO_SUSPECT)
+        self.recovery.lose()
+
+    def take(self, body: bytes, status: Mapping[str, Any], now_boot_ms: float) -> None:
+        """Take over a status, given as it came and parsed."""
+        self.incarnation, self.sequence = status["incarnation"], status["sequence"]
+        self.live, self.silent_reads, self.seen_boot_ms = True, 0, now_boot_ms
+        self.ceiling = Tolerance(**status.get("ceiling", {}))
+        self.replicas = {
+            (sys.intern(row["store"]), row["partition"]): Report(
+                sys.intern(row["role"]), Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]), now_boot_ms
+            )
+            for row in status["tasks"]
+        }
+        self._status = body
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The ``tasks`` of its last status. They are seldom asked for, and parsed they take ten times the room."""
+        rows: list[dict[str, Any]] = json.loads(self._status)["tasks"] if self._status else []
+        return rows

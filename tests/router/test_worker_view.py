@@ -1,0 +1,47 @@
+import json
+
+from forebay.lag import Lag, Tolerance
+from forebay.metadata import HostInfo
+from forebay_router.worker_view import Report, WorkerView
+
+
+def status(sequence, *tasks, **more):
+    rows = [
+        {"store": store, "partition": partition, "role": role, "record_lag": 3, "time_lag_ms": 4.5, "age_ms": None}
+        for store, partition, role in tasks
+    ]
+    return {"incarnation": 7, "sequence": sequence, "tasks": rows, **more}
+
+
+def taken(view, document):
+    view.take(json.dumps(document).encode(), document, 1000.0)
+    return view
+
+
+def test_a_status_says_who_holds_what_and_how_far_behind():
+    view = taken(
+        WorkerView(HostInfo("a", 1)),
+        status(9, ("counts", 0, "active"), ("counts", 1, "standby"), ceiling={"max_record_lag": 10}),
+    )
+    lag = Lag(3, 4.5, None)
+    assert view.replicas == {
+        ("counts", 0): Report("active", lag, 1000.0),
+        ("counts", 1): Report("standby", lag, 1000.0),
+    }
+    assert (view.incarnation, view.sequence, view.ceiling) == (7, 9, Tolerance(max_record_lag=10))
+    assert view.well
+
+
+def test_its_rows_are_those_of_the_last_status():
+    view = WorkerView(HostInfo("a", 1))
+    assert view.rows() == []
+    taken(view, status(1, ("counts", 0, "active")))
+    last = status(2, ("counts", 1, "standby"))
+    assert taken(view, last).rows() == last["tasks"]
+
+
+def test_silence_on_a_poll_makes_it_suspect_until_its_next_status():
+    view = taken(WorkerView(HostInfo("a", 1)), status(1))
+    view.suspected()
+    assert not view.well
+    assert taken(view, status(2)).well
