@@ -17,7 +17,7 @@ from bench.records import records
 
 from tests.cluster import Cluster, free_port, wait_until
 
-RECORDS = 600_000
+RECORDS = 2_000_000
 PARTITIONS = 4
 READS_PER_SECOND = 1_000
 _SMALL_KEYS = 1_000
@@ -115,7 +115,7 @@ def _measure(effort: Effort, cluster: Cluster, paths: list[str], processes: int)
 
 
 def _pause() -> bool:
-    time.sleep(0.05)
+    time.sleep(0.2)
     return True
 
 
