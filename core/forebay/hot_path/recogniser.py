@@ -17,7 +17,7 @@ _REQUEST_LINE = re.compile(
     rb"GET /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*)/keys/((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2})+)"
     rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]*))? HTTP/1\.1"
 )
-_HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
+_HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
 _LEFT_TO_THE_PARSER = frozenset(
     {
         b"content-length",

@@ -1,5 +1,7 @@
 """What the recogniser accepts, full parsers read as the same request; what either rejects, it leaves alone."""
 
+import time
+
 import h11
 import httptools
 import pytest
@@ -181,3 +183,12 @@ def test_the_authorization_is_told(header, value):
 
 def test_a_request_without_a_host_is_left_to_the_parser():
     assert recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nAccept: */*\r\n\r\n") is None
+
+
+def test_no_header_takes_long_to_judge():
+    # The event loop waits meanwhile, for whoever sends it.
+    head = b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\nA:"
+    began = time.process_time()
+    for odd in (b" " * 8000, b" \t" * 4000, b"x" + b" " * 8000, b"x " * 4000, b"%" * 8000):
+        assert recognise(head + odd + b"\x01\r\n\r\n") is None
+    assert time.process_time() - began < 0.1
