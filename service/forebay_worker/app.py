@@ -143,7 +143,7 @@ def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, s
     wait_ms = max(parameters.wait_ms, _CURSOR_WAIT_MS if parameters.cursor else 0)
     left = headers.get("forebay-deadline-ms", "")
     # Only ever makes the wait shorter, so it need not be believed.
-    left_ms = int(left) if left.isdigit() and len(left) < 9 else settings.max_request_timeout_ms
+    left_ms = int(left) if left.isdecimal() and len(left) < 9 else settings.max_request_timeout_ms
     allowed_ms = parameters.timeout_ms or settings.request_timeout_ms
     return min(wait_ms, allowed_ms, left_ms, settings.max_request_timeout_ms)
 

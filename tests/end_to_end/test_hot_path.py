@@ -151,3 +151,12 @@ def test_a_lost_worker_costs_the_reads_under_way_nothing(tmp_path):
                 received += more
         assert received.count(b"HTTP/1.1 200") == 400
         wait_until(lambda: cluster.active_for(router, "counts", "k1") != killed, "a new active")
+
+
+@pytest.mark.parametrize("deadline", [b"\xb2", b"\xd9\xa3", b"-1", b"1e3", b"9" * 20, b""])
+def test_a_deadline_that_is_no_number_is_not_heeded(served, deadline):
+    _, worker, router = served
+    data = request("/v1/stores/counts/keys/a", "Forebay-Deadline-Ms: ?").replace(b"?", deadline)
+    for address in (worker, router):
+        (answer,) = exchange(address, data, 1)
+        assert answer.startswith(b"HTTP/1.1 200 ")
