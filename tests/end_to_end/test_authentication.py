@@ -110,6 +110,14 @@ def test_two_tokens_are_one_too_many(served, more):
         assert status_of(answer) == 400
 
 
+def test_a_token_behind_the_body_is_none(served):
+    head = ["POST /v1/stores/counts/batch-get HTTP/1.1", "Host: x", "Transfer-Encoding: chunked"]
+    body = ["e", '{"keys":["a"]}', "0", "Authorization: Bearer operator", "", ""]
+    data = "\r\n".join([*head, "Trailer: Authorization", "", *body]).encode()
+    for address in (served.worker, served.router):
+        assert [status_of(answer) for answer in exchange(address, data + data, 2)] == [401, 401]
+
+
 @pytest.mark.parametrize("path", [*router_document()["paths"], "/docs", "/openapi.json", "/nothing", "/%6Civez"])
 def test_all_but_liveness_and_readiness_wants_a_token(served, path):
     path = path.replace("{store}", "counts").replace("{key}", "a")

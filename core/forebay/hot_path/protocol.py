@@ -169,6 +169,12 @@ class HotPathProtocol(HttpToolsProtocol):
         self._in_message = True
         super().on_message_begin()
 
+    def on_headers_complete(self) -> None:
+        """The parser has read the head: what follows the body is no part of it."""
+        super().on_headers_complete()
+        # A trailer would count as a header, Authorization too, unseen by a proxy that rules on those.
+        self.headers = []
+
     def on_message_complete(self) -> None:
         """The parser has read a request whole."""
         self._in_message = False
