@@ -16,12 +16,15 @@ _LOOK_INTERVAL_MS = 1_000.0
 
 T = TypeVar("T")
 
+Version = tuple[int, int, int] | None
+
 
 class ReloadedFile(Generic[T]):
     """What a file says; ``parse`` makes it of the text, and raises ``ValueError`` for what it cannot use.
 
     Whoever asks looks at the file, once a second at most. A change that cannot be used is logged, once, and what
-    the file said before goes on to hold. Raises ``SettingError`` where there is no such before.
+    the file said before goes on to hold; it is tried again, since the reason may pass without another change.
+    Raises ``SettingError`` where there is no such before.
     """
 
     def __init__(self, path: Path, parse: Callable[[str], T], clock: Callable[[], float] = boot_ms) -> None:
@@ -30,6 +33,9 @@ class ReloadedFile(Generic[T]):
         self._clock = clock
         self._look_at_ms = clock() + _LOOK_INTERVAL_MS
         self._version = _version(path)
+        """Of what it said."""
+        self._told: tuple[Version, str] | None = None
+        """Which version was last found to be unusable, and why."""
         self._said = self._read()
 
     def __call__(self) -> T:
@@ -44,12 +50,14 @@ class ReloadedFile(Generic[T]):
         version = _version(self._path)
         if version == self._version:
             return
-        self._version = version
         try:
             self._said = self._read()
         except SettingError as error:
-            log.error("%s What it said before goes on to hold.", error)
+            if self._told != (version, str(error)):
+                self._told = version, str(error)
+                log.error("%s What it said before goes on to hold.", error)
         else:
+            self._version = version
             log.info("%s changed and was read again", self._path)
 
     def _read(self) -> T:
@@ -59,7 +67,7 @@ class ReloadedFile(Generic[T]):
             raise SettingError(f"The file {self._path} cannot be used: {error}.") from None
 
 
-def _version(path: Path) -> tuple[int, int, int] | None:
+def _version(path: Path) -> Version:
     """Differs once a file was written, replaced or given other permissions; None while there is none."""
     try:
         found = path.stat()

@@ -1,4 +1,5 @@
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,24 @@ def test_a_file_that_is_gone_changes_nothing_until_it_is_back(path, caplog):
         assert number() == 1
     assert len(caplog.records) == 1
     write(path, "2")
+    clock.now_ms = 3000
+    assert number() == 2
+
+
+def test_a_change_that_could_not_be_read_is_read_once_it_can(path, caplog):
+    clock = Clock()
+    number = ReloadedFile(path, int, clock)
+    write(path, "2")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # As in a process with too many connections.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        for clock.now_ms in (1000, 2000):
+            assert number() == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "Too many open files" in caplog.text
     clock.now_ms = 3000
     assert number() == 2
 
