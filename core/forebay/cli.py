@@ -142,7 +142,10 @@ def _server_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def _token(token_file: Path | None) -> str | None:
     try:
-        token = os.environ.get(_TOKEN) or None if token_file is None else token_file.read_text().strip()
+        if token_file is None:
+            token = os.environ.get(_TOKEN) or None
+        else:
+            token = token_file.read_text(encoding="utf-8-sig").strip()
         token_headers(token)
     except (OSError, ValueError) as error:
         raise ForebayError(f"{token_file or _TOKEN} gives no token: {error}.") from None

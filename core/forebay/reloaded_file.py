@@ -62,7 +62,7 @@ class ReloadedFile(Generic[T]):
 
     def _read(self) -> T:
         try:
-            return self._parse(self._path.read_text(encoding="utf-8"))
+            return self._parse(self._path.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise SettingError(f"The file {self._path} cannot be used: {error}.") from None
 

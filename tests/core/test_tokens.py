@@ -81,6 +81,14 @@ def test_a_malformed_file_is_told_with_its_line_and_no_secret(path, text, line):
     assert "cret" not in str(caught.value)
 
 
+def test_a_file_may_come_from_windows(path):
+    path.write_bytes(b"\xef\xbb\xbf# secret\r\nann token\r\n")
+    tokens = TokensFile(path)
+    ask(tokens, b"Bearer token")
+    with pytest.raises(Unauthenticated):
+        ask(tokens, b"Bearer secret")
+
+
 @pytest.mark.parametrize("text", ["", "\n", "# ann secret\n"])
 def test_a_file_without_a_token_is_refused(path, text):
     with pytest.raises(SettingError, match="no token"):

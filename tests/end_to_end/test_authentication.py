@@ -291,7 +291,7 @@ async def test_a_client_that_awaits_shows_its_token(served):
 
 def test_commands_show_a_token_from_a_file_or_the_environment(served, tmp_path):
     token, empty = tmp_path / "token", tmp_path / "empty"
-    token.write_text("client\n")
+    token.write_bytes(b"\xef\xbb\xbfclient\r\n")
     empty.write_text("")
     url = ("--url", f"http://{served.router}")
     run = CliRunner().invoke
