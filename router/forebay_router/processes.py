@@ -10,12 +10,14 @@ import contextlib
 import logging
 import os
 import pickle
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from forebay.errors import ForebayError
@@ -41,14 +43,13 @@ _STEADY_AFTER_S = 10.0
 
 def run_processes(settings: RouterSettings) -> None:
     """Run a router of several processes until a signal ends it; raises ``ForebayError`` where it cannot start."""
+    received = _receive()
     with claim(settings.listen), tempfile.TemporaryDirectory(prefix="forebay-router-") as directory:
-        # Left blocked in the children, who heed the relays.
-        signal.pthread_sigmask(signal.SIG_BLOCK, RELAYS)
         places = [Place(number, settings.processes, Path(directory)) for number in range(settings.processes)]
         children = [Child(settings, place) for place in places]
         try:
-            _watch(children)
-            _end(children, settings.shutdown_timeout_ms / 1000)
+            _watch(children, received)
+            _end(children, settings.shutdown_timeout_ms / 1000, received)
         finally:
             for child in children:
                 child.kill()
@@ -90,7 +91,8 @@ class Child:
     def _start(self) -> None:
         self._started_s = time.monotonic()
         self._restart_s: float | None = None
-        self._process = subprocess.Popen([sys.executable, "-m", "forebay_router.child"], stdin=subprocess.PIPE)
+        with _blocked():
+            self._process = subprocess.Popen([sys.executable, "-m", "forebay_router.child"], stdin=subprocess.PIPE)
         assert self._process.stdin is not None
         # One that is dead already is noticed at the next look.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
@@ -137,27 +139,53 @@ class Child:
         self._process.wait()
 
 
-def _watch(children: list[Child]) -> None:
+_Received = queue.SimpleQueue[signal.Signals]
+
+
+def _receive() -> _Received:
+    """Put the signals that come into a queue.
+
+    By handlers, not by ``sigtimedwait``: a library's thread may get a signal too, which would end the process.
+    """
+    received: _Received = queue.SimpleQueue()
+    for sig in RELAYS:
+        signal.signal(sig, lambda number, _: received.put(signal.Signals(number)))
+    return received
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    """Block the signals for a moment. In a process that begins meanwhile they stay so, and it heeds the relays."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watch(children: list[Child], received: _Received) -> None:
     """Replace children that die, until a signal comes, which is passed on."""
-    while (sig := _signal()) is None:
+    while (sig := _next(received)) is None:
         for child in children:
             child.look_after()
     _relay(sig, children)
 
 
-def _end(children: list[Child], within_s: float) -> None:
+def _end(children: list[Child], within_s: float, received: _Received) -> None:
     """Wait until all have ended, for so long; pass on what signals come meanwhile."""
     deadline_s = time.monotonic() + within_s
     while any(child.running for child in children) and time.monotonic() < deadline_s:
-        sig = _signal()
+        sig = _next(received)
         if sig is not None:
             _relay(sig, children)
 
 
-def _signal() -> signal.Signals | None:
+def _next(received: _Received) -> signal.Signals | None:
     """The signal that comes, None if none does for a moment."""
-    received = signal.sigtimedwait(RELAYS, _TICK_S)
-    return None if received is None else signal.Signals(received.si_signo)
+    try:
+        return received.get(timeout=_TICK_S)
+    except queue.Empty:
+        return None
 
 
 def _relay(sig: signal.Signals, children: list[Child]) -> None:

@@ -141,6 +141,16 @@ def test_a_router_that_is_told_to_end_drains_first_and_leaves_no_process(served)
     assert not any(map(alive, before))
 
 
+def test_a_signal_may_come_to_any_thread_of_the_parent(served, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    router = started(served)
+    parent = served.router_process(router)
+    # To which of those that do not block it is the kernel's choice; a library has begun the last.
+    os.kill(max(int(thread.name) for thread in Path(f"/proc/{parent.pid}/task").iterdir()), signal.SIGTERM)
+    assert parent.wait(10) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def readiness(router: str) -> int | None:
     try:
         return get(router, "/readyz").status_code
