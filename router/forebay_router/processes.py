@@ -62,10 +62,12 @@ def claim(listen: HostInfo) -> socket.socket:
     and while the processes start, and nobody listens yet, an abstract Unix socket, which is of the same network
     namespace as the port, keeps out a second router.
     """
-    bind(listen).close()
+    with bind(listen) as asked:
+        # The same by whichever name it is given.
+        host, port = asked.getsockname()[:2]
     claimed = socket.socket(socket.AF_UNIX)
     try:
-        claimed.bind(f"\0forebay-router/{listen}")
+        claimed.bind(f"\0forebay-router/{host}:{port}")
     except OSError as error:
         claimed.close()
         raise cannot_listen(listen, error) from None

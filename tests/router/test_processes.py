@@ -18,8 +18,9 @@ def test_a_child_that_dies_again_and_again_is_replaced_less_and_less_often():
 
 def test_an_address_is_claimed_once_at_a_time():
     listen = HostInfo("127.0.0.1", free_port())
-    with claim(listen), pytest.raises(ListenAddressInUse, match="Address already in use"):
-        claim(listen)
+    for name in ("127.0.0.1", "localhost"):
+        with claim(listen), pytest.raises(ListenAddressInUse, match="Address already in use"):
+            claim(HostInfo(name, listen.port))
     claim(listen).close()
 
 
