@@ -93,8 +93,11 @@ class Child:
     def _start(self) -> None:
         self._started_s = time.monotonic()
         self._restart_s: float | None = None
+        # Modules are looked for where the parent does, which may not be where it was started.
+        command = [sys.executable, "-P", "-m", "forebay_router.child"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with _blocked():
-            self._process = subprocess.Popen([sys.executable, "-m", "forebay_router.child"], stdin=subprocess.PIPE)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         assert self._process.stdin is not None
         # One that is dead already is noticed at the next look.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:

@@ -192,6 +192,19 @@ def test_an_address_in_use_is_refused_to_a_second_router(router, processes):
     assert get(router).status_code == 200
 
 
+def test_modules_where_a_router_is_started_are_none_of_its_own(served, tmp_path):
+    (tmp_path / "pickle.py").write_text("raise RuntimeError('whose is this?')")
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-P", "-m", "forebay", "router", "--seeds", next(iter(served.workers))]
+    options = ["--listen", address, "--processes", "2", "--drain-ms", "0"]
+    with subprocess.Popen([*command, *options], cwd=tmp_path) as router:
+        try:
+            wait_until(lambda: router.poll() is not None or readiness(address) == 200, "readiness or the end")
+            assert router.poll() is None
+        finally:
+            router.terminate()
+
+
 def test_a_router_whose_processes_cannot_start_says_why_and_ends(tmp_path):
     directory = tmp_path / ("long" * 30)
     directory.mkdir()
