@@ -100,6 +100,7 @@ def make_app(
         ready=whole.readiness,
         metrics=whole.metrics,
         authenticator=authenticator,
+        refusals=metrics.refusals,
         lifespan=lifespan,
     )
     for route in READ_ROUTES:

@@ -24,6 +24,8 @@ class RouterMetrics(Collector):
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self.refusals: Counter[int] = Counter()
+        """Requests that the authenticator refused, by status."""
         self._reads: Counter[tuple[str, int, str]] = Counter()
         self._lag = ServedLag()
         self._unread: Counter[tuple[str, str, int, RawFigures | None]] = Counter()
@@ -59,7 +61,12 @@ class RouterMetrics(Collector):
         )
         for (route, status, role), count in list(self._reads.items()):
             reads.add_metric([route, str(status), role], count)
-        yield reads
+        refusals = CounterMetricFamily(
+            "forebay_router_refusals", "Requests that authentication refused.", labels=["status"]
+        )
+        for status, count in list(self.refusals.items()):
+            refusals.add_metric([str(status)], count)
+        yield from (reads, refusals)
         yield from self._lag.collect()
         for name, text in (
             ("failovers", "Attempts that failed to connect or broke, and went to another replica."),

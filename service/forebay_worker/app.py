@@ -99,6 +99,7 @@ def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticato
         ready=ready,
         metrics=collect,
         authenticator=authenticator,
+        refusals=metrics.refusals,
     )
     for route in READ_ROUTES:
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(worker, route, metrics), worker=True)

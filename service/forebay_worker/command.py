@@ -57,7 +57,9 @@ def run(settings: WorkerSettings) -> None:
             shutdown_timeout_ms=settings.shutdown_timeout_ms,
             on_drain=running.drain,
             protocol=make_protocol(
-                guarded(WorkerHotPath(running, metrics), authenticator, lambda: running.draining),
+                guarded(
+                    WorkerHotPath(running, metrics), authenticator, lambda: running.draining, metrics.refusals
+                ),
                 cors_options(settings.cors_allow_origins),
             ),
         )

@@ -23,13 +23,20 @@ class WorkerMetrics(Collector):
         self._worker = worker
         self.reads: Counter[tuple[str, int]] = Counter()
         """Answers by route and status."""
+        self.refusals: Counter[int] = Counter()
+        """Requests that the authenticator refused, by status."""
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""
         reads = CounterMetricFamily("forebay_reads", "Answers to reads.", labels=["route", "status"])
         for (route, status), count in list(self.reads.items()):
             reads.add_metric([route, str(status)], count)
-        yield reads
+        refusals = CounterMetricFamily(
+            "forebay_refusals", "Requests that authentication refused.", labels=["status"]
+        )
+        for status, count in list(self.refusals.items()):
+            refusals.add_metric([str(status)], count)
+        yield from (reads, refusals)
         record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)
         time_lag = GaugeMetricFamily("forebay_time_lag_seconds", "Time behind the log.", labels=_REPLICA)
         age = GaugeMetricFamily("forebay_age_seconds", "Time behind the source.", labels=_REPLICA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from forebay.authentication import Authenticator
@@ -11,8 +12,16 @@ from forebay.hot_path.recogniser import HotRequest
 from forebay.rest.answers import Answer, problem_answer
 
 
-def guarded(handler: Handler, authenticator: Authenticator | None, draining: Callable[[], bool]) -> Handler:
-    """The handler, or one that asks the authenticator first; without one, nothing comes in between."""
+def guarded(
+    handler: Handler,
+    authenticator: Authenticator | None,
+    draining: Callable[[], bool],
+    refusals: Counter[int],
+) -> Handler:
+    """The handler, or one that asks the authenticator first; without one, nothing comes in between.
+
+    ``refusals`` counts what is refused, by status.
+    """
     if authenticator is None:
         return handler
 
@@ -21,8 +30,11 @@ def guarded(handler: Handler, authenticator: Authenticator | None, draining: Cal
         try:
             authenticator.authenticate("GET", path, request.authorization)
         except Problem as problem:
-            # While draining the route answers, and has the connection closed.
-            return None if draining() else problem_answer(problem)
+            if draining():
+                # The route answers, and has the connection closed.
+                return None
+            refusals[problem.status] += 1
+            return problem_answer(problem)
         return handler(request, protocol)
 
     return handle

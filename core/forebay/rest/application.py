@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -114,12 +115,13 @@ def make_application(
     ready: Callable[[], Awaitable[Problem | None]],
     metrics: Callable[[], Awaitable[Collector]],
     authenticator: Authenticator | None,
+    refusals: Counter[int],
     lifespan: Any = None,
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
 
     ``ready`` says why the process is not ready, None if it is; ``metrics`` has what a scraper is told. Without
-    ``authenticator`` anybody may ask.
+    ``authenticator`` anybody may ask; ``refusals`` counts, by status, what it refuses.
     """
     app = FastAPI(
         title=f"forebay {tier}",
@@ -130,7 +132,7 @@ def make_application(
     )
     app.add_middleware(RawPath)
     if authenticator is not None:
-        app.add_middleware(Guard, authenticator=authenticator)
+        app.add_middleware(Guard, authenticator=authenticator, refusals=refusals)
     # Added last, so it comes first: a browser may read why it was refused.
     options = cors_options(cors_allow_origins)
     if options is not None:

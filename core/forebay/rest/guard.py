@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
@@ -15,18 +17,21 @@ OPEN_PATHS = ("/livez", "/readyz")
 class Guard:
     """Answers what the authenticator refuses; the rest, and ``OPEN_PATHS``, goes on to the application.
 
-    It stands behind CORS, which answers preflights by itself: a browser sends no token with them.
+    It stands behind CORS, which answers preflights by itself: a browser sends no token with them. ``refusals``
+    counts what is refused, by status.
     """
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, refusals: Counter[int]) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._refusal(scope) if scope["type"] == "http" else None
         if problem is None:
             await self._app(scope, receive, send)
             return
+        self._refusals[problem.status] += 1
         answer = problem_answer(problem)
         headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
