@@ -111,6 +111,8 @@ class Router:
                 }
                 for host, worker in sorted(self.cluster.workers.items())
             ],
+            # Seeds too: of a worker that refuses from the beginning nothing else is known.
+            "refused_by": [str(host) for host in sorted(self.cluster.refused_polls)],
         }
 
     def spec(self, store: str) -> StoreSpec:
