@@ -138,11 +138,16 @@ class Cluster:
             self.wait_ready(address)
         return addresses
 
-    def start_router(self, *options: str, ready: bool = True) -> str:
+    def launch_router(self, *options: str) -> str:
+        """Start a router, and wait for nothing."""
         address = f"127.0.0.1:{free_port()}"
         seeds = ",".join(self.workers) or f"127.0.0.1:{free_port()}"
         arguments = ["--seeds", seeds, "--listen", address, "--drain-ms", "200", *options]
         self._routers[address] = self._launch(f"router-{len(self._routers)}.log", "router", arguments)
+        return address
+
+    def start_router(self, *options: str, ready: bool = True) -> str:
+        address = self.launch_router(*options)
         if ready:
             self.wait_ready(address)
         else:

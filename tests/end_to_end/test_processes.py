@@ -1,5 +1,6 @@
 """A router of several processes: one address, one answer to what is asked of the whole, no process left over."""
 
+import contextlib
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -19,6 +21,15 @@ TRIES = 60
 """So many that one of two processes chosen alike is left out once in 2**59 runs."""
 
 
+ROUTERS = {
+    "lasting": (),
+    "drained": ("--drain-ms", "1000"),
+    "interrupted": ("--drain-ms", "600000"),
+    "twice": ("--drain-ms", "600000"),
+}
+"""By what becomes of them, the routers and their options."""
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("processes")) as cluster:
@@ -28,12 +39,23 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def router(served: Cluster) -> str:
-    return started(served)
+def routers(served: Cluster) -> dict[str, str]:
+    """Their addresses; they start together, which is quicker, each with a directory for temporary files."""
+    launched = {}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, options in ROUTERS.items():
+            temporary = served.directory / name
+            temporary.mkdir()
+            patched.setenv("TMPDIR", str(temporary))
+            launched[name] = served.launch_router("--processes", str(PROCESSES), *options)
+    for router in launched.values():
+        served.wait_ready(router)
+    return launched
 
 
-def started(served: Cluster, *options: str) -> str:
-    return served.start_router("--processes", str(PROCESSES), *options)
+@pytest.fixture
+def router(routers: dict[str, str]) -> str:
+    return routers["lasting"]
 
 
 def get(router: str, path: str = "/v1/stores/counts/keys/k1") -> httpx.Response:
@@ -102,34 +124,48 @@ def test_a_process_that_dies_is_replaced_and_what_it_counted_stays(router):
     assert reads_counted(router) == counted + TRIES
 
 
+def clients_of_one_process(router: str, count: int, stack: contextlib.ExitStack) -> tuple[int, list[httpx.Client]]:
+    """A process's id and clients that each keep a connection to it."""
+    found: dict[int, list[httpx.Client]] = {}
+    for _ in range(TRIES):
+        client = stack.enter_context(httpx.Client(base_url=f"http://{router}", timeout=10))
+        process = int(client.get("/v1/status").json()["process_id"])
+        found.setdefault(process, []).append(client)
+        if len(found[process]) == count:
+            return process, found[process]
+    raise AssertionError(found)
+
+
 @pytest.mark.chaos
 def test_a_process_that_hangs_is_told_of_and_its_counters_stay(router):
     for _ in range(TRIES):
         get(router)
     counted = reads_counted(router)
-    with httpx.Client(base_url=f"http://{router}", timeout=10) as client:
-        # One connection, so the same process all the time.
-        answering = int(client.get("/v1/status").json()["process_id"])
+    with contextlib.ExitStack() as stack:
+        answering, clients = clients_of_one_process(router, 3, stack)
         (other,) = children(router) - {answering}
         os.kill(other, signal.SIGSTOP)
-        refusal = client.get("/readyz")
+        # Each waits for the other for a while, so at once.
+        paths = ("/readyz", "/metrics", "/v1/status")
+        refusal, metrics, status = ThreadPoolExecutor().map(httpx.Client.get, clients, paths)
         assert refusal.status_code == 503
         assert refusal.json()["detail"] == "Not ready: 1 of the router's 2 processes."
-        metrics = client.get("/metrics").text
-        assert figure(metrics, "forebay_router_reads_total") == counted
-        assert figure(metrics, "forebay_router_processes_answering") == 1
-        states = {row["process_id"]: row["state"] for row in client.get("/v1/status").json()["processes"]}
+        assert figure(metrics.text, "forebay_router_reads_total") == counted
+        assert figure(metrics.text, "forebay_router_processes_answering") == 1
+        states = {row["process_id"]: row["state"] for row in status.json()["processes"]}
         assert states == {str(answering): "ready", None: "silent"}
         os.kill(other, signal.SIGCONT)
-        wait_until(lambda: client.get("/readyz").status_code == 200, "readiness")
+        wait_until(lambda: clients[0].get("/readyz").status_code == 200, "readiness")
 
 
-def test_a_router_that_is_told_to_end_drains_first_and_leaves_no_process(served):
-    router = started(served, "--drain-ms", "1000")
+def test_a_router_that_is_told_to_end_drains_first_and_leaves_nothing(served, routers):
+    router = routers["drained"]
     before = children(router)
     begun = time.monotonic()
-    # systemd sends the signal to every process of a service.
-    for pid in (served.router_process(router).pid, *before):
+    # systemd sends the signal to every process of a service. Of the parent any thread may get it; the last is a
+    # library's.
+    last = max(int(thread.name) for thread in Path(f"/proc/{served.router_process(router).pid}/task").iterdir())
+    for pid in (last, *before):
         os.kill(pid, signal.SIGTERM)
     wait_until(lambda: get(router, "/readyz").status_code == 503, "draining")
     reads = 0
@@ -139,16 +175,7 @@ def test_a_router_that_is_told_to_end_drains_first_and_leaves_no_process(served)
     assert reads > PROCESSES
     assert served.router_process(router).wait(10) == 0
     assert not any(map(alive, before))
-
-
-def test_a_signal_may_come_to_any_thread_of_the_parent(served, monkeypatch, tmp_path):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    router = started(served)
-    parent = served.router_process(router)
-    # To which of those that do not block it is the kernel's choice; a library has begun the last.
-    os.kill(max(int(thread.name) for thread in Path(f"/proc/{parent.pid}/task").iterdir()), signal.SIGTERM)
-    assert parent.wait(10) == 0
-    assert list(tmp_path.iterdir()) == []
+    assert list((served.directory / "drained").iterdir()) == []
 
 
 def readiness(router: str) -> int | None:
@@ -159,26 +186,16 @@ def readiness(router: str) -> int | None:
 
 
 @pytest.mark.parametrize(
-    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["interrupt", "twice"]
+    ("name", "signals"), [("interrupted", [signal.SIGINT]), ("twice", [signal.SIGTERM, signal.SIGTERM])]
 )
-def test_a_router_can_be_ended_at_once(served, signals):
-    router = started(served, "--drain-ms", "600000")
+def test_a_router_can_be_ended_at_once(served, routers, name, signals):
+    router = routers[name]
     before = children(router)
     for sig in signals:
         served.router_process(router).send_signal(sig)
         wait_until(lambda: readiness(router) != 200, "the signal's arrival")
     assert served.router_process(router).wait(10) == 0
     assert not any(map(alive, before))
-
-
-@pytest.mark.chaos
-def test_no_process_outlives_the_parent(served, monkeypatch):
-    # Where the directory of a router that was killed is cleared away.
-    monkeypatch.setenv("TMPDIR", str(served.directory))
-    router = started(served)
-    before = children(router)
-    served.router_process(router).kill()
-    wait_until(lambda: not any(map(alive, before)), "the end of all")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -192,23 +209,12 @@ def test_an_address_in_use_is_refused_to_a_second_router(router, processes):
     assert get(router).status_code == 200
 
 
-def test_modules_where_a_router_is_started_are_none_of_its_own(served, tmp_path):
-    (tmp_path / "pickle.py").write_text("raise RuntimeError('whose is this?')")
-    address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-P", "-m", "forebay", "router", "--seeds", next(iter(served.workers))]
-    options = ["--listen", address, "--processes", "2", "--drain-ms", "0"]
-    with subprocess.Popen([*command, *options], cwd=tmp_path) as router:
-        try:
-            wait_until(lambda: router.poll() is not None or readiness(address) == 200, "readiness or the end")
-            assert router.poll() is None
-        finally:
-            router.terminate()
-
-
 def test_a_router_whose_processes_cannot_start_says_why_and_ends(tmp_path):
     directory = tmp_path / ("long" * 30)
     directory.mkdir()
-    command = [sys.executable, "-m", "forebay", "router", "--seeds", "127.0.0.1:1", "--processes", "2"]
+    # Whoever starts it there means none of its modules.
+    (tmp_path / "pickle.py").write_text("raise RuntimeError('whose is this?')")
+    command = [sys.executable, "-P", "-m", "forebay", "router", "--seeds", "127.0.0.1:1", "--processes", "2"]
     failed = subprocess.run(
         [*command, "--listen", f"127.0.0.1:{free_port()}"],
         capture_output=True,
@@ -216,8 +222,17 @@ def test_a_router_whose_processes_cannot_start_says_why_and_ends(tmp_path):
         timeout=20,
         check=False,
         env={**os.environ, "TMPDIR": str(directory)},
+        cwd=tmp_path,
     )
     assert failed.returncode == 2
     assert "AF_UNIX path too long" in failed.stderr
     assert "A process of the router ended with status 3 before it was up" in failed.stderr
     assert list(directory.iterdir()) == []
+
+
+@pytest.mark.chaos
+def test_no_process_outlives_the_parent(served, router):
+    # Last, since it ends what the others ask.
+    before = children(router)
+    served.router_process(router).kill()
+    wait_until(lambda: not any(map(alive, before)), "the end of all")
