@@ -37,6 +37,14 @@ class Served:
     router: str
     worker_token: Path
     """The file of the token that the router shows to the worker."""
+    refused: tuple[str, Path]
+    """A router that the worker refuses, and the file of its token."""
+    changing: tuple[str, Path]
+    """A router whose file of tokens changes, and that file."""
+    by_store: str
+    """A router with an authenticator of somebody else's."""
+    anybodys: str
+    """Where a router listens that lets anybody ask."""
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +54,45 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     # One token opens both, to let one test ask either.
     (directory / "of-worker").write_text(f"operator operator\nrouter sha256:{digest}\n")
     (directory / "of-router").write_text("operator operator\nann client\n")
-    (directory / "to-worker").write_text("router\n")
+    for name in ("to-worker", "lastingly-to-worker"):
+        (directory / name).write_text("router\n")
+    wrong, changing = directory / "wrong", directory / "changing"
+    wrong.write_text("wrong")
+    changing.write_text("ann old\n")
+    install_authenticator(directory)
     with running_cluster(directory, headers={"authorization": "Bearer operator"}) as cluster:
         cluster.put("counts", {b"a": b'{"n":1}', **{b"k%d" % i: b"%d" % i for i in range(50)}})
         cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b"7"})
         allowed = ("--cors-allow-origins", ORIGIN)
         worker = f"127.0.0.1:{free_port()}"
         everywhere = ("--listen", worker.replace("127.0.0.1", "0.0.0.0"), "--advertise", worker)
-        cluster.start_worker(worker, "--auth-tokens-file", str(directory / "of-worker"), *everywhere, *allowed)
+        tokens = ("--auth-tokens-file", str(directory / "of-worker"))
+        cluster.start_worker(worker, *tokens, *everywhere, *allowed, ready=False)
+        # All start together, which is quicker.
         tokens = ("--auth-tokens-file", str(directory / "of-router"))
-        router = cluster.start_router(*tokens, "--worker-token-file", str(directory / "to-worker"), *allowed)
+        router = cluster.launch_router(*tokens, "--worker-token-file", str(directory / "to-worker"), *allowed)
+        shown = ("--worker-token-file", str(directory / "lastingly-to-worker"))
+        refused = cluster.launch_router("--worker-token-file", str(wrong))
+        changed = cluster.launch_router("--auth-tokens-file", str(changing), *shown)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("PYTHONPATH", str(directory), prepend=":")
+            by_store = cluster.launch_router("--authenticator", "by-store", *shown)
+        anybodys = f"0.0.0.0:{free_port()}"
+        cluster.launch_router("--listen", anybodys, *shown)
+        for address in (worker, router, changed, by_store):
+            cluster.wait_ready(address)
         cluster.wait_settled(router, replicas=1)
         exchange(router, request(KEY, RIGHT) * 20, 20)
-        yield Served(cluster, worker, router, directory / "to-worker")
+        yield Served(
+            cluster,
+            worker,
+            router,
+            directory / "to-worker",
+            refused=(refused, wrong),
+            changing=(changed, changing),
+            by_store=by_store,
+            anybodys=anybodys,
+        )
 
 
 def status_of(answer: bytes) -> int:
@@ -171,10 +205,8 @@ def test_the_routers_token_is_not_for_its_clients(served):
     assert get(served.router, KEY, "router").status_code == 401
 
 
-def test_a_router_whose_token_is_refused_is_not_ready_and_says_why_until_the_file_is_right(served, tmp_path):
-    token = tmp_path / "token"
-    token.write_text("wrong")
-    router = served.cluster.start_router("--worker-token-file", str(token), ready=False)
+def test_a_router_whose_token_is_refused_is_not_ready_and_says_why_until_the_file_is_right(served):
+    router, token = served.refused
     told = f"the worker {served.worker} refuses this router's status polls with 401"
     wait_until(lambda: "--worker-token-file" in get(router, "/readyz").text, "the reason")
     assert get(router, "/readyz").status_code == 503
@@ -210,11 +242,8 @@ def test_a_worker_that_refuses_the_router_is_no_fault_of_a_clients(served):
     assert get(served.router, KEY).status_code == 200
 
 
-def test_tokens_change_under_a_running_process(served, tmp_path):
-    tokens = tmp_path / "tokens"
-    tokens.write_text("ann old\n")
-    options = ("--auth-tokens-file", str(tokens), "--worker-token-file", str(served.worker_token))
-    router = served.cluster.start_router(*options)
+def test_tokens_change_under_a_running_process(served):
+    router, tokens = served.changing
     assert get(router, KEY, "old").status_code == 200
     tokens.write_text("ann fresh\n")
     wait_until(lambda: get(router, KEY, "fresh").status_code == 200, "the new token")
@@ -228,12 +257,8 @@ def test_tokens_change_under_a_running_process(served, tmp_path):
     wait_until(told, "an error in the log")
 
 
-def test_an_authenticator_of_ones_own_rules_by_path(served, tmp_path, monkeypatch):
-    install_authenticator(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-        options = ("--authenticator", "by-store", "--worker-token-file", str(served.worker_token))
-        router = served.cluster.start_router(*options)
+def test_an_authenticator_of_ones_own_rules_by_path(served):
+    router = served.by_store
     mine = "Authorization: Bearer counts"
     wait_until(lambda: get(router, KEY, "counts").status_code == 200, "an answer")
     for path, headers, status in [
@@ -249,12 +274,10 @@ def test_an_authenticator_of_ones_own_rules_by_path(served, tmp_path, monkeypatc
     assert get(router, "/v1/status", None).status_code == 200
 
 
-def test_only_a_process_that_lets_anybody_ask_says_so(served, tmp_path):
-    warning = "requests are not authenticated"
-    assert warning not in served.cluster.logs()
-    with running_cluster(tmp_path) as cluster:
-        cluster.start_worker(f"0.0.0.0:{free_port()}", ready=False)
-        wait_until(lambda: warning in cluster.logs(), "the warning")
+def test_only_a_process_that_lets_anybody_ask_says_so(served):
+    warning = re.compile(r"listening on (\S+), which other machines may reach: requests are not authenticated")
+    wait_until(lambda: warning.search(served.cluster.logs()), "the warning")
+    assert warning.findall(served.cluster.logs()) == [served.anybodys]
 
 
 def refusals(address: str, status: int) -> int:
