@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import signal
 import socket
 from collections.abc import Callable, Generator, Mapping
@@ -91,6 +93,17 @@ class Server(uvicorn.Server):
         self._relays = relays
         self._draining = False
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen; raises ``ListenAddressInUse`` where another process did since the address was bound."""
+        assert sockets is not None
+        addresses = [HostInfo(*listener.getsockname()[:2]) for listener in sockets]
+        await super().startup(sockets)
+        for listener, address in zip(sockets, addresses, strict=True):
+            # uvloop says nothing of it, and closes the socket.
+            if not _listens(listener):
+                await self.lifespan.shutdown()
+                raise cannot_listen(address, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Handle the signals while serving."""
@@ -114,6 +127,13 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def _listens(listener: socket.socket) -> bool:
+    try:
+        return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
+
+
 def serve(
     app: ASGIApp,
     listener: socket.socket,
@@ -124,7 +144,10 @@ def serve(
     protocol: type[asyncio.Protocol],
     relays: Mapping[signal.Signals, signal.Signals] = MappingProxyType({}),
 ) -> None:
-    """Serve until a signal ends it, then drain and return; ``relays`` are signals that mean SIGTERM or SIGINT."""
+    """Serve until a signal ends it, then drain and return; raises ``ListenAddressInUse``.
+
+    ``relays`` are signals that mean SIGTERM or SIGINT.
+    """
     draining = Draining(app)
 
     def begin_to_drain() -> None:
