@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,8 +94,9 @@ def write_sst(
     keys = sorted(changes)
     with path.open("rb") as file:
         for begin in range(0, len(keys), _KEYS_PER_SYNC):
-            for key in keys[begin : begin + _KEYS_PER_SYNC]:
-                value = changes[key]
+            some = keys[begin : begin + _KEYS_PER_SYNC]
+            # One call for all is twice as fast as one for each; for a single key it would not return a tuple.
+            for key, value in zip(some, itemgetter(*some, some[0])(changes), strict=False):
                 if value is None:
                     del writer[key]
                 else:

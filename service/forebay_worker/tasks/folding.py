@@ -49,7 +49,10 @@ class Fold:
     def _add_changes(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         keys = spec.stored_keys
         if keys.kind == "key-value" and spec.key in _PLAIN_AS_STORED:
-            self.changes.update([(USER_TAG + key, value) for _, key, value, _, beat in records if not beat])
+            changes = self.changes
+            for _, key, value, _, beat in records:
+                if not beat:
+                    changes[USER_TAG + key] = value
         else:
             versioned = keys.kind == "versioned"
             for _, key, value, timestamp_ms, beat in records:

@@ -30,12 +30,13 @@ from forebay_worker.tasks.distrust import reason_for_distrust
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
 from forebay_worker.tasks.foreign import fitting
 
-RECORDS_PER_POLL = 50_000
+RECORDS_PER_POLL = 2_000
+"""What is folded at once should fit the processor's cache: with 50,000 a record took a third more."""
 _NICENESS = 10
 _PR_SET_PDEATHSIG = 1
 _SILENCE_S = 10.0
 _SIZED_EVERY = 8
-_PAUSE_S = 0.05
+_PAUSE_S = 0.005
 _NEVER_SET = threading.Event()
 
 

@@ -110,8 +110,9 @@ class KafkaConsumer:
                 fetch_queue_backoff_ms=2,
                 queued_min_messages=1_000_000 if replay else 100_000,
                 queued_max_messages_kbytes=65_536,
-                # A position passes transaction markers with an empty answer only, and lag counts them until then.
-                fetch_wait_max_ms=100,
+                # A position passes transaction markers with an empty answer only: lag counts them until then, and
+                # a replay waits for nothing else at its end.
+                fetch_wait_max_ms=10 if replay else 100,
             ),
             logger=CLIENT_LOG,
         )
