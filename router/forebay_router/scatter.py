@@ -21,7 +21,9 @@ from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute,
 from forebay_router.replica_read import ReplicaRequest
 from forebay_router.router import Router
 
-_PAGE_LIMIT = 4_000
+_FIRST_PAGE = 1_000
+"""Entries; each page is twice the one before, so that merging begins early and pages are few."""
+_LARGEST_PAGE = 4_000
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 _NOT_FORWARDED = frozenset({b"limit", b"cursor", b"allow_partial", b"timeout_ms"})
 
@@ -47,6 +49,7 @@ class _PartitionScan:
     last: bytes | None = None
     at: str | None = None
     coming: asyncio.Task[Answer] | None = None
+    size: int = _FIRST_PAGE
 
     @property
     def drained(self) -> bool:
@@ -163,7 +166,8 @@ class Gather:
                 raise ScanRefused(answer)
 
     async def _ask(self, part: _PartitionScan) -> Answer:
-        limit = min(_PAGE_LIMIT, self.parameters.limit + 1)
+        limit = min(part.size, self.parameters.limit + 1)
+        part.size = min(2 * part.size, _LARGEST_PAGE)
         query = [item for item in self.query.split(b"&") if item and item.partition(b"=")[0] not in _NOT_FORWARDED]
         query.append(b"limit=%d" % limit)
         if part.last is not None:
