@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.errors import NoReplica, Overloaded, PartitionerMismatch
+from forebay.errors import DeadlineExceeded, NoReplica, Overloaded, PartitionerMismatch
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
@@ -62,6 +62,18 @@ def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
         Overloaded(
             f"Every replica of {store!r} partition {partition} that could answer has its fill of requests.",
             retry_after_s=1,
+            store=store,
+            partition=partition,
+            attempts=[attempt.document() for attempt in attempts],
+        )
+    )
+
+
+def late(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
+    """The answer where the deadline came before one of a replica."""
+    return problem_answer(
+        DeadlineExceeded(
+            f"No replica of {store!r} partition {partition} answered in time.",
             store=store,
             partition=partition,
             attempts=[attempt.document() for attempt in attempts],

@@ -7,14 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forebay.errors import DeadlineExceeded
 from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import Answer
 from forebay.rest.batches import read_batch_frames
 from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
-from forebay_router.attempts import Attempt, overload, refusal
+from forebay_router.attempts import Attempt, late, overload, refusal
 from forebay_router.credentials import REFUSALS
 from forebay_router.provenance import told_by
 from forebay_router.upstream import UpstreamAnswer
@@ -34,8 +33,8 @@ class ReplicaRequest:
     """What to ask of a partition's replicas.
 
     ``alone`` keeps it off the connections that others share. ``single`` says that it is a batch of one key, whose
-    result is judged, and told, as the answer. ``silent`` is a worker that was asked and has not answered yet: it
-    comes last.
+    result is judged, and told, as the answer; ``several`` that it is one of keys of several partitions, which have
+    the same candidates as this one. ``silent`` is a worker that was asked and has not answered yet: it comes last.
     """
 
     spec: StoreSpec
@@ -45,13 +44,16 @@ class ReplicaRequest:
     accept: bytes = b""
     alone: bool = False
     single: bool = False
+    several: bool = False
     silent: HostInfo | None = None
 
     def render(self, host: HostInfo, left_ms: int, credentials: bytes) -> bytes:
         """The request's bytes for one worker; ``credentials`` is the line that says who asks, if any."""
-        method, joint = b"GET" if self.body is None else b"POST", b"&" if b"?" in self.target else b"?"
+        method, target = b"GET" if self.body is None else b"POST", self.target
+        if not self.several:
+            target += b"%bpartition=%d" % (b"&" if b"?" in target else b"?", self.partition)
         lines = [
-            b"%b %b%bpartition=%d HTTP/1.1" % (method, self.target, joint, self.partition),
+            b"%b %b HTTP/1.1" % (method, target),
             b"host: " + str(host).encode(),
             b"forebay-deadline-ms: %d" % left_ms,
         ]
@@ -88,9 +90,10 @@ class ReplicaRead:
         self._attempts: list[Attempt] = []
         self._overloads = 0
         self._overloaded = False
+        self._late = False
 
-    async def run(self) -> Answer:
-        """The first final answer, else the problem that sums the attempts up."""
+    async def run(self) -> Answer | None:
+        """The first final answer, None where there is none."""
         try:
             while self._waiting or self._asked:
                 if not self._asked and not self._ask_next():
@@ -102,15 +105,24 @@ class ReplicaRead:
                         self._router.counts["hedges_won"] += task in self._hedges
                         return Answer(*final)
                 if boot_ms() >= self._deadline - _LEAST_TIME_FOR_AN_ATTEMPT_MS:
-                    return self._deadline_passed()
+                    self._attempts += [Attempt(host, "no answer yet") for host in self._asked.values()]
+                    self._late = True
+                    break
                 if not done:
                     self._hedge()
-            return (
-                overload(*self._held, self._attempts) if self._overloaded else refusal(*self._held, self._attempts)
-            )
+            return None
         finally:
             for task in self._asked:
                 task.cancel()
+
+    def refusal(self, partition: int) -> Answer:
+        """The problem that sums up why there was no final answer, told of a partition that was asked for."""
+        store = self._request.spec.name
+        if self._late:
+            return late(store, partition, self._attempts)
+        if self._overloaded:
+            return overload(store, partition, self._attempts)
+        return refusal(store, partition, self._attempts)
 
     async def _wait(self) -> set[asyncio.Task[UpstreamAnswer]]:
         left_ms = self._deadline - boot_ms()
@@ -203,18 +215,6 @@ class ReplicaRead:
         told = told_by(answer.head)
         if told is not None and told.role:
             self._router.cluster.report(host, self._held, told.role, told.lag)
-
-    def _deadline_passed(self) -> Answer:
-        store, partition = self._held
-        attempts = [*self._attempts, *(Attempt(host, "no answer yet") for host in self._asked.values())]
-        return problem_answer(
-            DeadlineExceeded(
-                f"No replica of {store!r} partition {partition} answered in time.",
-                store=store,
-                partition=partition,
-                attempts=[attempt.document() for attempt in attempts],
-            )
-        )
 
 
 def is_final(answer: UpstreamAnswer | Answer) -> bool:

@@ -160,5 +160,17 @@ class Router:
 
     async def ask(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> Answer:
         """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
+        return (await self.ask_together(request, [request.partition], parameters, deadline_boot_ms))[0]
+
+    async def ask_together(
+        self,
+        request: ReplicaRequest,
+        partitions: Sequence[int],
+        parameters: ReadParameters,
+        deadline_boot_ms: float,
+    ) -> list[Answer]:
+        """The same for partitions that one request is of: an answer or a problem for each, in order."""
         self.budget.earn(boot_ms())
-        return await ReplicaRead(self, request, parameters, deadline_boot_ms).run()
+        read = ReplicaRead(self, request, parameters, deadline_boot_ms)
+        answer = await read.run()
+        return [answer or read.refusal(partition) for partition in partitions]

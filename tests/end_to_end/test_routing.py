@@ -1,5 +1,6 @@
 """Which replicas a router asks, as its clients can choose and see."""
 
+import signal
 from collections.abc import Iterator
 
 import httpx
@@ -61,3 +62,40 @@ def test_a_preference_for_neither_is_refused(served):
     answer = httpx.get(f"http://{router}/v1/stores/counts/keys/k1?prefer=standby")
     assert answer.status_code == 400
     assert "prefer='standby' is neither 'active' nor 'any'" in answer.json()["detail"]
+
+
+def batches_answered(worker: str) -> float:
+    metrics = httpx.get(f"http://{worker}/metrics").text.splitlines()
+    read = (line for line in metrics if line.startswith("forebay_reads_total") and "batch-get" in line)
+    return sum(float(line.split()[-1]) for line in read)
+
+
+def test_a_batch_asks_each_worker_once_whatever_the_partitions(served):
+    cluster, router = served
+    keys = {"keys": [f"k{i}" for i in range(50)]}
+    partitions = {cluster.partition(cluster.topology.stores["counts"], key.encode()) for key in keys["keys"]}
+    assert len(partitions) > len(cluster.workers)
+    before = {worker: batches_answered(worker) for worker in cluster.workers}
+    results = httpx.post(f"http://{router}/v1/stores/counts/batch-get", json=keys).json()["results"]
+    assert [result["value"] for result in results] == list(range(50))
+    assert {worker: batches_answered(worker) - before[worker] for worker in before} == dict.fromkeys(before, 1)
+
+
+def test_keys_of_a_batch_that_nobody_answers_each_name_their_partition(served):
+    cluster, router = served
+    spec = cluster.topology.stores["counts"]
+    keys = {"keys": [f"k{i}" for i in range(20)]}
+    try:
+        for worker in cluster.workers:
+            cluster.kill(worker, signal.SIGSTOP)
+        url = f"http://{router}/v1/stores/counts/batch-get?timeout_ms=300"
+        problems = [result["problem"] for result in httpx.post(url, json=keys).json()["results"]]
+    finally:
+        for worker in cluster.workers:
+            cluster.kill(worker, signal.SIGCONT)
+    expected = [cluster.partition(spec, key.encode()) for key in keys["keys"]]
+    assert [problem["partition"] for problem in problems] == expected
+    for problem in problems:
+        assert problem["status"] in (503, 504)
+        assert {attempt["host"] for attempt in problem["attempts"]} <= set(cluster.workers)
+        assert problem["attempts"]
