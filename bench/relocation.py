@@ -15,7 +15,7 @@ from forebay.topology import Topology, load_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.mover import relocate
 
-STORES = 1_000
+STORES = 10_000
 _TOPOLOGY = """
 application_id = "bench"
 
