@@ -1,18 +1,14 @@
 """Which partition a key belongs to.
 
-Imports only the standard library and numpy: the Spark sink ships this module to executors that may lack
-forebay.
+Imports only the standard library: the Spark sink ships this module to executors that may lack forebay.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-_SEED = 0x9747B28C
-_M = 0x5BD1E995
+SEED = 0x9747B28C
+M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 
 
@@ -27,16 +23,16 @@ class StreamPartitioner(Protocol):
 def murmur2(data: bytes) -> int:
     """The 32-bit MurmurHash2 that Kafka's Java clients use, as a signed integer."""
     length = len(data)
-    h = (_SEED ^ length) & _MASK
+    h = (SEED ^ length) & _MASK
     for i in range(0, length & ~3, 4):
-        k = (int.from_bytes(data[i : i + 4], "little") * _M) & _MASK
+        k = (int.from_bytes(data[i : i + 4], "little") * M) & _MASK
         k ^= k >> 24
-        h = ((h * _M) ^ (k * _M)) & _MASK
+        h = ((h * M) ^ (k * M)) & _MASK
     tail = data[length & ~3 :]
     if tail:
-        h = ((h ^ int.from_bytes(tail, "little")) * _M) & _MASK
+        h = ((h ^ int.from_bytes(tail, "little")) * M) & _MASK
     h ^= h >> 13
-    h = (h * _M) & _MASK
+    h = (h * M) & _MASK
     h ^= h >> 15
     return h - (1 << 32) if h & 0x80000000 else h
 
@@ -47,42 +43,3 @@ class Murmur2Partitioner:
     def partition(self, key: bytes, partitions: int) -> int:
         """The key's partition."""
         return (murmur2(key) & 0x7FFFFFFF) % partitions
-
-
-def murmur2_partitions(
-    data: npt.NDArray[np.uint8], offsets: npt.NDArray[Any], partitions: int
-) -> npt.NDArray[np.int32]:
-    """Partitions of many keys at once, by Kafka's Java default.
-
-    ``data`` holds the keys' bytes one after another, key ``i`` at ``offsets[i]:offsets[i + 1]`` (the layout
-    of an Arrow binary array). Returns one partition per key.
-    """
-    starts = offsets[:-1].astype(np.int64)
-    lengths = (offsets[1:] - offsets[:-1]).astype(np.int64)
-    m = np.uint32(_M)
-    h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
-    padded = np.concatenate([data, np.zeros(4, dtype=np.uint8)])
-    blocks = lengths >> 2
-    for i in range(int(blocks.max(initial=0))):
-        rows = np.nonzero(blocks > i)[0]
-        k = _little_endian(padded, starts[rows] + 4 * i) * m
-        k ^= k >> np.uint32(24)
-        h[rows] = (h[rows] * m) ^ (k * m)
-    rest = lengths & 3
-    rows = np.nonzero(rest)[0]
-    if rows.size:
-        word = _little_endian(padded, starts[rows] + 4 * blocks[rows])
-        kept = (np.uint32(1) << (8 * rest[rows]).astype(np.uint32)) - np.uint32(1)
-        h[rows] = (h[rows] ^ (word & kept)) * m
-    h ^= h >> np.uint32(13)
-    h *= m
-    h ^= h >> np.uint32(15)
-    chosen: npt.NDArray[np.int32] = ((h & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)).astype(np.int32)
-    return chosen
-
-
-def _little_endian(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    word = data[at].astype(np.uint32)
-    for byte in range(1, 4):
-        word |= data[at + byte].astype(np.uint32) << np.uint32(8 * byte)
-    return word

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay import partitioning
-from forebay.partitioning import Murmur2Partitioner, murmur2, murmur2_partitions
+from forebay.partitioning import Murmur2Partitioner, murmur2
+from forebay.spark.many_keys import murmur2_partitions
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=150)
 

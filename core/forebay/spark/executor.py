@@ -27,7 +27,8 @@ from forebay.changelog.sqlite_partition import (
     heartbeat_key,
     partition_path,
 )
-from forebay.partitioning import StreamPartitioner, murmur2_partitions
+from forebay.partitioning import StreamPartitioner
+from forebay.spark.many_keys import murmur2_partitions
 
 Batches = Iterable["pa.RecordBatch"]
 

@@ -23,7 +23,7 @@ from forebay.changelog.sqlite import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import Position, encode_position, log_digest
-from forebay.spark import executor
+from forebay.spark import executor, many_keys
 from forebay.spark.columns import Layout, lay_out
 from forebay.spark.destinations import BatchId, open_destination
 from forebay.spark.executor import partition_rows
@@ -32,7 +32,7 @@ from forebay.topology import StoreSpec, Topology, load_topology
 
 _LEAST_SPARK = (4, 0)
 _COMPACTION_INTERVAL_S = 600.0
-_BY_VALUE = (partitioning, record_headers, sqlite_partition, executor)
+_BY_VALUE = (partitioning, many_keys, record_headers, sqlite_partition, executor)
 
 
 class Sink:

@@ -1,0 +1,209 @@
+"""``forebay query`` and ``forebay status``: what a router or a worker answers, on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import click
+import httpx
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from forebay.client import Answer, Client, Provenance
+from forebay.client.problems import problem_of_response
+from forebay.errors import Forbidden, ForebayError, Problem, Unauthenticated
+from forebay.tokens import token_headers
+from forebay.topology import StoreSpec
+
+_DEFAULT_URL = "http://127.0.0.1:8080"
+_TOKEN = "FOREBAY_TOKEN"
+_ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"}
+
+
+@dataclass(frozen=True)
+class _Server:
+    """Whom a command asks, and with which token."""
+
+    url: str
+    token: str | None
+
+    def get(self, path: str) -> httpx.Response:
+        """Whatever is answered; raises ``ForebayError`` if nothing is."""
+        try:
+            return _http().get(self.url.rstrip("/") + path, headers=token_headers(self.token))
+        except httpx.TransportError as error:
+            raise ForebayError(
+                f"Nothing answers at {self.url}: {error}. Name a router or worker with --url."
+            ) from None
+
+    def lags(self) -> list[dict[str, Any]]:
+        """The rows of ``/v1/lags``; raises ``ForebayError``."""
+        answer = self.get("/v1/lags")
+        if answer.status_code != 200:
+            refused = answer.status_code in (Unauthenticated.status, Forbidden.status)
+            remedy = (
+                f"Show it a token with --token-file or {_TOKEN}"
+                if refused
+                else "Name a router or worker with --url"
+            )
+            raise ForebayError(f"{self.url} answers {answer.status_code} to /v1/lags. {remedy}.")
+        lags: list[dict[str, Any]] = answer.json()["lags"]
+        return lags
+
+
+def _server_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags that say whom to ask; it is called with the ``server``."""
+
+    @click.option("--url", default=_DEFAULT_URL, show_default=True, envvar="FOREBAY_URL", help="Router or worker.")
+    @click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"File of the token to show; without, {_TOKEN} may hold the token.",
+    )
+    @functools.wraps(function)
+    def command(url: str, token_file: Path | None, **rest: Any) -> None:
+        function(server=_Server(url, _token(token_file)), **rest)
+
+    return command
+
+
+def _token(token_file: Path | None) -> str | None:
+    try:
+        if token_file is None:
+            token = os.environ.get(_TOKEN) or None
+        else:
+            token = token_file.read_text(encoding="utf-8-sig").strip()
+        token_headers(token)
+    except (OSError, ValueError) as error:
+        raise ForebayError(f"{token_file or _TOKEN} gives no token: {error}.") from None
+    return token
+
+
+@click.command()
+@click.argument("store")
+@click.argument("key")
+@_server_options
+@click.option("--windows", is_flag=True, help="List the key's windows.")
+@click.option("--follow", is_flag=True, help="Print the value and each that it becomes, until Ctrl-C.")
+@click.option("--max-record-lag", type=int, help="Most records the answer may be behind.")
+@click.option("--max-time-lag-ms", type=int, help="Most milliseconds it may be behind the log.")
+@click.option("--max-age-ms", type=int, help="Most milliseconds it may be behind the source.")
+@click.option("--require-active", is_flag=True, help="Only a running active answers.")
+@click.option("--timeout-ms", type=int, help="Time for everything.")
+def query(
+    store: str, key: str, server: _Server, windows: bool, follow: bool, require_active: bool, **bounds: int | None
+) -> None:
+    """Read one KEY of a STORE and print the answer; exit status 1 if there is none."""
+    if follow and windows:
+        raise ForebayError("--follow is of a key's one value; leave it out, or --windows.")
+    if follow:
+        given = {name: value for name, value in bounds.items() if value is not None}
+        _follow(server, store, key, {**given, "require_active": require_active})
+        return
+    parameters = {name: str(value) for name, value in bounds.items() if value is not None}
+    if require_active:
+        parameters["require_active"] = "true"
+    path = f"/v1/stores/{quote(store, safe='')}/keys/{quote(key, safe='')}{'/windows' if windows else ''}"
+    answer = server.get(f"{path}?{urlencode(parameters)}" if parameters else path)
+    Console().print_json(answer.text)
+    if answer.status_code != 200:
+        sys.exit(1)
+
+
+@click.command()
+@_server_options
+@click.option("--watch", is_flag=True, help="Go on showing it as it changes, until Ctrl-C.")
+@click.option("--interval-ms", default=500, show_default=True, type=click.IntRange(min=50), help="With --watch.")
+@click.option("--json", "as_json", is_flag=True, help="Print /v1/lags as it is.")
+def status(server: _Server, watch: bool, interval_ms: int, as_json: bool) -> None:
+    """Show who holds which task, in which role, and how far behind."""
+    console = Console()
+    if as_json:
+        console.print_json(json.dumps(server.lags()))
+        return
+    if not watch:
+        console.print(status_table(server.lags()))
+        return
+    shown: RenderableType = status_table(server.lags())
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(shown, refresh=True)
+            time.sleep(interval_ms / 1000)
+            try:
+                shown = status_table(server.lags())
+            except ForebayError as error:
+                # Whoever is asked may be restarting, which is what one watches for.
+                shown = Text(str(error))
+
+
+def status_table(lags: list[dict[str, Any]]) -> Table:
+    """Tasks by workers; a cell is role, record lag and time lag, the worst over the task's stores."""
+    hosts = sorted({row["host"] for row in lags})
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    stores: dict[str, set[str]] = {}
+    for row in lags:
+        cells.setdefault((row["task"], row["host"]), []).append(row)
+        stores.setdefault(row["task"], set()).add(row["store"])
+    table = Table(title="tasks: role, records behind, time behind", title_justify="left")
+    table.add_column("task")
+    table.add_column("stores")
+    for host in hosts:
+        table.add_column(host)
+    for task in sorted(stores, key=lambda text: [int(part) for part in text.split("_")]):
+        shown = [_cell(cells[task, host]) if (task, host) in cells else "" for host in hosts]
+        table.add_row(task, ", ".join(sorted(stores[task])), *shown)
+    return table
+
+
+def _cell(rows: list[dict[str, Any]]) -> str:
+    role = max((row["role"] for row in rows), key=["standby", "active", "restoring"].index)
+    records = [row["record_lag"] for row in rows]
+    times = [row["time_lag_ms"] for row in rows]
+    behind = "?" if None in records else f"{max(records):,}"
+    late = "?" if None in times else f"{max(times):,} ms"
+    return f"[{_ROLE_STYLES[role]}]{role}[/] {behind} / {late}"
+
+
+def _follow(server: _Server, store: str, key: str, options: dict[str, Any]) -> None:
+    """Print changes, a JSON document a line; exit status 1 if the key cannot be followed."""
+    with contextlib.suppress(KeyboardInterrupt), Client(server.url, token=server.token) as client:
+        try:
+            for change in client.changes(store, _key_value(server, store, key), **options):
+                document = change.document() if isinstance(change, Problem) else _answer_document(change)
+                click.echo(json.dumps(document, ensure_ascii=False))
+        except Problem as problem:
+            click.echo(json.dumps(problem.document(), ensure_ascii=False))
+            sys.exit(1)
+
+
+def _key_value(server: _Server, store: str, key: str) -> Any:
+    """A key as given on the command line as the JSON value that it is; raises ``Problem``."""
+    answer = server.get(f"/v1/stores/{quote(store, safe='')}")
+    if answer.status_code != 200:
+        raise problem_of_response(answer)
+    codec = StoreSpec.from_document(answer.json()).key_codec
+    return json.loads(codec.to_json(codec.from_text(key.encode())))
+
+
+def _answer_document(change: Answer | Provenance) -> dict[str, Any]:
+    members = vars(change) if isinstance(change, Answer) else change._asdict()
+    return {**members, "lag": change.lag.document()}
+
+
+@functools.cache
+def _http() -> httpx.Client:
+    # Making one takes longer than most answers, and --watch asks again and again.
+    return httpx.Client(timeout=35)
