@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench.figures import Row
+from bench.figures import Row, Series
 
 APT_PACKAGES = {
     "wrk": "wrk",
@@ -34,7 +34,7 @@ class Comparison:
     """A named comparison; ``programs`` and ``modules`` must be installed for it."""
 
     name: str
-    measure: Callable[[Effort], list[Row]]
+    measure: Callable[[Effort], Sequence[Row | Series]]
     programs: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 

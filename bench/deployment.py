@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.records import records
 
-from tests.cluster import Cluster, running_cluster
+from tests.cluster import Cluster, running_cluster, wait_until
 
 STORE = "bench"
 KEYS = 20_000
 OPTIONS = ("--cors-allow-origins", "https://example.org")
 _WRITE_PAUSE_S = 0.2
 _ROWS_PER_WRITE = 20
+_DEADLINE_S = 180.0
 
 
-def topology(partitions: int) -> str:
-    """One key-value store."""
-    return f"""
-application_id = "bench"
-
-[[subtopology]]
-name = "{STORE}"
-partitions = {partitions}
-
-[[subtopology.store]]
-name = "{STORE}"
-"""
+def topology(partitions: int, stores: Sequence[str] = (STORE,)) -> str:
+    """Key-value stores, all of one sub-topology."""
+    tables = "".join(f'\n[[subtopology.store]]\nname = "{store}"\n' for store in stores)
+    return f'application_id = "bench"\n\n[[subtopology]]\nname = "{STORE}"\npartitions = {partitions}\n{tables}'
 
 
 @contextlib.contextmanager
@@ -74,6 +68,17 @@ def written_to(cluster: Cluster, rows: Mapping[bytes, bytes]) -> Iterator[None]:
     finally:
         stopping.set()
         writer.join()
+
+
+def wait_caught_up(worker: str) -> None:
+    """Wait until a worker, of very many stores perhaps, is ready and has read its logs to their ends."""
+    wait_until(lambda: ask(worker, "/readyz")[0] == 200, "readiness", _DEADLINE_S)
+    wait_until(lambda: _behind(worker) == 0, "the end of all logs", _DEADLINE_S)
+
+
+def _behind(worker: str) -> int:
+    rows = json.loads(ask(worker, "/v1/lags")[1])["lags"]
+    return sum(row["record_lag"] != 0 for row in rows)
 
 
 def ask(address: str, path: str) -> tuple[int, bytes]:

@@ -1,11 +1,12 @@
-"""What was measured: rounds of figures, their medians, and the targets that they are held against."""
+"""What was measured: rounds of figures, their medians, the targets that they are held against, and growth."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import asdict, dataclass
+from math import ceil, log10
 from statistics import median
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,62 @@ class Row:
             return None
         value = self.ratio if self.target.of_ratio else median(self.ours)
         return value is not None and self.target.met_by(value)
+
+    def document(self) -> dict[str, Any]:
+        """The row for machines."""
+        return {**asdict(self), "ratio": self.ratio, "met": self.met}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Single-key reads at one size of what grows, a figure per round."""
+
+    size: float
+    requests_per_second: tuple[float, ...]
+    p99_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """What one thing's growth costs, from its first and smallest point on."""
+
+    what: str
+    unit: str
+    latency_of: str
+    """Which requests the latency is of."""
+    points: tuple[Point, ...]
+
+    @property
+    def throughput_ratios(self) -> tuple[float, ...]:
+        """Each point's throughput by the first's, of the medians."""
+        return _by_first([median(point.requests_per_second) for point in self.points])
+
+    @property
+    def p99_ratios(self) -> tuple[float, ...]:
+        """Each point's p99 by the first's, of the medians."""
+        return _by_first([median(point.p99_ms) for point in self.points])
+
+    def size(self, point: Point) -> str:
+        """A point's size in words: ``10 kB``, ``0.25 ×``, ``1,024``."""
+        if self.unit != "B":
+            return f"{point.size:,g} {self.unit}".rstrip()
+        power = int(log10(point.size)) // 3
+        return f"{point.size / 1000**power:g} {('', 'k', 'M', 'G')[power]}B"
+
+    def document(self) -> dict[str, Any]:
+        """The series for machines."""
+        return {**asdict(self), "throughput_ratios": self.throughput_ratios, "p99_ratios": self.p99_ratios}
+
+
+def _by_first(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(value / values[0] for value in values)
+
+
+def number(value: float) -> str:
+    """A figure in words, to three digits unless it has more before the point."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def interleaved(rounds: int, *sides: Callable[[], float]) -> list[tuple[float, ...]]:

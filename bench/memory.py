@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
-
 from bench.comparison import Effort
-from bench.deployment import ask, deployment
+from bench.deployment import ask, deployment, topology, wait_caught_up
 from bench.figures import Row, Target
 from bench.process import most_resident_mb
 from bench.records import records
 
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster
 
 STORES = 400
 PARTITIONS = 4
 CACHE_BYTES = 64 << 20
 RECORDS_PER_STORE = 2_000
 PASSES = 2
-_DEADLINE_S = 180.0
 BASE_MB = 128
 MB_PER_STORE_PARTITION = 0.5
 BOUND_MB = BASE_MB + 2 * (CACHE_BYTES >> 20) + MB_PER_STORE_PARTITION * STORES * PARTITIONS
 
 
 def memory(effort: Effort) -> list[Row]:
-    stores = "".join(f'\n[[subtopology.store]]\nname = "s{n}"\n' for n in range(STORES))
-    text = f'application_id = "bench"\n\n[[subtopology]]\nname = "s"\npartitions = {PARTITIONS}\n{stores}'
+    text = topology(PARTITIONS, [f"s{n}" for n in range(STORES)])
     # The tests' short session is over before the leader has asked for the ends of so many logs.
     options = (
         *("--session-timeout-ms", "30000"),
@@ -34,7 +30,7 @@ def memory(effort: Effort) -> list[Row]:
     )
     with deployment(effort.directory, topology_text=text, worker_options=options) as cluster:
         worker = cluster.start_worker(ready=False)
-        wait_until(lambda: ask(worker, "/readyz")[0] == 200, "readiness", _DEADLINE_S)
+        wait_caught_up(worker)
         for _ in range(PASSES):
             _write_and_read(cluster, worker)
         taken = most_resident_mb(cluster.workers[worker].pid)
@@ -46,12 +42,7 @@ def _write_and_read(cluster: Cluster, worker: str) -> None:
     rows = records(RECORDS_PER_STORE)
     for n in range(STORES):
         cluster.put(f"s{n}", rows)
-    wait_until(lambda: _behind(worker) == 0, "the end of all logs", _DEADLINE_S)
+    wait_caught_up(worker)
     for n in range(STORES):
         for key in list(rows)[:10]:
             assert ask(worker, f"/v1/stores/s{n}/keys/{key.decode()}")[0] == 200
-
-
-def _behind(worker: str) -> int:
-    rows = json.loads(ask(worker, "/v1/lags")[1])["lags"]
-    return sum(row["record_lag"] != 0 for row in rows)

@@ -1,21 +1,21 @@
-"""Seeded records: keys of 16 bytes, JSON values of 100 bytes."""
+"""Seeded records: keys of 16 bytes, JSON values of 100 bytes unless another size is asked for."""
 
 from __future__ import annotations
 
 import random
 
 VALUE_BYTES = 100
-_NOISE_BYTES = 1 << 20
+_NOISE_BYTES = 1 << 19
 
 
-def records(count: int, seed: int = 1) -> dict[bytes, bytes]:
+def records(count: int, seed: int = 1, *, value_bytes: int = VALUE_BYTES) -> dict[bytes, bytes]:
     """So many keys, in random order, with their values."""
     rng = random.Random(seed)
-    noise = rng.randbytes(_NOISE_BYTES // 2).hex().encode()
-    return {b"%016x" % rng.getrandbits(64): _value(rng, noise) for _ in range(count)}
+    noise = rng.randbytes((_NOISE_BYTES + value_bytes) // 2).hex().encode()
+    return {b"%016x" % rng.getrandbits(64): _value(rng, noise, value_bytes) for _ in range(count)}
 
 
-def _value(rng: random.Random, noise: bytes) -> bytes:
+def _value(rng: random.Random, noise: bytes, value_bytes: int) -> bytes:
     head = b'{"count":%d,"text":"' % rng.getrandbits(20)
-    at = rng.getrandbits(19)
-    return head + noise[at : at + VALUE_BYTES - len(head) - 2] + b'"}'
+    at = rng.randrange(_NOISE_BYTES)
+    return head + noise[at : at + value_bytes - len(head) - 2] + b'"}'

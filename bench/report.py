@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from bench.figures import Row
+from bench.figures import Row, Series, number
 
 
 @dataclass(frozen=True)
 class Report:
-    """One run: when, on what, with what, every row, and why some comparisons have none."""
+    """One run: when, on what, with what, all that was found, and why some comparisons found nothing."""
 
     date: str
     machine: Mapping[str, str]
     versions: Mapping[str, str]
     rounds: int
     seconds: int
-    rows: Mapping[str, list[Row]]
+    found: Mapping[str, Sequence[Row | Series]]
     skipped: Mapping[str, str]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, those of one comparison after those of another."""
+        return [row for some in self.found.values() for row in _rows(some)]
+
+    @property
+    def series(self) -> list[Series]:
+        """All series likewise."""
+        return [series for some in self.found.values() for series in _series(some)]
 
     def to_json(self) -> str:
         """The whole report, every round's figures included."""
-        rows = {
-            name: [{**asdict(row), "ratio": row.ratio, "met": row.met} for row in some]
-            for name, some in self.rows.items()
-        }
-        return json.dumps({**asdict(self), "rows": rows}, indent=2, ensure_ascii=False) + "\n"
+        found = {name: [figures.document() for figures in some] for name, some in self.found.items()}
+        return json.dumps({**asdict(self), "found": found}, indent=2, ensure_ascii=False) + "\n"
 
     def page(self) -> str:
         """``docs/performance.md``."""
-        every = [row for some in self.rows.values() for row in some]
-        held = [row for row in every if row.met is not None]
+        held = [row for row in self.rows if row.met is not None]
         lines = [
             "# Performance",
             "",
@@ -48,7 +54,7 @@ class Report:
             "single reads beside a restore, a kill or a stop come from an open loop at a constant rate, from the",
             "moment each read was due.",
             "",
-            *table(every),
+            *table(self.rows),
             "",
             f"{sum(map(bool, (row.met for row in held)))} of {len(held)} targets are met.",
             *(f"\nNot measured: `{name}`, {why}." for name, why in self.skipped.items()),
@@ -56,6 +62,7 @@ class Report:
             "By themselves: `.venv/bin/python -m bench.assignor` (a round of the assignor, up to 2,000 members),",
             "`.venv/bin/python -m bench.wire` (size and time of the group's messages).",
             "",
+            *(_growth(self.series) if self.series else ()),
             "## Machine and versions",
             "",
             *_listed({**self.machine, **self.versions}),
@@ -63,7 +70,12 @@ class Report:
         return "\n".join(lines) + "\n"
 
 
-def table(rows: list[Row]) -> list[str]:
+def tables(found: Sequence[Row | Series]) -> list[str]:
+    """What was found as Markdown."""
+    return [*(table(_rows(found)) if _rows(found) else ()), *_series_tables(_series(found))]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
     """The rows as Markdown."""
     return [
         "| what | forebay | against | theirs | ratio | target | |",
@@ -76,20 +88,63 @@ def table(rows: list[Row]) -> list[str]:
     ]
 
 
+def _rows(found: Sequence[Row | Series]) -> list[Row]:
+    return [figures for figures in found if isinstance(figures, Row)]
+
+
+def _series(found: Sequence[Row | Series]) -> list[Series]:
+    return [figures for figures in found if isinstance(figures, Series)]
+
+
+def _series_tables(series: Sequence[Series]) -> list[str]:
+    return [line for one in series for line in ("", *_series_table(one))]
+
+
+def _series_table(series: Series) -> list[str]:
+    return [
+        f"| {series.what} | requests/s | | p99 {series.latency_of}, ms | |",
+        "|---:|---:|---:|---:|---:|",
+        *(
+            f"| {series.size(point)} | {_spread(point.requests_per_second)} | {number(throughput)} × | "
+            f"{_spread(point.p99_ms)} | {number(p99)} × |"
+            for point, throughput, p99 in zip(
+                series.points, series.throughput_ratios, series.p99_ratios, strict=True
+            )
+        ),
+    ]
+
+
+def _growth(series: Sequence[Series]) -> list[str]:
+    return [
+        "## How cost grows",
+        "",
+        "Single reads of random keys of one worker, while one thing grows and all else stays as it is: one store",
+        "of 4 partitions with 20,000 keys, all in memory, and 32 connections. Large values are fewer, 64 MiB of",
+        "them at most. State larger than the block cache is in the system's cache of files, not read from disk.",
+        "Meanwhile ten keys a second are written. A × is by the smallest size.",
+        "",
+        "Requests a second come from `wrk`; the p99 is measured after them, by an open loop at the rate that is",
+        "named, from the moment each read was due. That of a growing number of connections is of `wrk`'s own",
+        "requests: as each waits for those of all other connections, it grows with them by itself.",
+        "",
+        "![Throughput and p99 as each thing grows](growth.svg)",
+        *_series_tables(series),
+        "",
+    ]
+
+
 def _figure(values: tuple[float, ...], unit: str) -> str:
     if not values:
         return ""
-    return f"{_number(median(values))} ({_number(min(values))}–{_number(max(values))}) {unit}"
+    return f"{_spread(values)} {unit}"
 
 
-def _number(value: float) -> str:
-    if value == 0 or abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+def _spread(values: Sequence[float]) -> str:
+    return f"{number(median(values))} ({number(min(values))}–{number(max(values))})"
 
 
 def _ratio(row: Row) -> str:
-    return "" if row.ratio is None else f"{_number(row.ratio)} ×"
+    return "" if row.ratio is None else f"{number(row.ratio)} ×"
 
 
 def _target(row: Row) -> str:

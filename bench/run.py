@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bench import (
     changelog,
     control_plane,
     failover,
+    growth,
     hop,
     kafka,
     many_keys,
@@ -24,9 +26,10 @@ from bench import (
     start_up,
 )
 from bench.comparison import Comparison, Effort
-from bench.figures import Row
+from bench.figures import Row, Series
 from bench.machine import machine, versions
-from bench.report import Report, table
+from bench.plot import growth_plot
+from bench.report import Report, tables
 
 ROOT = Path(__file__).parents[1]
 COMPARISONS = (
@@ -48,6 +51,7 @@ COMPARISONS = (
     Comparison("memory", memory.memory),
     Comparison("relocation", relocation.relocation),
     Comparison("control-plane", control_plane.control_plane),
+    Comparison("growth", growth.growth, ("wrk",)),
 )
 
 
@@ -58,7 +62,7 @@ COMPARISONS = (
 def main(names: tuple[str, ...], rounds: int, seconds: int) -> None:
     """Measure forebay against others on this machine; all comparisons unless some are named."""
     before = machine()
-    rows: dict[str, list[Row]] = {}
+    found: dict[str, Sequence[Row | Series]] = {}
     skipped: dict[str, str] = {}
     failed: dict[str, str] = {}
     for comparison in COMPARISONS:
@@ -70,27 +74,29 @@ def main(names: tuple[str, ...], rounds: int, seconds: int) -> None:
             skipped[comparison.name] = why
             continue
         try:
-            rows[comparison.name] = _measured(comparison, rounds, seconds)
+            found[comparison.name] = _measured(comparison, rounds, seconds)
         except Exception as error:
             # What the others found should not be lost.
             why = f"it failed: {type(error).__name__}: {error}".splitlines()[0]
             click.echo(f"{comparison.name}: {why}\n{traceback.format_exc()}")
             failed[comparison.name] = why
-    report = Report(date.today().isoformat(), before, versions(), rounds, seconds, rows, {**skipped, **failed})
+    report = Report(date.today().isoformat(), before, versions(), rounds, seconds, found, {**skipped, **failed})
     if not names:
         (ROOT / "bench" / "results").mkdir(exist_ok=True)
         (ROOT / "bench" / "results" / f"{report.date}.json").write_text(report.to_json())
         (ROOT / "docs" / "performance.md").write_text(report.page())
+        if report.series:
+            (ROOT / "docs" / "growth.svg").write_text(growth_plot(report.series))
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 
-def _measured(comparison: Comparison, rounds: int, seconds: int) -> list[Row]:
+def _measured(comparison: Comparison, rounds: int, seconds: int) -> Sequence[Row | Series]:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"forebay-bench-{comparison.name}-") as directory:
-        rows = comparison.measure(Effort(rounds, seconds, Path(directory)))
-    click.echo("\n".join([f"{comparison.name}: {time.monotonic() - begun:.0f} s", *table(rows), ""]))
-    return rows
+        found = comparison.measure(Effort(rounds, seconds, Path(directory)))
+    click.echo("\n".join([f"{comparison.name}: {time.monotonic() - begun:.0f} s", *tables(found), ""]))
+    return found
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,10 +46,23 @@ def load(address: str, requests: Requests, *, connections: int, seconds: int) ->
     command += [f"http://{address}{requests.path}"]
     if requests.lines is not None:
         command += ["--", requests.method, requests.path, str(requests.lines)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 30)
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds + 30,
+        preexec_fn=_allow_open_files,
+    )
     if ran.returncode:
         raise LoadFailed(f"wrk ended with {ran.returncode}: {ran.stderr.strip() or ran.stdout.strip()}")
     seen = json.loads(ran.stdout.splitlines()[-1])
     if seen["refused"] or seen["broken"] or not seen["requests"]:
         raise LoadFailed(f"requests to {address}{requests.path} failed: {seen}")
     return Load(seen["requests"] / seen["microseconds"] * 1e6, seen["p50_us"] / 1e3, seen["p99_us"] / 1e3)
+
+
+def _allow_open_files() -> None:
+    """Each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
