@@ -106,7 +106,7 @@ def log_of(sink: Any, store: str) -> dict[int, list[Record]]:
     consumer = changelog.consumer()
     for partition in range(spec.partitions):
         consumer.assign(TopicPartition(spec.topic, partition), 0)
-    batches = consumer.poll(100_000)
+    batches = list(consumer.poll(100_000))
     consumer.close()
     return {b.topic_partition.partition: [r for r in b.records if not r[4]] for b in batches}
 

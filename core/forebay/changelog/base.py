@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -89,10 +89,11 @@ class Consumer(Protocol):
         """Return when something may be new, when ``wake`` is set, or after the time-out at the latest."""
         ...
 
-    def poll(self, max_records: int) -> list[Batch]:
+    def poll(self, max_records: int) -> Iterable[Batch]:
         """What is new, at most so many records a partition, with an end observation for each reached one.
 
-        A partition whose log cannot be reached is left out, so its lag grows by itself.
+        A partition whose log cannot be reached is left out, so its lag grows by itself. Logs may be read
+        only as their batches are taken.
         """
         ...
 

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -221,6 +222,8 @@ class SqliteChangelog:
 class _Assigned:
     path: str
     connection: sqlite3.Connection
+    cursor: sqlite3.Cursor
+    """The one that all is read by: the connection keeps a reference to each that was made of it."""
     inode: int
     data_version: int = -1
     end: int = 0
@@ -256,37 +259,41 @@ class SqliteConsumer:
         for topic_partition in list(self._positions):
             self.unassign(topic_partition)
 
-    def poll(self, max_records: int) -> list[Batch]:
+    def poll(self, max_records: int) -> Iterator[Batch]:
         """What is new in each partition; those that cannot be read are left out."""
-        batches = []
+        # One by one: so many new objects at once would have Python look through all that it has for garbage,
+        # which holds everything up for a tenth of a second where there are a thousand partitions.
         for tp in list(self._positions):
+            if tp not in self._positions:
+                continue
             try:
-                batches.append(self._read(tp, max_records))
+                batch = self._read(tp, max_records)
             except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
                 log.debug("%s cannot be read: %s", tp, error)
                 self._disconnect(tp)
-        return batches
+            else:
+                yield batch
 
     def _read(self, tp: TopicPartition, max_records: int) -> Batch:
         sent = boot_ms()
         source = self._source(tp)
-        connection = source.connection
-        (data_version,) = connection.execute("PRAGMA data_version").fetchone()
+        cursor = source.cursor
+        (data_version,) = cursor.execute("PRAGMA data_version").fetchone()
         records: list[Record] = []
         position = self._positions[tp]
         if data_version != source.data_version or position < source.end:
             # One read transaction, so that records and end are of one moment.
-            connection.execute("BEGIN")
+            cursor.execute("BEGIN")
             try:
-                state = connection.execute("SELECT identity, next_offset, tombstone_floor FROM state").fetchone()
-                first = connection.execute("SELECT min(offset) FROM log").fetchone()[0]
-                rows = connection.execute(
+                state = cursor.execute("SELECT identity, next_offset, tombstone_floor FROM state").fetchone()
+                first = cursor.execute("SELECT min(offset) FROM log").fetchone()[0]
+                rows = cursor.execute(
                     "SELECT offset, key, value, timestamp_ms, heartbeat FROM log "
                     "WHERE offset >= ? ORDER BY offset LIMIT ?",
                     (position, max_records),
                 ).fetchall()
             finally:
-                connection.execute("COMMIT")
+                cursor.execute("COMMIT")
             source.identity, source.end, source.tombstone_floor = state
             source.beginning = source.end if first is None else first
             source.data_version = data_version
@@ -313,9 +320,10 @@ class SqliteConsumer:
         if source is None:
             path = self._changelog.path(tp)
             inode = os.stat(path).st_ino
-            source = self._assigned[tp] = _Assigned(path, sqlite_partition.connect(path), inode)
-            source.connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB_PER_PARTITION}")
-            sqlite_partition.check_format(source.connection, path)
+            connection = sqlite_partition.connect(path)
+            source = self._assigned[tp] = _Assigned(path, connection, connection.cursor(), inode)
+            connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB_PER_PARTITION}")
+            sqlite_partition.check_format(connection, path)
         return source
 
     def _disconnect(self, tp: TopicPartition) -> None:

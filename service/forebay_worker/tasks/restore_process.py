@@ -155,11 +155,11 @@ def _fold_files(
 def _next_batch(consumer: Consumer, tp: TopicPartition) -> Batch:
     """What comes next; raises ``OSError`` where nothing does for a while, not even an end."""
     deadline = time.monotonic() + _SILENCE_S
-    while not (batches := consumer.poll(RECORDS_PER_POLL)):
+    while (batch := next(iter(consumer.poll(RECORDS_PER_POLL)), None)) is None:
         if time.monotonic() > deadline:
             raise OSError(f"the log {tp} cannot be read")
         consumer.wait(_NEVER_SET, _PAUSE_S)
-    return batches[0]
+    return batch
 
 
 def main() -> None:

@@ -172,6 +172,15 @@ def test_partitions_are_read_side_by_side_until_unassigned(changelog: SqliteChan
         assert pairs(poll_one(consumer)) == [(0, b"b", b"1"), (1, b"c", b"1")]
 
 
+def test_a_partition_unassigned_between_two_batches_is_not_read(changelog: SqliteChangelog) -> None:
+    with consuming(changelog) as consumer:
+        consumer.assign(ONE, 0)
+        batches = iter(consumer.poll(10))
+        assert next(batches).topic_partition == ZERO
+        consumer.unassign(ONE)
+        assert list(batches) == []
+
+
 def test_a_partition_that_cannot_be_read_is_left_out_and_the_others_go_on(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1", 0)
     with consuming(changelog) as consumer:
@@ -291,7 +300,7 @@ def test_an_open_consumer_reads_nothing_from_a_deleted_log_and_comes_back_to_a_n
         poll_one(consumer)
         shutil.rmtree(changelog.directory)
         now += 1001.0
-        assert consumer.poll(10) == []
+        assert list(consumer.poll(10)) == []
         changelog = SqliteChangelog(changelog.directory)
         changelog.ensure_topic("t", 2)
         append(changelog, ZERO, "z=1", 0)
