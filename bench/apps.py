@@ -7,8 +7,10 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from bench.credentials import AUTHORIZATION
 from fastapi import FastAPI, Request, Response
 
+_HEADERS = {"authorization": AUTHORIZATION}
 Asgi = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[dict[str, Any]], Awaitable[None]]], Any]
 
 
@@ -51,7 +53,7 @@ def httpx_proxy() -> FastAPI:
     import httpx
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    client = httpx.AsyncClient(base_url=os.environ["BENCH_UPSTREAM"], limits=limits, timeout=10)
+    client = httpx.AsyncClient(base_url=os.environ["BENCH_UPSTREAM"], limits=limits, timeout=10, headers=_HEADERS)
     app = FastAPI()
 
     @app.get("/{path:path}")
@@ -70,7 +72,7 @@ def aiohttp_proxy() -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with aiohttp.ClientSession(os.environ["BENCH_UPSTREAM"]) as session:
+        async with aiohttp.ClientSession(os.environ["BENCH_UPSTREAM"], headers=_HEADERS) as session:
             sessions.append(session)
             yield
 

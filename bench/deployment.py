@@ -1,4 +1,4 @@
-"""forebay as it is measured: real worker and router processes, with CORS, metrics and a live tailer on."""
+"""forebay as it is measured: real processes, with authentication, CORS, metrics and a live tailer on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import credentials
 from bench.records import records
 
 from tests.cluster import Cluster, running_cluster, wait_until
@@ -41,11 +42,12 @@ def served(
     directory: Path, *, router: bool = False, keys: int = KEYS
 ) -> Iterator[tuple[Cluster, str, str, list[str]]]:
     """One worker with the store, written to all the while: cluster, worker's address, router's, and keys."""
-    with deployment(directory) as cluster:
+    headers = {"authorization": credentials.AUTHORIZATION}
+    with deployment(directory, headers=headers) as cluster:
         rows = records(keys)
         cluster.put(STORE, rows)
-        worker = cluster.start_worker()
-        front = cluster.start_router(*OPTIONS) if router else ""
+        worker = cluster.start_worker(None, *credentials.worker_options(directory))
+        front = cluster.start_router(*OPTIONS, *credentials.router_options(directory)) if router else ""
         cluster.wait_settled(front or worker, replicas=1)
         with written_to(cluster, rows):
             yield cluster, worker, front, [key.decode() for key in rows]
@@ -85,7 +87,7 @@ def ask(address: str, path: str) -> tuple[int, bytes]:
     """Status and body of a GET, 0 where nobody listens; unlike httpx, it hardly costs anything."""
     connection = http.client.HTTPConnection(address, timeout=10)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"authorization": credentials.AUTHORIZATION})
         answer = connection.getresponse()
         return answer.status, answer.read()
     except OSError:

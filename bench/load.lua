@@ -6,7 +6,8 @@ function init(args)
     if not args[3] then return end
     for line in io.lines(args[3]) do
         if args[1] == "POST" then
-            requests[#requests + 1] = wrk.format("POST", args[2], { ["Content-Type"] = "application/json" }, line)
+            wrk.headers["Content-Type"] = "application/json"
+            requests[#requests + 1] = wrk.format("POST", args[2], nil, line)
         else
             requests[#requests + 1] = wrk.format("GET", args[2] .. line)
         end

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench.comparison import Effort
+from bench.credentials import AUTHORIZATION
 from bench.deployment import STORE, served
 from bench.figures import Row, Target, interleaved
 from bench.records import records
@@ -72,7 +73,8 @@ def _scan_through(router: str) -> int:
     path = f"/v1/stores/{STORE}/entries?limit={ENTRIES}&timeout_ms=30000"
     count, cursor = 0, b""
     while True:
-        connection.request("GET", path + (f"&cursor={cursor.decode()}" if cursor else ""))
+        target = path + (f"&cursor={cursor.decode()}" if cursor else "")
+        connection.request("GET", target, headers={"authorization": AUTHORIZATION})
         answer = connection.getresponse()
         body = answer.read()
         assert answer.status == 200, body

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
-import httpx
 from bench import opponents
 from bench.comparison import Effort
-from bench.deployment import STORE, served
+from bench.deployment import STORE, ask, served
 from bench.figures import Row, Target, interleaved
 from bench.wrk import Requests, load
 
@@ -18,7 +18,7 @@ _OURS = "worker, one key, lag attached"
 def constant(effort: Effort) -> list[Row]:
     with served(effort.directory) as (_, worker, _, keys):
         path = f"/v1/stores/{STORE}/keys/{keys[0]}"
-        body = httpx.get(f"http://{worker}{path}").text
+        body = ask(worker, path)[1].decode()
         with opponents.asgi("constant", BENCH_BODY=body) as constant:
             return _row(effort, worker, path, "uvicorn, raw ASGI, constant answer", constant, "/", Target(4))
 
@@ -26,7 +26,7 @@ def constant(effort: Effort) -> list[Row]:
 def static_file(effort: Effort) -> list[Row]:
     with served(effort.directory) as (_, worker, _, keys):
         path = f"/v1/stores/{STORE}/keys/{keys[0]}"
-        body = httpx.get(f"http://{worker}{path}").content
+        _, body = ask(worker, path)
         with opponents.nginx(effort.directory, body) as nginx:
             return _row(
                 effort,
@@ -42,7 +42,7 @@ def static_file(effort: Effort) -> list[Row]:
 def redis(effort: Effort) -> list[Row]:
     with served(effort.directory) as (_, worker, _, keys), opponents.redis(effort.directory) as server:
         path = f"/v1/stores/{STORE}/keys/{keys[0]}"
-        value = httpx.get(f"http://{worker}{path}").json()["value"]["text"]
+        value = json.loads(ask(worker, path)[1])["value"]["text"]
         with opponents.asgi("redis_lookup", BENCH_BODY=value, BENCH_REDIS=f"redis://{server}") as lookup:
             return _row(effort, worker, path, "FastAPI + redis-py + Redis", lookup, "/keys/key", Target(30))
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.credentials import AUTHORIZATION
+
 SCRIPT = Path(__file__).with_name("load.lua")
 
 
@@ -43,6 +45,7 @@ class Load:
 def load(address: str, requests: Requests, *, connections: int, seconds: int) -> Load:
     """Ask as fast as the answers come; raises ``LoadFailed``."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(SCRIPT), "--timeout", "10s"]
+    command += ["-H", f"Authorization: {AUTHORIZATION}"]
     command += [f"http://{address}{requests.path}"]
     if requests.lines is not None:
         command += ["--", requests.method, requests.path, str(requests.lines)]

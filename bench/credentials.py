@@ -1,0 +1,22 @@
+"""The token that measured processes want of everyone, and that every loader shows, to opponents as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_TOKEN = "measured"
+AUTHORIZATION = f"Bearer {_TOKEN}"
+
+
+def worker_options(directory: Path) -> tuple[str, ...]:
+    """What makes a worker want the token."""
+    tokens = directory / "tokens"
+    tokens.write_text(f"bench {_TOKEN}\n")
+    return ("--auth-tokens-file", str(tokens))
+
+
+def router_options(directory: Path) -> tuple[str, ...]:
+    """What makes a router want the token, and show it to workers."""
+    own = directory / "token"
+    own.write_text(_TOKEN)
+    return (*worker_options(directory), "--worker-token-file", str(own))
