@@ -175,9 +175,10 @@ def test_an_answer_has_its_members(served, tier, path):
     if path == "/metrics":
         return
     document = answer.json()
-    own = {"worker": {"topology", "host", "ceiling", "obstacle", "tasks"}, "router": {"workers", "processes"}}[
-        tier
-    ]
+    own = {
+        "worker": {"topology", "host", "ceiling", "obstacle", "tasks"},
+        "router": {"workers", "processes", "refused_by"},
+    }[tier]
     missing, extra = route.members - document.keys(), document.keys() - route.members
     assert not missing
     if path == "/v1/status":
