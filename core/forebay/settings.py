@@ -151,7 +151,14 @@ SETTINGS: tuple[Setting, ...] = (
         WORKER,
         "Whether missing changelog topics are created; else `forebay topology apply` does.",
     ),
-    Setting("poll_interval_ms", "integer", 10, WORKER, "Pause between looks at an idle log.", least=1),
+    Setting(
+        "poll_interval_ms",
+        "integer",
+        10,
+        WORKER,
+        "Pause between looks at idle logs; longer where a look at all takes longer.",
+        least=1,
+    ),
     Setting(
         "apply_records_per_second",
         "integer",

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RECORDS_PER_POLL = 2_000
+_PAUSE_BY_LOOK = 3
+"""By what a look at all logs takes: a thousand that are idle should not take most of a core."""
+_LONGEST_PAUSE_S = 0.25
 _PACED_POLL_S = 0.1
 _RETRY_MS = 2_000.0
 _HOUSEKEEPING_MS = 200.0
@@ -128,14 +131,16 @@ class Applier:
             self._wake.clear()
             self._run_commands()
             self._keep_house()
-            applied = 0
+            applied, begun_ms = 0, boot_ms()
             for batch in self._consumer.poll(self._records_per_poll()):
                 replica = self._replicas.get(batch.topic_partition)
                 if replica is not None:
                     applied += len(batch.records)
                     self._apply_safely(replica, batch)
             if not applied:
-                self._consumer.wait(self._wake, self._poll_interval_s)
+                took_s = (boot_ms() - begun_ms) / 1000
+                pause_s = min(_PAUSE_BY_LOOK * took_s, _LONGEST_PAUSE_S)
+                self._consumer.wait(self._wake, max(self._poll_interval_s, pause_s))
             elif self._records_per_second:
                 self._wake.wait(applied / self._records_per_second)
         self._run_commands()
