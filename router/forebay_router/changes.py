@@ -116,7 +116,7 @@ class RoutedChanges:
             # Each candidate gets its share of the time to the first event.
             left_ms = max(_LEAST_ATTEMPT_MS, (self._due_boot_ms - boot_ms()) / (len(hosts) - i))
             try:
-                asked = request.render(host, int(left_ms), self._router.credentials().line)
+                asked = request.render(host, int(left_ms), self._router.credentials())
                 upstream, event = await _first(host, asked, left_ms)
             except OSError as error:
                 self._lost(host, error)

@@ -15,7 +15,7 @@ from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataSt
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.candidates import Holder
-from forebay_router.credentials import REFUSALS, Credentials
+from forebay_router.credentials import REFUSALS
 from forebay_router.polls import Pace, PollRefused, WorkerDocuments
 from forebay_router.seeds import Seeds
 from forebay_router.worker_view import Held, Report, WorkerView
@@ -35,7 +35,7 @@ class Cluster:
         seeds: Seeds,
         poll_interval_ms: int,
         lag_report_max_age_ms: int,
-        credentials: Callable[[], Credentials],
+        credentials: Callable[[], bytes],
     ) -> None:
         self._seeds = seeds
         self._documents = WorkerDocuments(credentials)

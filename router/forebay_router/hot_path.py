@@ -92,7 +92,7 @@ class RouterHotPath:
         read = _Outstanding(request, parameters, slot, host, (spec.name, partition), now)
         router.in_flight += 1
         router.budget.earn(now)
-        sent = _render(request, partition, host, router.credentials().line)
+        sent = _render(request, partition, host, router.credentials())
         connection.send(sent, lambda answer: self._answered(read, answer))
         self._outstanding.append(read)
         self._tick()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from forebay.metadata import HostInfo
-from forebay_router.credentials import Credentials
 from forebay_router.upstream import Upstreams
 
 _TIMEOUT_S = 1.0
@@ -33,7 +32,7 @@ class PollRefused(Exception):
 class WorkerDocuments:
     """Asks workers for documents, on connections that no read shares."""
 
-    def __init__(self, credentials: Callable[[], Credentials]) -> None:
+    def __init__(self, credentials: Callable[[], bytes]) -> None:
         self._credentials = credentials
         self._upstreams = Upstreams()
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
@@ -43,7 +42,7 @@ class WorkerDocuments:
         request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
             path.encode(),
             str(address).encode(),
-            self._credentials().line,
+            self._credentials(),
         )
         async with self._turns, asyncio.timeout(_TIMEOUT_S):
             answer = await self._upstreams.request(address, request, alone=True)

@@ -150,7 +150,7 @@ class ReplicaRead:
                 self._attempts.append(Attempt(host, "full"))
                 continue
             left_ms = max(1, int(self._deadline - boot_ms()))
-            request = self._request.render(host, left_ms, router.credentials().line)
+            request = self._request.render(host, left_ms, router.credentials())
             self._asked[asyncio.create_task(self._timed(host, request))] = host
             return True
         return False
