@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,20 @@ def served(
 def written_to(cluster: Cluster, rows: Mapping[bytes, bytes]) -> Iterator[None]:
     """Some of the rows are written again and again meanwhile, a hundred a second, with heartbeats."""
     some = dict(list(rows.items())[:_ROWS_PER_WRITE])
+    with meanwhile(lambda: cluster.put(STORE, some), _WRITE_PAUSE_S):
+        yield
+
+
+@contextlib.contextmanager
+def meanwhile(write: Callable[[], object], pause_s: float) -> Iterator[None]:
+    """Something is written again and again in a thread, with so long a pause before each time."""
     stopping = threading.Event()
 
-    def write() -> None:
-        while not stopping.wait(_WRITE_PAUSE_S):
-            cluster.put(STORE, some)
+    def run() -> None:
+        while not stopping.wait(pause_s):
+            write()
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=run)
     writer.start()
     try:
         yield

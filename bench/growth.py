@@ -6,14 +6,13 @@ import contextlib
 import itertools
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.comparison import Effort
-from bench.deployment import KEYS, OPTIONS, deployment, topology, wait_caught_up
+from bench.deployment import KEYS, OPTIONS, deployment, meanwhile, topology, wait_caught_up
 from bench.figures import Point, Series, percentile
 from bench.open_loop import for_seconds, read_steadily
 from bench.records import VALUE_BYTES, records
@@ -156,25 +155,18 @@ def _served(directory: Path, setup: Setup) -> Iterator[tuple[str, list[str]]]:
 def _written_to(cluster: Cluster, store: str, rows: Mapping[bytes, bytes]) -> Iterator[None]:
     """Rows are written again meanwhile, singly and without heartbeats: those would grow with the partitions."""
     spec = cluster.topology.stores[store]
-    stopping = threading.Event()
+    batches = enumerate(itertools.cycle(rows.items()))
 
     def write() -> None:
-        for batch, (key, value) in enumerate(itertools.cycle(rows.items())):
-            if stopping.wait(1 / WRITES_PER_SECOND):
-                return
-            sqlite_partition.append_batch(
-                cluster.changelog.path(TopicPartition(spec.topic, cluster.partition(spec, key))),
-                [(key, value, int(time.time() * 1000))],
-                writer=store,
-                query_id="q",
-                batch_id=batch,
-                write_name="again",
-            )
+        batch, (key, value) = next(batches)
+        sqlite_partition.append_batch(
+            cluster.changelog.path(TopicPartition(spec.topic, cluster.partition(spec, key))),
+            [(key, value, int(time.time() * 1000))],
+            writer=store,
+            query_id="q",
+            batch_id=batch,
+            write_name="again",
+        )
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with meanwhile(write, 1 / WRITES_PER_SECOND):
         yield
-    finally:
-        stopping.set()
-        writer.join()
