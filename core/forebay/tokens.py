@@ -13,6 +13,7 @@ from forebay.reloaded_file import ReloadedFile
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
+_MOST_REMEMBERED = 4096
 
 
 def token_headers(token: str | None) -> dict[str, str]:
@@ -36,15 +37,27 @@ class TokensFile:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = boot_ms) -> None:
-        self._digests = ReloadedFile(path, _read_digests, clock)
+        self._file = ReloadedFile(path, _read_digests, clock)
+        self._digests = self._file()
+        self._let_in: set[bytes] = set()
+        """Headers that were found to have one of these tokens."""
 
     def authenticate(self, method: str, path: str, authorization: bytes) -> None:
         """Raise ``Unauthenticated`` unless there is a token of the file's."""
+        digests = self._file()
+        if digests is not self._digests:
+            self._digests, self._let_in = digests, set()
+        # Sets are searched by hash: how long that takes says nothing of how much of a token was right.
+        if authorization not in self._let_in:
+            self._require_known(authorization)
+            if len(self._let_in) < _MOST_REMEMBERED:
+                self._let_in.add(authorization)
+
+    def _require_known(self, authorization: bytes) -> None:
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             raise Unauthenticated("The request has no token; send the header Authorization: Bearer TOKEN.")
-        # Found by its digest: how long that takes says nothing of how much of a token was right.
-        if hashlib.sha256(token.strip(b" ")).digest() not in self._digests():
+        if hashlib.sha256(token.strip(b" ")).digest() not in self._digests:
             raise Unauthenticated("The request's token is not one of those that are known here.")
 
 

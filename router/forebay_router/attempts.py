@@ -11,7 +11,6 @@ from forebay.errors import DeadlineExceeded, NoReplica, Overloaded, PartitionerM
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
-from forebay_router.upstream import UpstreamAnswer
 
 _MISPLACED = f"urn:forebay:problem:{PartitionerMismatch.name}"
 
@@ -22,7 +21,7 @@ class Attempt:
 
     host: HostInfo
     outcome: str
-    answer: UpstreamAnswer | None = None
+    answer: Answer | None = None
 
     def document(self) -> dict[str, Any]:
         """The attempt as a member of a problem's ``attempts``."""
@@ -81,13 +80,13 @@ def late(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
     )
 
 
-def _passed_on(answer: UpstreamAnswer, attempts: list[dict[str, Any]], head: bytes = b"") -> Answer:
+def _passed_on(answer: Answer, attempts: list[dict[str, Any]], head: bytes = b"") -> Answer:
     document = {**_problem_of(answer), "attempts": attempts}
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     return Answer(answer.status, answer.head + head, body)
 
 
-def _problem_of(answer: UpstreamAnswer) -> dict[str, Any]:
+def _problem_of(answer: Answer) -> dict[str, Any]:
     try:
         document = json.loads(answer.body)
     except ValueError:

@@ -15,6 +15,7 @@ from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
 from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.position import decode_position, encode_position
+from forebay.rest.answers import Answer
 from forebay.rest.changes import KEEP_ALIVE_MS, passes, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
@@ -24,7 +25,6 @@ from forebay_router.credentials import REFUSALS
 from forebay_router.event_upstream import EventUpstream
 from forebay_router.replica_read import ReplicaRequest
 from forebay_router.router import Router
-from forebay_router.upstream import UpstreamAnswer
 
 _LEAST_PAUSE_MS = 20.0
 _MOST_PAUSE_MS = 1_000.0
@@ -156,7 +156,7 @@ class RoutedChanges:
             self._router.cluster.refused(host, status)
         if status == 421:
             self._router.cluster.refresh(host)
-        self._attempts.append(Attempt(host, "answered", UpstreamAnswer(status, b"", event.data)))
+        self._attempts.append(Attempt(host, "answered", Answer(status, b"", event.data)))
 
     def _lost(self, host: HostInfo, error: OSError) -> None:
         self._router.counts["failovers"] += 1

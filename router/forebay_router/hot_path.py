@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from forebay.codecs import from_segment
 from forebay.errors import InternalError, Problem
@@ -25,7 +26,6 @@ from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
 from forebay_router.replica_read import is_final
 from forebay_router.router import Router
-from forebay_router.upstream import UpstreamAnswer
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class RouterHotPath:
         self._choices[key] = (now_boot_ms, hosts)
         return hosts
 
-    def _answered(self, read: _Outstanding, answer: UpstreamAnswer | None) -> None:
+    def _answered(self, read: _Outstanding, answer: Answer | None) -> None:
         """Take a worker's answer, None where the connection ended first."""
         router = self._router
         if answer is None:
@@ -138,13 +138,13 @@ class RouterHotPath:
             router.delay.observe(boot_ms() - read.sent_boot_ms)
         if read.settled:
             if answer is not None and is_final(answer):
-                self._answered_after_all(read, Answer(*answer))
+                self._answered_after_all(read, answer)
         elif answer is None or not is_final(answer):
             self._go_on_as_ordinary(read, None)
         else:
             read.settled = True
             router.in_flight -= 1
-            self._fill(read, Answer(*answer))
+            self._fill(read, answer)
 
     def _answered_after_all(self, read: _Outstanding, answer: Answer) -> None:
         """The first worker was faster than those asked since."""
@@ -218,11 +218,16 @@ class RouterHotPath:
 
 def _render(request: HotRequest, partition: int, host: HostInfo, credentials: bytes) -> bytes:
     """A request of the router's own making; nothing received is passed on but key and query, both checked."""
-    query = b"%b&partition=%d" % (request.query, partition) if request.query else b"partition=%d" % partition
-    return b"GET /v1/stores/%b/keys/%b?%b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
+    return b"GET /v1/stores/%b/keys/%b?%bpartition=%d%b" % (
         request.store.encode(),
         request.segment,
-        query,
-        str(host).encode(),
-        credentials,
+        request.query + b"&" if request.query else b"",
+        partition,
+        _rest(host, credentials),
     )
+
+
+@lru_cache(maxsize=1024)
+def _rest(host: HostInfo, credentials: bytes) -> bytes:
+    """A request to a worker, behind its target."""
+    return b" HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (str(host).encode(), credentials)

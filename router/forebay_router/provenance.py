@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from forebay.lag import Lag
@@ -35,6 +36,7 @@ RawFigures = tuple[bytes | None, bytes | None, bytes | None]
 """Record lag, time lag and role as they are written."""
 
 
+@lru_cache(maxsize=1024)
 def raw_figures(head: bytes) -> RawFigures | None:
     """The same without age, unread: many answers have the same."""
     found = _match(head)

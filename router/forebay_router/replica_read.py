@@ -16,7 +16,6 @@ from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, late, overload, refusal
 from forebay_router.credentials import REFUSALS
 from forebay_router.provenance import told_by
-from forebay_router.upstream import UpstreamAnswer
 
 if TYPE_CHECKING:
     from forebay_router.router import Router
@@ -84,9 +83,9 @@ class ReplicaRead:
         self._waiting = router.candidates(spec, partition, parameters)
         # A stable sort: all others stay in order.
         self._waiting.sort(key=lambda host: host == request.silent)
-        self._asked: dict[asyncio.Task[UpstreamAnswer], HostInfo] = {}
+        self._asked: dict[asyncio.Task[Answer], HostInfo] = {}
         self._silent: set[HostInfo] = set()
-        self._hedges: set[asyncio.Task[UpstreamAnswer]] = set()
+        self._hedges: set[asyncio.Task[Answer]] = set()
         self._attempts: list[Attempt] = []
         self._overloads = 0
         self._overloaded = False
@@ -103,7 +102,7 @@ class ReplicaRead:
                     final = self._take(task)
                     if final is not None:
                         self._router.counts["hedges_won"] += task in self._hedges
-                        return Answer(*final)
+                        return final
                 if boot_ms() >= self._deadline - _LEAST_TIME_FOR_AN_ATTEMPT_MS:
                     self._attempts += [Attempt(host, "no answer yet") for host in self._asked.values()]
                     self._late = True
@@ -124,7 +123,7 @@ class ReplicaRead:
             return overload(store, partition, self._attempts)
         return refusal(store, partition, self._attempts)
 
-    async def _wait(self) -> set[asyncio.Task[UpstreamAnswer]]:
+    async def _wait(self) -> set[asyncio.Task[Answer]]:
         left_ms = self._deadline - boot_ms()
         pause_ms = min(left_ms, self._hedge_delay_ms()) if self._waiting else left_ms
         done, _ = await asyncio.wait(
@@ -155,14 +154,14 @@ class ReplicaRead:
             return True
         return False
 
-    async def _timed(self, host: HostInfo, request: bytes) -> UpstreamAnswer:
+    async def _timed(self, host: HostInfo, request: bytes) -> Answer:
         begun = boot_ms()
         answer = await self._router.upstreams.request(host, request, alone=self._alone)
         if not self._alone:
             self._router.delay.observe(boot_ms() - begun)
         if self._request.single and answer.status == 200:
             [result] = read_batch_frames(answer.body)
-            return UpstreamAnswer(*result)
+            return Answer(*result)
         return answer
 
     def _hedge(self) -> None:
@@ -179,7 +178,7 @@ class ReplicaRead:
             else:
                 self._router.counts["hedges_refused"] += 1
 
-    def _take(self, task: asyncio.Task[UpstreamAnswer]) -> UpstreamAnswer | None:
+    def _take(self, task: asyncio.Task[Answer]) -> Answer | None:
         """Note what came of an attempt; the answer if it is final."""
         host = self._asked.pop(task)
         cluster = self._router.cluster
@@ -211,13 +210,13 @@ class ReplicaRead:
                 return answer
         return None
 
-    def _report(self, host: HostInfo, answer: UpstreamAnswer) -> None:
+    def _report(self, host: HostInfo, answer: Answer) -> None:
         told = told_by(answer.head)
         if told is not None and told.role:
             self._router.cluster.report(host, self._held, told.role, told.lag)
 
 
-def is_final(answer: UpstreamAnswer | Answer) -> bool:
+def is_final(answer: Answer) -> bool:
     """Whether a worker's answer is the client's, and no other worker need be asked.
 
     A worker that does not know a store which the router's map has is behind a deployment.

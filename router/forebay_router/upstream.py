@@ -1,4 +1,7 @@
-"""Connections to workers: a few per worker, requests pipelined, answers matched in order."""
+"""Connections to workers: a few per worker, requests pipelined, answers matched in order.
+
+An ``Answer`` of a worker's has its header lines as they came, without content-length.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,24 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from functools import lru_cache
+from typing import cast
 
 from forebay.metadata import HostInfo
+from forebay.rest.answers import Answer
 
 _CONNECTIONS_PER_WORKER = 4
 _MOST_IDLE_PER_WORKER = 16
 _CONNECT_TIMEOUT_S = 1.0
 _MOST_HEAD_BYTES = 64 << 10
-_ONE = ord("1")
-
-
-class UpstreamAnswer(NamedTuple):
-    """A worker's answer: its header lines as they came, without content-length, and its body."""
-
-    status: int
-    head: bytes
-    body: bytes
+_LENGTH = b"\r\ncontent-length: "
 
 
 class UpstreamClosed(ConnectionError):
     """The connection ended before the answer was whole."""
 
 
-OnAnswer = Callable[["UpstreamAnswer | None"], None]
+OnAnswer = Callable[["Answer | None"], None]
 """Called once with the answer, or with None if the connection ended before it was whole."""
 
 
@@ -118,11 +115,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-async def _exchange(connection: Connection, request: bytes) -> UpstreamAnswer:
+async def _exchange(connection: Connection, request: bytes) -> Answer:
     """Send and wait; raises ``UpstreamClosed``."""
-    future: asyncio.Future[UpstreamAnswer | None] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
 
-    def on_answer(answer: UpstreamAnswer | None) -> None:
+    def on_answer(answer: Answer | None) -> None:
         if not future.done():
             future.set_result(answer)
 
@@ -133,7 +130,7 @@ async def _exchange(connection: Connection, request: bytes) -> UpstreamAnswer:
     return answer
 
 
-def _parse(buffer: bytes, at: int) -> tuple[UpstreamAnswer, int, bool] | None:
+def _parse(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
     """The answer that begins at ``at``, where it ends, and whether the connection stays; None if cut short.
 
     Raises ``ValueError`` for what is not a final HTTP/1.1 answer with a content-length.
@@ -143,17 +140,13 @@ def _parse(buffer: bytes, at: int) -> tuple[UpstreamAnswer, int, bool] | None:
         if len(buffer) - at > _MOST_HEAD_BYTES:
             raise ValueError("head too long")
         return None
-    if not buffer.startswith(b"HTTP/1.1 ", at) or buffer[at + 9] == _ONE:
-        raise ValueError("not a final answer")
-    status = int(buffer[at + 9 : at + 12])
-    head_at = buffer.index(b"\r\n", at) + 2
-    length, head, keep = _read_head(buffer[head_at : end + 2])
+    status, lines, length, keep = _read_head(buffer, at, end)
     if length < 0:
         raise ValueError("no content-length")
     body_at = end + 4
     if len(buffer) < body_at + length:
         return None
-    return UpstreamAnswer(status, head, buffer[body_at : body_at + length]), body_at + length, keep
+    return Answer(status, lines, buffer[body_at : body_at + length]), body_at + length, keep
 
 
 def _left_of_body(buffer: bytes, at: int) -> int:
@@ -161,23 +154,23 @@ def _left_of_body(buffer: bytes, at: int) -> int:
     end = buffer.find(b"\r\n\r\n", at)
     if end < 0:
         return 0
-    length, _, _ = _read_head(buffer[buffer.index(b"\r\n", at) + 2 : end + 2])
+    _, _, length, _ = _read_head(buffer, at, end)
     return max(0, end + 4 + length - len(buffer))
 
 
-def _read_head(lines: bytes) -> tuple[int, bytes, bool]:
-    """Length of the body, the other header lines, and whether the connection stays; raises ``ValueError``."""
-    at = lines.rfind(b"content-length: ")
-    if (
-        at >= 0
-        and lines.endswith(b"\r\n")
-        and lines.count(b"\r\n", at) == 1
-        and lines.count(b"content-length") == 1
-    ):
-        lowered = lines.lower()
-        if b"transfer-encoding" not in lowered and b"connection" not in lowered:
+def _read_head(buffer: bytes, at: int, end: int) -> tuple[int, bytes, int, bool]:
+    """Status, header lines, length of the body (-1 if not told), and whether the connection stays.
+
+    ``end`` is that of the last header. Raises ``ValueError``.
+    """
+    length_at = buffer.rfind(_LENGTH, at, end)
+    if length_at >= 0:
+        digits = buffer[length_at + len(_LENGTH) : end]
+        told = _before_length(buffer[at : length_at + 2])
+        if told is not None and digits.isdigit():
             # A worker of ours: the length is the last line.
-            return int(lines[at + 16 : -2]), lines[:at], True
+            return *told, int(digits), True
+    status, lines = _split_status(buffer[at : end + 2])
     length, keep = -1, True
     kept = []
     for header in lines[:-2].split(b"\r\n"):
@@ -191,7 +184,27 @@ def _read_head(lines: bytes) -> tuple[int, bytes, bool]:
             keep = value.lower() != b"close"
         else:
             kept.append(header + b"\r\n")
-    return length, b"".join(kept), keep
+    return status, b"".join(kept), length, keep
+
+
+@lru_cache(maxsize=1024)
+def _before_length(head: bytes) -> tuple[int, bytes] | None:
+    """Status and header lines that precede the length, None where a line among them says how to read on.
+
+    All answers of a replica in a millisecond have the same.
+    """
+    lowered = head.lower()
+    if any(name in lowered for name in (b"content-length", b"transfer-encoding", b"connection")):
+        return None
+    return _split_status(head)
+
+
+def _split_status(head: bytes) -> tuple[int, bytes]:
+    """Status, and the lines after the status line; raises ``ValueError`` unless it is a final answer's."""
+    line, _, lines = head.partition(b"\r\n")
+    if not line.startswith(b"HTTP/1.1 ") or line[9:10] == b"1":
+        raise ValueError("not a final answer")
+    return int(line[9:12]), lines
 
 
 @dataclass
@@ -205,7 +218,7 @@ class Upstreams:
     _apart: Counter[HostInfo] = field(default_factory=Counter)
     """Requests that are on no shared connection: those alone, and those that wait for one to be opened."""
 
-    async def request(self, host: HostInfo, request: bytes, *, alone: bool = False) -> UpstreamAnswer:
+    async def request(self, host: HostInfo, request: bytes, *, alone: bool = False) -> Answer:
         """Send a request to a worker.
 
         ``alone`` gives it a connection of its own, for answers that are slow or large. Raises ``OSError`` if
@@ -220,7 +233,7 @@ class Upstreams:
             self._apart[host] -= 1
         return await _exchange(connection, request)
 
-    async def _alone(self, host: HostInfo, request: bytes) -> UpstreamAnswer:
+    async def _alone(self, host: HostInfo, request: bytes) -> Answer:
         idle = self._idle.setdefault(host, [])
         while idle:
             connection = idle.pop()
@@ -232,7 +245,7 @@ class Upstreams:
                     break
         return await self._lent(host, await _connect(host), request)
 
-    async def _lent(self, host: HostInfo, connection: Connection, request: bytes) -> UpstreamAnswer:
+    async def _lent(self, host: HostInfo, connection: Connection, request: bytes) -> Answer:
         """Use a connection for one exchange, and keep it for the next if that came to its end."""
         answer = None
         try:

@@ -52,16 +52,40 @@ def render(answer: Answer, lines: bytes = b"") -> bytes:
     )
 
 
+class Outbox:
+    """Sends what a turn of the event loop has to say when all that was received in it is read.
+
+    A write to a peer that sleeps also wakes it, which costs more than the write: one that finds all its answers
+    at once is woken once for them.
+    """
+
+    def __init__(self) -> None:
+        self._protocols: list[HotPathProtocol] = []
+
+    def add(self, protocol: HotPathProtocol) -> None:
+        """Have a connection's answers sent at the end of this turn."""
+        if not self._protocols:
+            protocol.loop.call_soon(self._send)
+        self._protocols.append(protocol)
+
+    def _send(self) -> None:
+        protocols, self._protocols = self._protocols, []
+        for protocol in protocols:
+            protocol.send_now()
+
+
 class HotPathProtocol(HttpToolsProtocol):
     """Offers whole requests to ``handler`` while the connection is between two ordinary ones."""
 
     handler: ClassVar[Handler]
     origins: ClassVar[OriginHeaders]
+    outbox: ClassVar[Outbox]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_message = False
         self._slots: deque[Slot] = deque()
+        self._unsent: list[bytes] = []
         self._held = b""
         self._hot_requests = 0
         self._hot_requests_at_timer = 0
@@ -76,8 +100,9 @@ class HotPathProtocol(HttpToolsProtocol):
                 if outcome is not None:
                     self._count()
                     if type(outcome) is Answer:
-                        self.transport.write(render(outcome, self._lines(request)))
+                        self._send(render(outcome, self._lines(request) if request.origin else b""))
                     return
+                self.send_now()
                 super().data_received(data)
                 return
         self._receive_more(data)
@@ -95,12 +120,12 @@ class HotPathProtocol(HttpToolsProtocol):
             self._held = rest
             self.flow.pause_reading()
             return
+        self.send_now()
         super().data_received(rest)
 
     def _answer_hot(self, data: bytes) -> int:
         """Where the first request begins that is not for the hot path."""
         at = 0
-        out: list[bytes] = []
         while at < len(data) and self._between_requests() and len(self._slots) < _MOST_SLOTS:
             request = recognise(data, at)
             if request is None:
@@ -113,12 +138,23 @@ class HotPathProtocol(HttpToolsProtocol):
             elif self._slots:
                 self.reserve(request).answer = render(outcome, self._lines(request))
             else:
-                out.append(render(outcome, self._lines(request)))
+                self._send(render(outcome, self._lines(request)))
             at = request.end
             self._count()
-        if out:
-            self.transport.write(out[0] if len(out) == 1 else b"".join(out))
         return at
+
+    def _send(self, answer: bytes) -> None:
+        if not self._unsent:
+            self.outbox.add(self)
+        self._unsent.append(answer)
+
+    def send_now(self) -> None:
+        """Write the answers that wait for the end of the turn."""
+        unsent = self._unsent
+        if unsent:
+            if not self.transport.is_closing():
+                self.transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+            unsent.clear()
 
     def _count(self) -> None:
         self._hot_requests += 1
@@ -145,11 +181,8 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and go on with what was held back for them."""
-        out = []
         while self._slots and self._slots[0].answer is not None:
-            out.append(cast(bytes, self._slots.popleft().answer))
-        if out and not self.transport.is_closing():
-            self.transport.write(out[0] if len(out) == 1 else b"".join(out))
+            self._send(cast(bytes, self._slots.popleft().answer))
         if self._held and not self._slots and not self.transport.is_closing():
             held, self._held = self._held, b""
             self.flow.resume_reading()
@@ -188,8 +221,14 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Close once every answer is sent."""
+        self.send_now()
         if not self._slots:
             super().shutdown()
+
+    def eof_received(self) -> None:
+        """Send what is ready to a client that has said all it has to say: then the connection closes."""
+        self.send_now()
+        super().eof_received()
 
     def _arm_keep_alive(self) -> None:
         self._hot_requests_at_timer = self._hot_requests
@@ -208,5 +247,5 @@ class HotPathProtocol(HttpToolsProtocol):
 
 def make_protocol(handler: Handler, cors: Mapping[str, Any] | None = None) -> type[HotPathProtocol]:
     """A protocol class for uvicorn's ``http`` setting, bound to a tier's handler and its CORS options."""
-    bound = {"handler": staticmethod(handler), "origins": OriginHeaders(cors)}
+    bound = {"handler": staticmethod(handler), "origins": OriginHeaders(cors), "outbox": Outbox()}
     return type("BoundHotPathProtocol", (HotPathProtocol,), bound)

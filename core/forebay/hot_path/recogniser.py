@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_PREFIX = b"GET /v1/stores/"
 _HEAD_END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 8192
 _REQUEST_LINE = re.compile(
-    rb"GET /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*)/keys/((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2})+)"
-    rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]*))? HTTP/1\.1"
+    rb"GET /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/keys/((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++)"
+    rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]*+))? HTTP/1\.1(?=\r\n)"
 )
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
 _LEFT_TO_THE_PARSER = frozenset(
@@ -49,23 +48,17 @@ class HotRequest(NamedTuple):
     authorization: bytes = b""
 
 
-class _HeaderBlocks:
-    """Which header blocks are ordinary. Clients repeat theirs, so the verdicts are kept, a bounded number."""
+class _HeaderBlocks(dict[bytes, tuple[bytes, bytes] | None]):
+    """Which header blocks are ordinary. Clients repeat theirs, so the verdicts are kept, a bounded number.
 
-    def __init__(self) -> None:
-        self._verdicts: dict[bytes, tuple[bytes, bytes] | None] = {}
+    Of an ordinary block they are origin and authorization, empty where it has none; None for what needs the
+    parser. A block has each line preceded by CRLF; an ordinary one has one host.
+    """
 
-    def told(self, block: bytes) -> tuple[bytes, bytes] | None:
-        """Origin and authorization of an ordinary block, empty if it has none; None for what needs the parser.
-
-        A block has each line preceded by CRLF; an ordinary one has one host.
-        """
-        try:
-            return self._verdicts[block]
-        except KeyError:
-            if len(self._verdicts) >= _MOST_BLOCKS:
-                self._verdicts.clear()
-            return self._verdicts.setdefault(block, _judge(block))
+    def __missing__(self, block: bytes) -> tuple[bytes, bytes] | None:
+        if len(self) >= _MOST_BLOCKS:
+            self.clear()
+        return self.setdefault(block, _judge(block))
 
 
 def _judge(block: bytes) -> tuple[bytes, bytes] | None:
@@ -108,20 +101,17 @@ _BLOCKS = _HeaderBlocks()
 
 def recognise(data: bytes, at: int = 0) -> HotRequest | None:
     """The request that begins at ``at``, None unless it is whole, ordinary and reads a single key."""
-    if not data.startswith(_PREFIX, at):
-        return None
-    head_end = data.find(_HEAD_END, at)
-    if head_end < 0 or head_end - at > _MOST_HEAD_BYTES:
-        return None
-    line_end = data.find(b"\r\n", at)
-    line = _REQUEST_LINE.fullmatch(data, at, line_end)
+    line = _REQUEST_LINE.match(data, at)
     if line is None:
         return None
-    told = _BLOCKS.told(data[line_end:head_end])
+    line_end = line.end()
+    head_end = data.find(_HEAD_END, line_end)
+    if head_end < 0 or head_end - at > _MOST_HEAD_BYTES:
+        return None
+    told = _BLOCKS[data[line_end:head_end]]
     if told is None:
         return None
-    origin, authorization = told
-    store, segment, query = line.groups()
+    store, segment, query = line.groups(b"")
     if segment in _DOTS:
         return None
-    return HotRequest(store.decode(), segment, query or b"", head_end + 4, origin, authorization)
+    return HotRequest(store.decode(), segment, query, head_end + 4, *told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from forebay.errors import PROBLEM_MEDIA_TYPE, Problem, Unauthenticated
@@ -41,6 +42,8 @@ class Provenance(NamedTuple):
 def lag_json(lag: Lag) -> bytes:
     """The ``lag`` member."""
     record_lag, time_lag_ms, age_ms = lag
+    if record_lag is not None and time_lag_ms is not None and age_ms is not None:
+        return b'{"record_lag":%d,"time_lag_ms":%d,"age_ms":%d}' % (record_lag, time_lag_ms, age_ms)
     return b'{"record_lag":%b,"time_lag_ms":%b,"age_ms":%b}' % (
         b"null" if record_lag is None else b"%d" % record_lag,
         b"null" if time_lag_ms is None else b"%d" % time_lag_ms,
@@ -51,13 +54,15 @@ def lag_json(lag: Lag) -> bytes:
 def provenance_json(source: Provenance) -> bytes:
     """The members that every answer of one replica carries, without braces."""
     partition, position, role, host, lag = source
-    return b'"partition":%d,"position":"%b","role":"%b","host":"%b","lag":%b' % (
-        partition,
-        position.encode(),
-        role.encode(),
-        host.encode(),
-        lag_json(lag),
-    )
+    return _lasting(partition, position, role, host)[0] + lag_json(lag)
+
+
+@lru_cache(maxsize=4096)
+def _lasting(partition: int, position: str, role: str, host: str) -> tuple[bytes, bytes]:
+    """What of a provenance does not change with every millisecond: in the document, and as header lines."""
+    told = (position.encode(), role.encode(), host.encode())
+    members = b'"partition":%d,"position":"%b","role":"%b","host":"%b","lag":' % (partition, *told)
+    return members, b"forebay-position: %b\r\nforebay-role: %b\r\nforebay-host: %b\r\n" % told
 
 
 def provenance_members(source: Provenance) -> dict[str, Any]:
@@ -68,6 +73,12 @@ def provenance_members(source: Provenance) -> dict[str, Any]:
 def lag_head(lag: Lag) -> bytes:
     """The header lines of a lag; an unknown figure's is absent."""
     record_lag, time_lag_ms, age_ms = lag
+    if record_lag is not None and time_lag_ms is not None and age_ms is not None:
+        return b"forebay-record-lag: %d\r\nforebay-time-lag-ms: %d\r\nforebay-age-ms: %d\r\n" % (
+            record_lag,
+            time_lag_ms,
+            age_ms,
+        )
     return b"%b%b%b" % (
         b"" if record_lag is None else b"forebay-record-lag: %d\r\n" % record_lag,
         b"" if time_lag_ms is None else b"forebay-time-lag-ms: %d\r\n" % time_lag_ms,
@@ -77,12 +88,8 @@ def lag_head(lag: Lag) -> bytes:
 
 def provenance_head(source: Provenance) -> bytes:
     """The ``forebay-`` header lines."""
-    return b"%bforebay-position: %b\r\nforebay-role: %b\r\nforebay-host: %b\r\n" % (
-        lag_head(source.lag),
-        source.position.encode(),
-        source.role.encode(),
-        source.host.encode(),
-    )
+    partition, position, role, host, lag = source
+    return lag_head(lag) + _lasting(partition, position, role, host)[1]
 
 
 class Told(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from forebay.errors import (
     BadParameter,
@@ -57,27 +57,24 @@ class Refused(Exception):
         return problem_answer(self.told(), self.source)
 
 
-class Admitted(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Admitted:
     """A replica that may answer a read, as it was found before its content was looked at.
 
-    It holds for all reads of one millisecond, unless something changes: ``found`` says what it was made from.
+    It holds for all reads of one millisecond, unless something changes that it was made from.
     """
 
     replica: Replica
-    role: str
-    lag: Lag
-    told: Told
-    found: _Found
-
-
-class _Found(NamedTuple):
-    """What an admission depends on."""
-
     moment_boot_ms: int
     lease_until_boot_ms: float
     designated_boot_ms: float | None
     progress: Progress
     log: str | None
+    role: str
+    lag: Lag
+    told: Told
+    tolerated_by: ReadParameters | None = None
+    """The last parameters that it was held against, and met."""
 
 
 class Admission:
@@ -154,11 +151,18 @@ class Admission:
             raise self._refuse(
                 admitted, LogDiverged("The log was replaced; the replica is being rebuilt.", retry_after_s=1)
             )
+        # Equal queries share their parameters, so most reads of a millisecond are held against nothing.
+        if admitted.tolerated_by is not parameters:
+            self._hold(admitted, parameters)
+            admitted.tolerated_by = parameters
+        return admitted
+
+    def _hold(self, admitted: Admitted, parameters: ReadParameters) -> None:
         if parameters.require_active and admitted.role != "active":
             raise self._refuse(
                 admitted, NotActive(f"This replica is {admitted.role}, and require_active was asked for.")
             )
-        tolerance = parameters.tolerance_for(replica.spec)
+        tolerance = parameters.tolerance_for(admitted.replica.spec)
         if self._ceiling != UNLIMITED:
             tolerance = tolerance.held_to(self._ceiling)
         if tolerance != UNLIMITED and not tolerance.met_by(self._provable(admitted)):
@@ -171,25 +175,31 @@ class Admission:
             )
         if parameters.min_position is not None:
             self.require_position(admitted, parameters.min_position)
-        return admitted
 
     def _find(self, replica: Replica) -> Admitted:
         """What a replica is now; times are rounded up to the millisecond, so that no lag is understated."""
         lease = self._lease_until_boot_ms()
         moment = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000 + 1
-        found = (moment, lease, replica.designated_boot_ms, replica.progress, replica.log)
+        progress, designated, replayed = replica.progress, replica.designated_boot_ms, replica.log
         kept = replica.admitted
-        if isinstance(kept, Admitted) and _same(kept.found, found):
+        if (
+            isinstance(kept, Admitted)
+            and kept.moment_boot_ms == moment
+            and kept.progress is progress
+            and kept.lease_until_boot_ms == lease
+            and kept.designated_boot_ms == designated
+            and kept.log is replayed
+        ):
             return kept
         now = float(moment)
-        role, lag = replica.role(lease, now), lag_of(replica.progress, now)
+        role, lag = replica.role(lease, now), lag_of(progress, now)
         told = tell(self._provenance(replica, role, lag))
-        admitted = replica.admitted = Admitted(replica, role, lag, told, _Found(*found))
+        admitted = Admitted(replica, moment, lease, designated, progress, replayed, role, lag, told)
+        replica.admitted = admitted
         return admitted
 
     def _provable(self, admitted: Admitted) -> Lag:
-        found = admitted.found
-        return provable(admitted.lag, found.progress, found.moment_boot_ms, self._end_offset_max_age_ms)
+        return provable(admitted.lag, admitted.progress, admitted.moment_boot_ms, self._end_offset_max_age_ms)
 
     def require_position(self, admitted: Admitted, wanted: Position) -> None:
         """Raise ``PositionOfAnotherLog``, or ``Refused`` if the replica has not reached a position."""
@@ -232,7 +242,7 @@ class Admission:
     def told(self, admitted: Admitted) -> Told:
         """Where an answer came from; taken after its content, so that the position bounds it from above."""
         replica = admitted.replica
-        if replica.progress is admitted.found.progress:
+        if replica.progress is admitted.progress:
             return admitted.told
         return tell(self._provenance(replica, admitted.role, admitted.lag))
 
@@ -243,16 +253,6 @@ class Admission:
 
     def _refuse(self, admitted: Admitted, problem: Problem) -> Refused:
         return Refused(problem, self.told(admitted).source)
-
-
-def _same(kept: _Found, found: tuple[int, float, float | None, Progress, str | None]) -> bool:
-    return (
-        kept[0] == found[0]
-        and kept[3] is found[3]
-        and kept[1] == found[1]
-        and kept[2] == found[2]
-        and kept[4] is found[4]
-    )
 
 
 @lru_cache(maxsize=4096)

@@ -126,9 +126,10 @@ class KeyChanges:
             return None
         self._digest = digest
         self._changed_boot_ms = boot_ms()
-        self._note_sent(found.source.role)
-        document = key_document(self._spec, self._plain, found)
-        return Event("absent" if found.value is None else "value", document, found.source.position)
+        source = found.told.source
+        self._note_sent(source.role)
+        document = key_document(self._spec, self._plain, found.value, found.told.members)
+        return Event("absent" if found.value is None else "value", document, source.position)
 
     def _note_sent(self, role: str) -> None:
         self._role = role

@@ -51,13 +51,8 @@ _CHUNK = 500
 class Found(NamedTuple):
     """The stored value of a key, None where there is none, and where it is from."""
 
-    told: Told
     value: bytes | None
-
-    @property
-    def source(self) -> Provenance:
-        """Where it is from."""
-        return self.told.source
+    told: Told
 
 
 class Batched(NamedTuple):
@@ -67,9 +62,12 @@ class Batched(NamedTuple):
     may_wait: bool
 
 
-def key_document(spec: StoreSpec, plain: bytes, found: Found) -> bytes:
-    """The JSON of what was found of one key, without ``value`` where there is none."""
-    key, members, value = spec.key_codec.to_json(plain), found.told.members, found.value
+def key_document(spec: StoreSpec, plain: bytes, value: bytes | None, members: bytes) -> bytes:
+    """The JSON of what was found of one key, without ``value`` where there is none.
+
+    ``members`` are those of its provenance.
+    """
+    key = spec.key_codec.to_json(plain)
     if value is None:
         return b'{"store":"%b","key":%b,%b}' % (spec.name_bytes, key, members)
     shown = spec.value_codec.to_json(value)
@@ -86,34 +84,25 @@ class Reads:
         """Answer ``GET /v1/stores/{store}/keys/{key}``; raises ``Problem`` or ``Refused``."""
         spec = self._admission.spec(store)
         require_kind(spec, "key-value", "versioned")
+        _require_versions(spec, parameters)
         plain = from_segment(spec.key_codec, segment)
-        found, body = self._read(spec, plain, parameters)
-        return Answer(200, found.told.json_head, body)
+        replica = self._admission.replica(spec, self._admission.partition(spec, plain, parameters.partition))
+        admitted = self._admission.admit(replica, parameters)
+        value = _value(replica, plain, parameters)
+        told = self._admission.told(admitted)
+        if value is None:
+            raise Refused(self._miss(admitted, plain), told.source)
+        return Answer(200, told.json_head, key_document(spec, plain, value, told.members))
 
     def look(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> Found:
         """What a replica has of a key, also where it proves that there is nothing; raises ``Refused``."""
-        admitted, found = self._find(replica, plain, parameters)
+        admitted = self._admission.admit(replica, parameters)
+        found = Found(_value(replica, plain, parameters), self._admission.told(admitted))
         if found.value is None:
             problem = self._miss(admitted, plain)
             if not isinstance(problem, UnknownKey):
-                raise Refused(problem, found.source)
+                raise Refused(problem, found.told.source)
         return found
-
-    def _read(self, spec: StoreSpec, plain: bytes, parameters: ReadParameters) -> tuple[Found, bytes]:
-        _require_versions(spec, parameters)
-        partition = self._admission.partition(spec, plain, parameters.partition)
-        admitted, found = self._find(self._admission.replica(spec, partition), plain, parameters)
-        if found.value is None:
-            raise Refused(self._miss(admitted, plain), found.source)
-        return found, key_document(spec, plain, found)
-
-    def _find(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> tuple[Admitted, Found]:
-        admitted = self._admission.admit(replica, parameters)
-        try:
-            value = _value(replica, plain, parameters)
-        except Exception as error:
-            raise _unreadable(replica, error) from error
-        return admitted, Found(self._admission.told(admitted), value)
 
     def _miss(self, admitted: Admitted, plain: bytes) -> Problem:
         return self._admission.miss(admitted, admitted.replica.spec.key_codec.to_json(plain))
@@ -156,7 +145,7 @@ class Reads:
         return [
             self._batched_miss(admitted, plain, told)
             if value is None
-            else Batched(Answer(200, b"", key_document(spec, plain, Found(told, value))), False)
+            else Batched(Answer(200, b"", key_document(spec, plain, value, told.members)), False)
             for plain, value in zip(plains, values, strict=True)
         ]
 
@@ -222,9 +211,18 @@ class Reads:
 
 
 def _value(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
+    """The value of a key, at the time asked for if it has versions; raises ``NotReady``."""
     keys = replica.spec.stored_keys
-    if keys.kind == "key-value":
-        return replica.store.get(keys.prefix(plain))
+    try:
+        if keys.kind == "key-value":
+            return replica.store.get(keys.prefix(plain))
+        return _version(replica, plain, parameters)
+    except Exception as error:
+        raise _unreadable(replica, error) from error
+
+
+def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
+    keys = replica.spec.stored_keys
     end = (
         keys.stored(plain, parameters.as_of_ms + 1)
         if parameters.as_of_ms is not None
@@ -245,7 +243,7 @@ def _values(replica: Replica, plains: list[bytes], parameters: ReadParameters) -
     keys = replica.spec.stored_keys
     if keys.kind == "key-value":
         return replica.store.get_many([keys.prefix(plain) for plain in plains])
-    return [_value(replica, plain, parameters) for plain in plains]
+    return [_version(replica, plain, parameters) for plain in plains]
 
 
 def _require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
