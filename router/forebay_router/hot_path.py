@@ -62,7 +62,7 @@ class RouterHotPath:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
-        """A slot to be filled, None where the route must answer."""
+        """A slot that will be filled, None where the route must answer."""
         router = self._router
         if router.draining:
             return None
@@ -84,16 +84,16 @@ class RouterHotPath:
             return problem_answer(overload)
         now = boot_ms()
         host = self._choose(spec, partition, parameters, now)
-        most_load = router.settings.max_in_flight_per_worker
-        connection = None if host is None else router.upstreams.ready_connection(host, most_load)
-        if host is None or connection is None:
+        if host is None:
             return None
-        slot = protocol.reserve(request)
+        slot = protocol.slot(request)
         read = _Outstanding(request, parameters, slot, host, (spec.name, partition), now)
+        sent = _render(request, partition, host, router.credentials())
+        most_load = router.settings.max_in_flight_per_worker
+        if not router.upstreams.send(host, sent, lambda answer: self._answered(read, answer), most_load):
+            return None
         router.in_flight += 1
         router.budget.earn(now)
-        sent = _render(request, partition, host, router.credentials())
-        connection.send(sent, lambda answer: self._answered(read, answer))
         self._outstanding.append(read)
         self._tick()
         return slot

@@ -53,13 +53,18 @@ class Connection(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
-    def send(self, request: bytes, on_answer: OnAnswer) -> None:
-        """Send a request: at once on a connection that is idle, else with all others of the event loop's turn."""
+    @property
+    def gathering(self) -> bool:
+        """Whether requests wait for the end of the event loop's turn, to be sent together."""
+        return bool(self._unsent)
+
+    def send(self, request: bytes, on_answer: OnAnswer, *, at_once: bool = True) -> None:
+        """Send a request: at once, or with all others of the event loop's turn."""
         if self.closed or self._transport is None:
             asyncio.get_running_loop().call_soon(on_answer, None)
             return
         self._pending.append(on_answer)
-        if len(self._pending) == 1:
+        if at_once and not self._unsent:
             self._transport.write(request)
             return
         if not self._unsent:
@@ -258,23 +263,28 @@ class Upstreams:
                 idle.append(connection)
         return answer
 
-    def ready_connection(self, host: HostInfo, most_load: int) -> Connection | None:
-        """The least loaded open connection to a worker.
+    def send(self, host: HostInfo, request: bytes, on_answer: OnAnswer, most_load: int) -> bool:
+        """Send a request to a worker over a shared connection: at once if the worker is idle.
 
-        None while there are not all of them, or ``most_load`` requests in flight.
+        What else a turn of the event loop has for the worker goes over one connection, the least loaded, at the
+        turn's end. False, and nothing is sent, while there are not all connections, or ``most_load`` requests are
+        in flight.
         """
         pool = self._pools.get(host)
         if pool is None or len(pool) < _CONNECTIONS_PER_WORKER:
-            return None
+            return False
         best = pool[0]
         load = self._apart[host]
         for connection in pool:
             if connection.closed:
-                return None
+                return False
             load += connection.load
-            if connection.load < best.load:
+            if connection.gathering or (connection.load < best.load and not best.gathering):
                 best = connection
-        return best if load < most_load else None
+        if load >= most_load:
+            return False
+        best.send(request, on_answer, at_once=load == 0)
+        return True
 
     def load(self, host: HostInfo) -> int:
         """How many requests are in flight at a worker, those included whose answer nobody waits for any more."""

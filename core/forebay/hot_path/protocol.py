@@ -101,6 +101,8 @@ class HotPathProtocol(HttpToolsProtocol):
                     self._count()
                     if type(outcome) is Answer:
                         self._send(render(outcome, self._lines(request) if request.origin else b""))
+                    else:
+                        self._slots.append(cast(Slot, outcome))
                     return
                 self.send_now()
                 super().data_received(data)
@@ -134,9 +136,11 @@ class HotPathProtocol(HttpToolsProtocol):
             if outcome is None:
                 break
             if isinstance(outcome, Slot):
-                pass
+                self._slots.append(outcome)
             elif self._slots:
-                self.reserve(request).answer = render(outcome, self._lines(request))
+                slot = self.slot(request)
+                self._slots.append(slot)
+                slot.fill(outcome)
             else:
                 self._send(render(outcome, self._lines(request)))
             at = request.end
@@ -173,11 +177,9 @@ class HotPathProtocol(HttpToolsProtocol):
     def _lines(self, request: HotRequest) -> bytes:
         return self.origins.lines(request.origin) if request.origin else b""
 
-    def reserve(self, request: HotRequest) -> Slot:
-        """The place of a request's answer, the next in this connection's order."""
-        slot = Slot(self, self._lines(request))
-        self._slots.append(slot)
-        return slot
+    def slot(self, request: HotRequest) -> Slot:
+        """A place for a request's answer; the handler that returns it fills it later."""
+        return Slot(self, self._lines(request) if request.origin else b"")
 
     def send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and go on with what was held back for them."""
