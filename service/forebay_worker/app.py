@@ -155,9 +155,9 @@ def _read(worker: Worker, route: ReadRoute, request: Request, parameters: ReadPa
     segment = None if key is None else key.encode("ascii")
     if route.scan is None:
         assert segment is not None
-        return worker.reads.key(store, segment, parameters)
+        return worker.reads.key(store, parameters).answer(segment)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-    return worker.reads.scan(route.scan, store, segment, parameters, frames=frames)
+    return worker.scans.answer(route.scan, store, segment, parameters, frames=frames)
 
 
 def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from forebay.errors import Problem
 from forebay.hot_path import HotPathProtocol, HotRequest, Slot
 from forebay.rest.answers import Answer, problem_answer
@@ -9,9 +11,11 @@ from forebay.rest.parameters import KEY_PARAMETERS, parse_parameters
 from forebay.rest.routes import READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.queries.admission import Refused
+from forebay_worker.queries.reads import KeyRead
 from forebay_worker.worker import Worker
 
 _KNOWN = KEY_PARAMETERS | {"partition"}
+_MOST_REMEMBERED = 4096
 _PATH = READ_ROUTES[0].path
 
 
@@ -20,18 +24,23 @@ class WorkerHotPath:
 
     def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:
         self._worker = worker
-        self._reads = worker.reads
         self._counts = metrics.reads
+
+        @lru_cache(maxsize=_MOST_REMEMBERED)
+        def read(store: str, query: bytes) -> KeyRead:
+            return worker.reads.key(store, parse_parameters(query, _KNOWN))
+
+        self._read = read
 
     def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
         """The answer, None where the route must give it."""
         if self._worker.draining:
             return None
         try:
-            parameters = parse_parameters(request.query, _KNOWN)
-            if parameters.wait_ms:
+            read = self._read(request.store, request.query)
+            if read.parameters.wait_ms:
                 return None
-            answer = self._reads.key(request.store, request.segment, parameters)
+            answer = read.answer(request.segment)
         except Refused as refused:
             answer = refused.answer()
         except Problem as problem:

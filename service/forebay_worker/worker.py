@@ -19,6 +19,7 @@ from forebay_worker.group.opening import open_membership
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.queries.admission import Admission
 from forebay_worker.queries.reads import Reads
+from forebay_worker.queries.scans import Scans
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.mover import prepare_state
 from forebay_worker.state.offsets import CAUGHT_UP
@@ -83,6 +84,7 @@ class Worker:
             self._ceiling,
         )
         self.reads = Reads(self.admission)
+        self.scans = Scans(self.admission)
         self.streams = EventStreams(settings.max_event_streams)
         self.incarnation = int(epoch_ms())
         self._sequence = itertools.count(1)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from forebay.errors import (
     BadParameter,
@@ -215,10 +216,12 @@ class Admission:
                 admitted, PositionNotReached(f"The replica has not reached offset {offset} of its partition.")
             )
 
-    def miss(self, admitted: Admitted, key_json: bytes | None) -> Problem:
+    def miss(self, admitted: Admitted, plain: bytes | None) -> Problem:
         """What something missing means: only a replica that is consistent may say that it does not exist."""
         replica = admitted.replica
-        members = {"store": replica.spec.name, **({} if key_json is None else {"key": json.loads(key_json)})}
+        members: dict[str, Any] = {"store": replica.spec.name}
+        if plain is not None:
+            members["key"] = json.loads(replica.spec.key_codec.to_json(plain))
         if replica.misplaced_key is not None:
             return PartitionerMismatch(
                 f"Keys of {replica.spec.name!r} are not where the partitioner {replica.spec.partitioner!r} puts "
@@ -233,9 +236,9 @@ class Admission:
             )
         return UnknownKey(f"The store {replica.spec.name!r} has no key {members.get('key')!r}.", **members)
 
-    def require_completeness(self, admitted: Admitted, key_json: bytes | None) -> None:
+    def require_completeness(self, admitted: Admitted, plain: bytes | None) -> None:
         """Raise ``Refused`` unless a list may leave out what the replica does not have."""
-        problem = self.miss(admitted, key_json)
+        problem = self.miss(admitted, plain)
         if not isinstance(problem, UnknownKey):
             raise self._refuse(admitted, problem)
 

@@ -14,7 +14,8 @@ from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
 from forebay.rest.parameters import ReadParameters
 from forebay_worker.queries.admission import Admission, Refused
-from forebay_worker.queries.reads import Reads, key_document
+from forebay_worker.queries.reads import Reads
+from forebay_worker.queries.values import key_document
 from forebay_worker.tasks.replica import Replica
 
 _LEAST_BETWEEN_CHANGES_MS = 50.0

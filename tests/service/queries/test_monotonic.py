@@ -74,7 +74,7 @@ class Copy:
         """Status, value and position."""
         asked = ReadParameters(min_position=None if token is None else decode_position(token))
         try:
-            answer = self._reads.key("s", b"k", asked)
+            answer = self._reads.key("s", asked).answer(b"k")
         except Refused as refused:
             answer = refused.answer()
         document = json.loads(answer.body)

@@ -14,6 +14,7 @@ from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import parse_topology
 from forebay_worker.queries.admission import Admission
 from forebay_worker.queries.reads import Reads
+from forebay_worker.queries.scans import Scans
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks.replica import Replica
 
@@ -21,7 +22,7 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
-def closed(tmp_path: Path) -> Reads:
+def closed(tmp_path: Path) -> Admission:
     topology = parse_topology(
         {"application_id": "a", "subtopology": [{"name": "s", "partitions": 1, "store": [{"name": "counts"}]}]}
     )
@@ -33,19 +34,21 @@ def closed(tmp_path: Path) -> Reads:
     replica = Replica(spec, TaskId(0, 0), store, "log", Progress(1, 1, 1, 0, 1, now, now, now), complete=True)
     replicas = {("counts", 0): replica}
     metadata = StreamsMetadataState(topology.stores, local_lags=dict)
-    reads = Reads(Admission(topology, metadata, "here:1", lambda: replicas, lambda: now + 60_000, 5_000))
-    assert reads.key("counts", b"k", ReadParameters()).status == 200
+    admission = Admission(topology, metadata, "here:1", lambda: replicas, lambda: now + 60_000, 5_000)
+    assert Reads(admission).key("counts", ReadParameters()).answer(b"k").status == 200
     store.close()
-    return reads
+    return admission
 
 
 def test_one_key(closed):
     with pytest.raises(NotReady, match="opened anew"):
-        closed.key("counts", b"k", ReadParameters())
+        Reads(closed).key("counts", ReadParameters()).answer(b"k")
 
 
 def test_several_keys(closed):
-    assert [result.answer.status for result in closed.batch("counts", ["k", "absent"], ReadParameters())] == [
+    assert [
+        result.answer.status for result in Reads(closed).batch("counts", ["k", "absent"], ReadParameters())
+    ] == [
         503,
         503,
     ]
@@ -54,4 +57,4 @@ def test_several_keys(closed):
 def test_a_range(closed):
     entries = next(route for route in SCAN_ROUTES if route.items == "entries")
     with pytest.raises(NotReady, match="opened anew"):
-        closed.scan(entries, "counts", None, parse_parameters(b"", ENTRIES_PARAMETERS), frames=False)
+        Scans(closed).answer(entries, "counts", None, parse_parameters(b"", ENTRIES_PARAMETERS), frames=False)

@@ -1,0 +1,73 @@
+"""What the store of a replica has of a key."""
+
+from __future__ import annotations
+
+import logging
+
+from forebay.errors import BadParameter, NotReady, Problem
+from forebay.rest.parameters import ReadParameters
+from forebay.rest.scans import DELETED_VERSION
+from forebay.topology import StoreSpec
+from forebay_worker.tasks.replica import Replica
+
+log = logging.getLogger(__name__)
+
+
+def value_of(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
+    """The value of a key, at the time asked for if it has versions; raises ``NotReady``."""
+    keys = replica.spec.stored_keys
+    try:
+        if keys.kind == "key-value":
+            return replica.store.get(keys.prefix(plain))
+        return _version(replica, plain, parameters)
+    except Exception as error:
+        raise unreadable(replica, error) from error
+
+
+def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
+    keys = replica.spec.stored_keys
+    end = (
+        keys.stored(plain, parameters.as_of_ms + 1)
+        if parameters.as_of_ms is not None
+        else keys.prefix(plain) + b"\xff"
+    )
+    for _, value in replica.store.scan(keys.prefix(plain), end, reverse=True):
+        return None if value[:1] == DELETED_VERSION else value[1:]
+    return None
+
+
+def unreadable(replica: Replica, error: Exception) -> Problem:
+    """What a store that cannot be read is to a client: it may just be closing, and another replica has it."""
+    log.warning("%s of task %s could not be read: %r", replica.spec.name, replica.task, error)
+    return NotReady("The store could not be read; it may be closing or being opened anew.", retry_after_s=1)
+
+
+def values_of(replica: Replica, plains: list[bytes], parameters: ReadParameters) -> list[bytes | None]:
+    """The values of several keys in turn; raises ``NotReady``."""
+    keys = replica.spec.stored_keys
+    try:
+        if keys.kind == "key-value":
+            return replica.store.get_many([keys.prefix(plain) for plain in plains])
+        return [_version(replica, plain, parameters) for plain in plains]
+    except Exception as error:
+        raise unreadable(replica, error) from error
+
+
+def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
+    """Raise ``BadParameter`` where a time is asked for of a store that keeps no versions."""
+    if parameters.as_of_ms is not None and spec.kind != "versioned":
+        raise BadParameter(
+            f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
+        )
+
+
+def key_document(spec: StoreSpec, plain: bytes, value: bytes | None, members: bytes) -> bytes:
+    """The JSON of what was found of one key, without ``value`` where there is none.
+
+    ``members`` are those of its provenance.
+    """
+    key = spec.key_codec.to_json(plain)
+    if value is None:
+        return b'{"store":"%b","key":%b,%b}' % (spec.name_bytes, key, members)
+    shown = spec.value_codec.to_json(value)
+    return b'{"store":"%b","key":%b,"value":%b,%b}' % (spec.name_bytes, key, shown, members)
