@@ -112,6 +112,17 @@ def test_what_is_no_http_is_told_so_as_a_problem(served):
         assert b"urn:forebay:problem:bad-request" in answer
 
 
+def test_a_client_that_closes_its_half_gets_its_answers(served):
+    _, worker, router = served
+    for address in (worker, router):
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(request("/v1/stores/counts/keys/k1") + request("/v1/stores/counts/keys/k2"))
+            connection.shutdown(socket.SHUT_WR)
+            received = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert re.findall(rb'"key":"(\w+)"', received) == [b"k1", b"k2"]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_pieces_of_mixed_requests_are_answered_in_order(served, seed):
     _, worker, router = served

@@ -87,6 +87,7 @@ class HotPathProtocol(HttpToolsProtocol):
         self._slots: deque[Slot] = deque()
         self._unsent: list[bytes] = []
         self._held = b""
+        self._ended = False
         self._hot_requests = 0
         self._hot_requests_at_timer = 0
 
@@ -185,6 +186,9 @@ class HotPathProtocol(HttpToolsProtocol):
         """Send every answer whose predecessors are sent, and go on with what was held back for them."""
         while self._slots and self._slots[0].answer is not None:
             self._send(cast(bytes, self._slots.popleft().answer))
+        if self._ended and not self._slots:
+            self.send_now()
+            self.transport.close()
         if self._held and not self._slots and not self.transport.is_closing():
             held, self._held = self._held, b""
             self.flow.resume_reading()
@@ -227,10 +231,11 @@ class HotPathProtocol(HttpToolsProtocol):
         if not self._slots:
             super().shutdown()
 
-    def eof_received(self) -> None:
-        """Send what is ready to a client that has said all it has to say: then the connection closes."""
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's is asked; uvicorn's has no answer.
+        """Let a client that has said all it has to say have its answers; without any to come, it is let go."""
         self.send_now()
-        super().eof_received()
+        self._ended = bool(self._slots) and not self._held
+        return self._ended
 
     def _arm_keep_alive(self) -> None:
         self._hot_requests_at_timer = self._hot_requests
