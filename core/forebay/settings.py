@@ -293,7 +293,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("drain_ms", "integer", 5_000, BOTH, "How long listeners stay open after SIGTERM, not ready."),
     Setting(
-        "shutdown_timeout_ms", "integer", 25_000, BOTH, "Time from SIGTERM to the end of the process.", least=1
+        "shutdown_timeout_ms", "integer", 25_000, BOTH, "Longest time from SIGTERM to the process' end.", least=1
     ),
     Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
     Setting(

@@ -10,7 +10,7 @@ import click
 from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.logs import configure_logs
-from forebay.rest.server import bind, is_loopback, serve
+from forebay.rest.server import allow_open_files, bind, is_loopback, serve
 from forebay.settings import RouterSettings
 from forebay_router.processes import RELAYS, run_processes
 from forebay_router.siblings import ALONE, Place
@@ -41,6 +41,7 @@ def run(settings: RouterSettings, place: Place) -> None:
     from forebay_router.router import Router
 
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
+    allow_open_files()
     listener = bind(settings.listen, shared=not place.alone)
     if authenticator is None and not is_loopback(settings.listen.host):
         log.warning(

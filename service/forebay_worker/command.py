@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.logs import configure_logs
-from forebay.rest.server import advertised, bind, is_loopback, serve
+from forebay.rest.server import advertised, allow_open_files, bind, is_loopback, serve
 from forebay.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ def run(settings: WorkerSettings) -> None:
     from forebay_worker.worker import Worker
 
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
-    _allow_open_files()
+    allow_open_files()
     listener = bind(settings.listen)
     if authenticator is None and not is_loopback(settings.listen.host):
         log.warning(
@@ -65,9 +64,3 @@ def run(settings: WorkerSettings) -> None:
         )
     finally:
         running.stop()
-
-
-def _allow_open_files() -> None:
-    """Take all the open files that this process may have: a store and its log need about ten."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

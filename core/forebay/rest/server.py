@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import os
+import resource
 import signal
 import socket
+import threading
 from collections.abc import Callable, Generator, Mapping
 from types import FrameType, MappingProxyType
 
@@ -17,6 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.errors import ListenAddressInUse
 from forebay.metadata import HostInfo
+
+log = logging.getLogger(__name__)
 
 WILDCARDS = frozenset({"0.0.0.0", "::"})
 
@@ -52,6 +57,15 @@ def cannot_listen(listen: HostInfo, error: OSError) -> ListenAddressInUse:
     )
 
 
+def allow_open_files() -> None:
+    """Take all the open files that this process may have.
+
+    The usual limit is less than the connections that it takes on; a worker's stores need about ten each besides.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def advertised(listen: HostInfo, advertise: HostInfo | None) -> HostInfo:
     """The address that others use: as given, else the listen address, else the host's full name."""
     if advertise is not None:
@@ -78,18 +92,21 @@ class Draining:
 class Server(uvicorn.Server):
     """uvicorn, but on SIGTERM or SIGINT the listeners stay open for ``drain_ms`` before they close.
 
-    A second signal ends the process at once. ``relays`` are signals that mean one of the two.
+    A second signal closes at once. ``relays`` are signals that mean one of the two. Whatever hangs, the process
+    has ended after ``shutdown_timeout_ms``: that is as safe as a kill.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
         drain_ms: int,
+        shutdown_timeout_ms: int,
         on_drain: Callable[[], None],
         relays: Mapping[signal.Signals, signal.Signals],
     ) -> None:
         super().__init__(config)
         self._drain_s = drain_ms / 1000
+        self._shutdown_timeout_s = shutdown_timeout_ms / 1000
         self._on_drain = on_drain
         self._relays = relays
         self._draining = False
@@ -122,6 +139,9 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
             return
         self._draining = True
+        limit = threading.Timer(self._shutdown_timeout_s, _end_process)
+        limit.daemon = True
+        limit.start()
         self._on_drain()
         loop = asyncio.get_event_loop()
         delay = 0.0 if sig == signal.SIGINT else self._drain_s
@@ -129,6 +149,11 @@ class Server(uvicorn.Server):
 
     def _exit(self) -> None:
         self.should_exit = True
+
+
+def _end_process() -> None:
+    log.error("the process could not be stopped within shutdown_timeout_ms, so it just ends")
+    os._exit(1)
 
 
 def _listens(listener: socket.socket) -> bool:
@@ -171,4 +196,4 @@ def serve(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, (shutdown_timeout_ms - drain_ms) // 2000),
     )
-    Server(config, drain_ms, begin_to_drain, relays).run(sockets=[listener])
+    Server(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(sockets=[listener])

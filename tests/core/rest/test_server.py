@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 
 import pytest
 from fastapi import FastAPI
@@ -7,6 +9,26 @@ from forebay.errors import ListenAddressInUse
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind, serve
 from tests.cluster import free_port
+
+HANGS = """
+import asyncio, os, signal, threading, time
+from fastapi import FastAPI
+from forebay.metadata import HostInfo
+from forebay.rest.server import bind, serve
+with bind(HostInfo("127.0.0.1", 0)) as listener:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    times = {"drain_ms": 0, "shutdown_timeout_ms": 1500}
+    serve(FastAPI(), listener, **times, on_drain=lambda: None, protocol=asyncio.Protocol)
+    print("served", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_process_that_hangs_at_its_end_just_ends():
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "served\n"
+    assert done.returncode == 1
+    assert "shutdown_timeout_ms" in done.stderr
 
 
 def test_of_two_that_start_at_one_address_one_says_so_and_ends():
