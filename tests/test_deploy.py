@@ -20,6 +20,72 @@ BUILT = {name: service for name, service in SERVICES.items() if "build" in servi
 STAGES = re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "deploy" / "Dockerfile").read_text(), re.M)
 
 
+def alerts(figures, **fired):
+    """After five minutes of the same figures, these alerts have fired of the ones that are about them."""
+    return {
+        "interval": "15s",
+        "input_series": [{"series": series, "values": f"{value}x40"} for series, value in figures.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
+                "eval_time": "5m",
+                "exp_samples": [{"labels": "{}", "value": count}],
+            }
+            for name, count in fired.items()
+        ],
+    }
+
+
+def lag(instance, **figures):
+    return {
+        f'forebay_{name}{{store="s",partition="0",instance="{instance}"}}': value
+        for name, value in figures.items()
+    }
+
+
+ALERTS = [
+    # Spark is gone; a standby that restores says nothing of it.
+    alerts(
+        lag("a", age_seconds="300+15", time_lag_seconds="0+0")
+        | lag("b", age_seconds="900+15", time_lag_seconds="600+15", record_lag="5000+0"),
+        ForebaySourceStopped=1,
+        ForebayWorkerBehind=1,
+        ForebayLogAway=0,
+    ),
+    # The log is gone: whether Spark is, too, nobody can say.
+    alerts(
+        lag("a", age_seconds="300+15", time_lag_seconds="300+15", record_lag="0+0"),
+        ForebaySourceStopped=0,
+        ForebayLogAway=1,
+    ),
+    alerts(
+        {
+            'forebay_replica_role{store="s",partition="0",role="standby",instance="a"}': "1+0",
+            'forebay_replica_role{store="s",partition="1",role="standby",instance="a"}': "1+0",
+            'forebay_replica_role{store="s",partition="1",role="active",instance="b"}': "1+0",
+            'forebay_router_unheld_partitions{store="s"}': "0+0",
+            'forebay_router_unheld_partitions{store="t"}': "2+0",
+            'forebay_replica_failed{store="s",partition="0",instance="a"}': "0+0",
+            'forebay_obstacle{instance="b"}': "1+0",
+            'up{job="forebay-workers",instance="c"}': "0+0",
+            'up{job="haproxy",instance="h"}': "0+0",
+            'forebay_router_processes{instance="r"}': "4+0",
+            'forebay_router_processes_answering{instance="r"}': "3+0",
+            'forebay_router_reads_total{status="200",route="/"}': "0+900",
+            'forebay_router_reads_total{status="503",route="/"}': "0+1",
+            'forebay_router_reads_total{status="429",route="/"}': "0+0",
+        },
+        ForebayPartitionWithoutActive=1,
+        ForebayPartitionWithoutHolder=1,
+        ForebayReplicaFailed=0,
+        ForebayObstacle=1,
+        ForebayProcessAway=2,
+        ForebayReadsFail=1,
+        ForebayOverloaded=0,
+    ),
+]
+
+
 @pytest.mark.parametrize("name", BUILT)
 def test_the_service_is_built_from_a_stage_of_the_dockerfile(name):
     build = SERVICES[name]["build"]
@@ -60,6 +126,15 @@ def test_every_volume_is_declared_and_every_copied_path_exists():
             assert (ROOT / source).exists(), source
 
 
+def test_a_volume_is_mounted_where_the_image_has_a_directory_of_its_user():
+    # Elsewhere it would belong to root, and nothing could be written to it.
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    owned = set(re.search(r"install -d -o forebay -g forebay (.+)$", text, re.M)[1].split())
+    mounts = {volume.split(":")[1] for service in BUILT.values() for volume in service.get("volumes", ())}
+    assert mounts
+    assert mounts <= owned
+
+
 def test_haproxy_takes_its_configuration():
     haproxy = shutil.which("haproxy")
     if haproxy is None:
@@ -91,6 +166,16 @@ def test_every_metric_asked_for_is_documented(path):
     documented = set(re.findall(r"`(forebay_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
     assert asked
     assert asked <= documented
+
+
+def test_the_alerts_fire_when_they_should_and_not_otherwise(tmp_path):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    rules = tmp_path / "tests.yml"
+    rules.write_text(yaml.safe_dump({"rule_files": [str(ROOT / "deploy" / "alerts.yml")], "tests": ALERTS}))
+    done = subprocess.run([promtool, "test", "rules", rules], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_promtool_takes_the_rules_and_the_configuration():

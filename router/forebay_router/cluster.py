@@ -23,6 +23,7 @@ from forebay_router.worker_view import Held, Report, WorkerView
 log = logging.getLogger(__name__)
 
 _FORGET_AFTER_MS = 300_000.0
+_LEAST_PAUSE_S = 0.02
 _ALIAS_POLL_INTERVAL_S = 5.0
 """Pause between looks at an address whose worker goes under another, which is polled as often as any."""
 
@@ -89,6 +90,13 @@ class Cluster:
         hosts = {*standbys, *([active] if active else [])}
         hosts.update(host for host in self._holding.get((spec.name, partition), ()) if self.workers[host].live)
         return [self._holder(host, active, (spec.name, partition), load(host)) for host in hosts]
+
+    def unheld(self, spec: StoreSpec) -> int:
+        """How many partitions of a store no worker that answers says it holds."""
+        return sum(
+            not any(self.workers[host].well for host in self._holding.get((spec.name, partition), ()))
+            for partition in range(spec.partitions)
+        )
 
     def _holder(self, host: HostInfo, active: HostInfo | None, held: tuple[str, int], load: int) -> Holder:
         worker = self.workers.get(host)
@@ -187,8 +195,10 @@ class Cluster:
             pause_s = self._pace.pause_s(len(self._polls))
             if host not in (None, address):
                 pause_s = max(pause_s, _ALIAS_POLL_INTERVAL_S)
+            # Not even a worker that answers all reads as if the map were old is polled without any.
+            await asyncio.sleep(min(_LEAST_PAUSE_S, pause_s))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(pause_s - _LEAST_PAUSE_S):
                     await wanted.wait()
 
     async def _poll(self, address: HostInfo) -> HostInfo | None:

@@ -89,6 +89,15 @@ class RouterMetrics(Collector):
         streams = GaugeMetricFamily("forebay_router_event_streams", "Event streams open.")
         streams.add_metric([], self._router.streams.count)
         yield streams
+        ready = GaugeMetricFamily("forebay_router_ready", "1 if the router knows workers and their map.")
+        ready.add_metric([], int(self._router.readiness() is None))
+        yield ready
+        unheld = GaugeMetricFamily(
+            "forebay_router_unheld_partitions", "Partitions that no worker that answers holds.", labels=["store"]
+        )
+        for spec in self._router.cluster.metadata.stores.values():
+            unheld.add_metric([spec.name], self._router.cluster.unheld(spec))
+        yield unheld
         live = GaugeMetricFamily("forebay_router_worker_live", "1 if the worker is reachable.", labels=["host"])
         asked = GaugeMetricFamily(
             "forebay_router_worker_in_flight", "Requests in flight at the worker.", labels=["host"]

@@ -13,7 +13,9 @@ _Combine = Callable[[float, float], float]
 _Labels = tuple[tuple[str, str], ...]
 
 _NOT_SUMMED: dict[str, _Combine] = {
+    "forebay_router_ready": min,
     "forebay_router_worker_live": min,
+    "forebay_router_unheld_partitions": max,
     "forebay_router_hedge_delay_seconds": max,
 }
 """Of these gauges one process's figure is all there is to say: the worst."""

@@ -40,6 +40,9 @@ class WorkerMetrics(Collector):
         record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)
         time_lag = GaugeMetricFamily("forebay_time_lag_seconds", "Time behind the log.", labels=_REPLICA)
         age = GaugeMetricFamily("forebay_age_seconds", "Time behind the source.", labels=_REPLICA)
+        failed = GaugeMetricFamily(
+            "forebay_replica_failed", "1 if its records cannot be applied.", labels=_REPLICA
+        )
         role = GaugeMetricFamily("forebay_replica_role", "1 for the role held.", labels=[*_REPLICA, "role"])
         applied = CounterMetricFamily("forebay_records_applied", "Changelog records applied.", labels=_REPLICA)
         skipped = CounterMetricFamily(
@@ -50,6 +53,7 @@ class WorkerMetrics(Collector):
             held, lag = self._worker.admission.lag(replica)
             role.add_metric([*labels, held], 1)
             applied.add_metric(labels, replica.records_applied)
+            failed.add_metric(labels, int(replica.failure is not None))
             if replica.spec.foreign:
                 skipped.add_metric(labels, replica.records_skipped)
             if lag.record_lag is not None:
@@ -58,7 +62,12 @@ class WorkerMetrics(Collector):
                 time_lag.add_metric(labels, lag.time_lag_ms / 1000)
             if lag.age_ms is not None:
                 age.add_metric(labels, lag.age_ms / 1000)
-        yield from (record_lag, time_lag, age, role, applied, skipped)
+        yield from (record_lag, time_lag, age, role, applied, skipped, failed)
+        ready = GaugeMetricFamily("forebay_ready", "1 if /readyz says 200.")
+        ready.add_metric([], int(self._worker.readiness() is None))
+        obstacle = GaugeMetricFamily("forebay_obstacle", "1 if the machine refuses what the worker needs.")
+        obstacle.add_metric([], int(self._worker.tasks.obstacle is not None))
+        yield from (ready, obstacle)
         streams = GaugeMetricFamily("forebay_event_streams", "Event streams open.")
         streams.add_metric([], self._worker.streams.count)
         yield streams
