@@ -26,6 +26,7 @@ ForebayError
     ├── 405  MethodNotAllowed
     ├── 409  WrongStoreKind, PositionOfAnotherLog, UnknownPartitioner
     ├── 412  LagExceedsTolerance, PositionNotReached, NotActive
+    ├── 413  BodyTooLarge
     ├── 421  NotHostedHere
     ├── 429  Overloaded
     ├── 500  InternalError
@@ -236,6 +237,12 @@ class NotHostedHere(Problem):
     """This worker holds no replica of the partition; ``hosts`` says who does. Routers hide it."""
 
     status, name, title = 421, "not-hosted-here", "The partition is not held here"
+
+
+class BodyTooLarge(Problem):
+    """The request's body is longer than the path takes."""
+
+    status, name, title = 413, "body-too-large", "The body is too large"
 
 
 class Overloaded(Problem):

@@ -6,6 +6,7 @@ must not depend on a wall clock that can be stepped, nor stop while the machine 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -32,6 +33,15 @@ class Lag(NamedTuple):
     record_lag: int | None
     time_lag_ms: int | None
     age_ms: int | None
+
+    def aged(self, elapsed_ms: float) -> Lag:
+        """The same content's lag so much later: times grow, and are rounded up."""
+        later = math.ceil(elapsed_ms)
+        return Lag(
+            self.record_lag,
+            None if self.time_lag_ms is None else self.time_lag_ms + later,
+            None if self.age_ms is None else self.age_ms + later,
+        )
 
     def document(self) -> dict[str, int | None]:
         """The figures as JSON values."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
 from forebay.errors import (
@@ -28,8 +30,8 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.rest.answers import problem_answer
-from forebay.rest.application import make_application, respond
-from forebay.rest.batches import read_batch_keys
+from forebay.rest.application import body_of, make_application, respond
+from forebay.rest.batches import MOST_BODY_BYTES, read_batch_keys
 from forebay.rest.changes import resumed
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.parameters import ReadParameters, parse_parameters
@@ -47,7 +49,7 @@ from forebay_router.changes import RoutedChanges
 from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
-from forebay_router.scatter import Gather, ScanRefused
+from forebay_router.scatter import Gather, ScanBroken, ScanRefused
 from forebay_router.siblings import ALONE, Place
 from forebay_router.whole_router import WholeRouter
 
@@ -149,19 +151,39 @@ async def _list(
         except ScanRefused as refused:
             metrics.count_answer(route.path, store, refused.answer)
             return respond(refused.answer)
-        metrics.count_list(route.path, store, gather.lag())
         # In flight until the last piece is sent, or the client has gone.
-        return StreamingResponse(
-            _until_sent(gather.body(), admission.pop_all()),
-            media_type="application/json",
-            headers={"cache-control": "no-store"},
+        admission.callback(lambda: metrics.count_list(route.path, store, gather.lag()))
+        return _ListResponse(gather.body(), admission.pop_all(), router.timeout_ms(parameters))
+
+
+class _ListResponse(StreamingResponse):
+    """A list that is sent as it comes, and cut for a client that takes none of it within the request's time."""
+
+    def __init__(self, body: AsyncGenerator[bytes, None], admission: contextlib.ExitStack, piece_ms: int) -> None:
+        super().__init__(
+            self._until_sent(body), media_type="application/json", headers={"cache-control": "no-store"}
         )
+        self._admission = admission
+        self._piece_s = piece_ms / 1000
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, and give its admission back."""
 
-async def _until_sent(body: AsyncIterator[bytes], admission: contextlib.ExitStack) -> AsyncIterator[bytes]:
-    with admission:
-        async for piece in body:
-            yield piece
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._piece_s):
+                    await send(message)
+            except TimeoutError:
+                raise ScanBroken("the client took nothing of the list for as long as it may take") from None
+
+        with self._admission:
+            await super().__call__(scope, receive, send_in_time)
+
+    @staticmethod
+    async def _until_sent(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(body):
+            async for piece in body:
+                yield piece
 
 
 def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
@@ -169,7 +191,7 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
         query = request.scope["query_string"]
         try:
             parameters = parse_parameters(query, BATCH_ROUTE.parameters)
-            keys = read_batch_keys(await request.body())
+            keys = read_batch_keys(await body_of(request, MOST_BODY_BYTES))
             with router.admitted():
                 answer = await batch_get(router, request.path_params["store"], keys, query, parameters)
         except Problem as problem:

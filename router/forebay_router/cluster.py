@@ -100,16 +100,15 @@ class Cluster:
 
     def _holder(self, host: HostInfo, active: HostInfo | None, held: tuple[str, int], load: int) -> Holder:
         worker = self.workers.get(host)
-        report = worker.replicas.get(held) if worker else None
-        role = "active" if host == active else "standby"
-        if worker is None or report is None:
+        role, lag = "active" if host == active else "standby", UNKNOWN_LAG
+        if worker is None:
             # Never heard of: the map alone speaks for it.
-            return Holder(host, role, live=worker is None or worker.live, load=load)
-        fresh = boot_ms() - report.at_boot_ms <= self._lag_report_max_age_ms
-        lag = report.lag if fresh else UNKNOWN_LAG
-        return Holder(
-            host, report.role, lag, worker.live, worker.suspect, load, worker.recovery.window, worker.ceiling
-        )
+            return Holder(host, role, live=True, load=load)
+        report = worker.replicas.get(held)
+        if report is not None:
+            role = report.role
+            lag = report.lag if boot_ms() - report.at_boot_ms <= self._lag_report_max_age_ms else UNKNOWN_LAG
+        return Holder(host, role, lag, worker.live, worker.suspect, load, worker.recovery.window, worker.ceiling)
 
     def report(self, host: HostInfo, held: tuple[str, int], role: str, lag: Lag) -> None:
         """Take note of what an answer's headers said of its replica."""

@@ -58,8 +58,9 @@ def run(settings: RouterSettings, place: Place) -> None:
         shutdown_timeout_ms=settings.shutdown_timeout_ms,
         on_drain=running.drain,
         protocol=make_protocol(
-            guarded(RouterHotPath(running, metrics), authenticator, lambda: running.draining, metrics.refusals),
+            guarded(RouterHotPath(running, metrics), authenticator, metrics.refusals),
             cors_options(settings.cors_allow_origins),
+            lambda: running.draining,
         ),
         relays={} if place.alone else {relay: meant for meant, relay in RELAYS.items()},
     )

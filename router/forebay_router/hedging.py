@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _QUANTILE = 0.99
 _LEAST_DELAY_MS = 8.0
-_MOST_DELAY_MS = 250.0
+MOST_DELAY_MS = 250.0
 _START_DELAY_MS = 25.0
 _STEP = 0.05
 _SHARE = 0.1
@@ -21,12 +21,12 @@ class HedgeDelay:
         """Take an answer's time into account."""
         step = _STEP * self._estimate_ms
         self._estimate_ms += step * _QUANTILE if elapsed_ms > self._estimate_ms else -step * (1 - _QUANTILE)
-        self._estimate_ms = min(max(self._estimate_ms, _LEAST_DELAY_MS / 2), _MOST_DELAY_MS / 2)
+        self._estimate_ms = min(max(self._estimate_ms, _LEAST_DELAY_MS / 2), MOST_DELAY_MS / 2)
 
     @property
     def delay_ms(self) -> float:
         """How long to wait for an answer before asking another replica too."""
-        return min(max(2 * self._estimate_ms, _LEAST_DELAY_MS), _MOST_DELAY_MS)
+        return min(max(2 * self._estimate_ms, _LEAST_DELAY_MS), MOST_DELAY_MS)
 
 
 class HedgeBudget:

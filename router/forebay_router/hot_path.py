@@ -22,8 +22,10 @@ from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parame
 from forebay.rest.routes import READ_ROUTES
 from forebay.topology import StoreSpec
 from forebay_router.candidates import candidates, equals, less_loaded
+from forebay_router.hedging import MOST_DELAY_MS
 from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
+from forebay_router.provenance import told_by
 from forebay_router.replica_read import is_final
 from forebay_router.router import Router
 
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _PATH = READ_ROUTES[0].path
 _CHOICE_MAX_AGE_MS = 25.0
+_MOST_CHOICES = 10_000
 _TICK_S = 0.005
 
 
@@ -57,6 +60,7 @@ class RouterHotPath:
         self._router = router
         self._metrics = metrics
         self._choices: dict[tuple[str, int, Tolerance, bool], tuple[float, tuple[HostInfo, ...]]] = {}
+        self._reported: dict[tuple[HostInfo, tuple[str, int]], float] = {}
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,8 +68,6 @@ class RouterHotPath:
     def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
         """A slot that will be filled, None where the route must answer."""
         router = self._router
-        if router.draining:
-            return None
         spec = router.cluster.metadata.stores.get(request.store)
         if spec is None or spec.kind != "key-value":
             return None
@@ -76,7 +78,9 @@ class RouterHotPath:
             partition = spec.partition_of(from_segment(spec.key_codec, request.segment))
         except Problem:
             return None
-        if parameters.wait_ms or parameters.timeout_ms:
+        timeout_ms = parameters.timeout_ms
+        if parameters.wait_ms or (timeout_ms is not None and timeout_ms < MOST_DELAY_MS):
+            # One that is slow is only noticed after the hedge delay.
             return None
         overload = router.overload()
         if overload is not None:
@@ -118,7 +122,7 @@ class RouterHotPath:
         fit = self._router.cluster.recovered
         if found is not None and now_boot_ms - found[0] < _CHOICE_MAX_AGE_MS and all(map(fit, found[1])):
             return found[1]
-        if len(self._choices) > 10_000:
+        if len(self._choices) > _MOST_CHOICES:
             self._choices.clear()
         holders = self._router.cluster.holders(spec, partition, self._router.upstreams.load)
         hosts = equals(holders, tolerance) if spread else candidates(holders, tolerance)[:1]
@@ -128,14 +132,13 @@ class RouterHotPath:
         return hosts
 
     def _answered(self, read: _Outstanding, answer: Answer | None) -> None:
-        """Take a worker's answer, None where the connection ended first."""
+        """Take a worker's answer, None where the connection ended first: that alone does not mean it is down."""
         router = self._router
-        if answer is None:
-            router.cluster.unreachable(read.host)
-            router.counts["failovers"] += 1
-        else:
+        if answer is not None:
+            now = boot_ms()
             router.cluster.answered(read.host, late=read.settled)
-            router.delay.observe(boot_ms() - read.sent_boot_ms)
+            router.delay.observe(now - read.sent_boot_ms)
+            self._report(read, answer, now)
         if read.settled:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer)
@@ -145,6 +148,17 @@ class RouterHotPath:
             read.settled = True
             router.in_flight -= 1
             self._fill(read, answer)
+
+    def _report(self, read: _Outstanding, answer: Answer, now_boot_ms: float) -> None:
+        """Note what the answer says of its replica, as often as the choice of one is thought about anew."""
+        key = read.host, read.held
+        if now_boot_ms - self._reported.get(key, 0.0) >= _CHOICE_MAX_AGE_MS:
+            if len(self._reported) > _MOST_CHOICES:
+                self._reported.clear()
+            self._reported[key] = now_boot_ms
+            told = told_by(answer.head)
+            if told is not None and told.role:
+                self._router.cluster.report(read.host, read.held, told.role, told.lag)
 
     def _answered_after_all(self, read: _Outstanding, answer: Answer) -> None:
         """The first worker was faster than those asked since."""
@@ -167,7 +181,7 @@ class RouterHotPath:
         request = read.request
         path = b"/v1/stores/%b/keys/%b" % (request.store.encode(), request.segment)
         try:
-            left_ms = int(self._router.settings.request_timeout_ms - (boot_ms() - read.sent_boot_ms))
+            left_ms = int(self._left_ms(read))
             parameters = replace(read.parameters, timeout_ms=max(1, left_ms))
             answer = await read_key(
                 self._router, request.store, request.segment, path, request.query, parameters, silent
@@ -208,8 +222,10 @@ class RouterHotPath:
 
     def _wait(self, read: _Outstanding) -> None:
         """No hedge is allowed: wait on, up to the time-out."""
-        left_ms = self._router.settings.request_timeout_ms - (boot_ms() - read.sent_boot_ms)
-        asyncio.get_running_loop().call_later(max(0.0, left_ms) / 1000, self._give_up, read)
+        asyncio.get_running_loop().call_later(max(0.0, self._left_ms(read)) / 1000, self._give_up, read)
+
+    def _left_ms(self, read: _Outstanding) -> float:
+        return self._router.timeout_ms(read.parameters) - (boot_ms() - read.sent_boot_ms)
 
     def _give_up(self, read: _Outstanding) -> None:
         if not read.settled:

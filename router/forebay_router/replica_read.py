@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,11 +15,12 @@ from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, late, overload, refusal
 from forebay_router.credentials import REFUSALS
 from forebay_router.provenance import told_by
+from forebay_router.upstream import Place
 
 if TYPE_CHECKING:
     from forebay_router.router import Router
 
-_UNKNOWN_STORE = b'"urn:forebay:problem:unknown-store"'
+_UNKNOWN_STORE = b'{"type":"urn:forebay:problem:unknown-store"'
 _FINAL = frozenset({200, 400, 404, 409})
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
 _LARGE_ANSWER_MS = 250.0
@@ -78,7 +78,7 @@ class ReplicaRead:
         spec, partition = request.spec, request.partition
         self._held = (spec.name, partition)
         self._alone = request.alone
-        self._waits = parameters.wait_ms > 0
+        self._wait_ms = parameters.wait_ms
         self._deadline = deadline_boot_ms
         self._waiting = router.candidates(spec, partition, parameters)
         # A stable sort: all others stay in order.
@@ -132,11 +132,9 @@ class ReplicaRead:
         return done
 
     def _hedge_delay_ms(self) -> float:
-        """How long those asked may be silent; a replica that was told to wait is silent as asked."""
-        if self._waits:
-            return math.inf
+        """How long those asked may be silent, as long as they were told to wait included."""
         delay_ms = self._router.delay.delay_ms
-        return max(delay_ms, _LARGE_ANSWER_MS) if self._alone else delay_ms
+        return self._wait_ms + (max(delay_ms, _LARGE_ANSWER_MS) if self._alone else delay_ms)
 
     def _ask_next(self) -> bool:
         """Ask the best of those still waiting that is not full; whether there is one."""
@@ -150,13 +148,20 @@ class ReplicaRead:
                 continue
             left_ms = max(1, int(self._deadline - boot_ms()))
             request = self._request.render(host, left_ms, router.credentials())
-            self._asked[asyncio.create_task(self._timed(host, request))] = host
+            self._asked[self._ask(host, request)] = host
             return True
         return False
 
-    async def _timed(self, host: HostInfo, request: bytes) -> Answer:
+    def _ask(self, host: HostInfo, request: bytes) -> asyncio.Task[Answer]:
+        place = self._router.upstreams.place(host)
+        task = asyncio.create_task(self._timed(host, request, place))
+        # It may end before it begins.
+        task.add_done_callback(lambda _: place.leave())
+        return task
+
+    async def _timed(self, host: HostInfo, request: bytes, place: Place) -> Answer:
         begun = boot_ms()
-        answer = await self._router.upstreams.request(host, request, alone=self._alone)
+        answer = await self._router.upstreams.request(host, request, alone=self._alone, place=place)
         if not self._alone:
             self._router.delay.observe(boot_ms() - begun)
         if self._request.single and answer.status == 200:
@@ -221,4 +226,4 @@ def is_final(answer: Answer) -> bool:
 
     A worker that does not know a store which the router's map has is behind a deployment.
     """
-    return answer.status in _FINAL and not (answer.status == 404 and _UNKNOWN_STORE in answer.body)
+    return answer.status in _FINAL and not (answer.status == 404 and answer.body.startswith(_UNKNOWN_STORE))

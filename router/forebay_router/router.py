@@ -155,8 +155,11 @@ class Router:
 
     def deadline(self, parameters: ReadParameters) -> float:
         """When a request that begins now must be answered, on the boot-time clock."""
-        timeout_ms = parameters.timeout_ms or self.settings.request_timeout_ms
-        return boot_ms() + min(timeout_ms, self.settings.max_request_timeout_ms)
+        return boot_ms() + self.timeout_ms(parameters)
+
+    def timeout_ms(self, parameters: ReadParameters) -> int:
+        """How long a request may take: as it says, within bounds."""
+        return min(parameters.timeout_ms or self.settings.request_timeout_ms, self.settings.max_request_timeout_ms)
 
     async def ask(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> Answer:
         """The first final answer of a partition's replicas, or the problem that sums up why there is none."""

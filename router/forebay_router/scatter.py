@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from forebay.codecs import from_segment
 from forebay.errors import NoReplica
-from forebay.lag import Lag, worst_lag
+from forebay.lag import Lag, boot_ms, worst_lag
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters
@@ -24,6 +25,8 @@ from forebay_router.router import Router
 _FIRST_PAGE = 1_000
 """Entries; each page is twice the one before, so that merging begins early and pages are few."""
 _LARGEST_PAGE = 4_000
+_MOST_AT_ONCE = 64
+"""Partitions asked at once: one scan of a large store must not take all that a worker is given."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 _NOT_FORWARDED = frozenset({b"limit", b"cursor", b"allow_partial", b"timeout_ms"})
 
@@ -50,6 +53,26 @@ class _PartitionScan:
     at: str | None = None
     coming: asyncio.Task[Answer] | None = None
     size: int = _FIRST_PAGE
+    lag: Lag | None = None
+    """The most that any page of it was behind when it came."""
+    came_boot_ms: float = 0.0
+
+    def take(self, page: Page) -> None:
+        """Go on with the next page; what the earlier ones were behind stays in the answer's lag."""
+        lag = Lag(**page.source["lag"])
+        self.lag = lag if self.lag is None else worst_lag([self._aged(self.lag), lag])
+        self.page, self.at, self.came_boot_ms = page, page.source["position"], boot_ms()
+        if page.keys:
+            self.last = page.keys[-1]
+
+    def source(self) -> dict[str, Any]:
+        """Where it came from, by its last page, and how far behind the answer is now."""
+        assert self.page is not None
+        assert self.lag is not None
+        return {**self.page.source, "lag": self._aged(self.lag).document()}
+
+    def _aged(self, lag: Lag) -> Lag:
+        return lag.aged(boot_ms() - self.came_boot_ms)
 
     @property
     def drained(self) -> bool:
@@ -69,6 +92,7 @@ class Gather:
     deadline_boot_ms: float
     parts: dict[int, _PartitionScan] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_AT_ONCE))
 
     @classmethod
     async def begin(
@@ -90,20 +114,28 @@ class Gather:
             if partition not in gather.missing:
                 last, at = (None, None) if cursor is None else (cursor.last, cursor.at)
                 gather.parts[partition] = _PartitionScan(partition, None, last, at)
-        await gather._fetch(list(gather.parts.values()))
+        try:
+            await gather._fetch(list(gather.parts.values()))
+        except BaseException:
+            gather._drop()
+            raise
         if not gather.parts:
             raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
         return gather
 
-    async def body(self) -> AsyncIterator[bytes]:
+    async def body(self) -> AsyncGenerator[bytes, None]:
         """The answer's body, piece by piece; raises ``ScanBroken`` where a partition is lost on the way."""
         try:
             async for piece in self._pieces():
                 yield piece
         finally:
-            for part in self.parts.values():
-                if part.coming is not None:
-                    part.coming.cancel()
+            self._drop()
+
+    def _drop(self) -> None:
+        """Ask for nothing more."""
+        for part in self.parts.values():
+            if part.coming is not None:
+                part.coming.cancel()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         yield list_head(self.scan)
@@ -152,11 +184,9 @@ class Gather:
         for part, answer in zip(parts, answers, strict=True):
             part.coming = None
             if answer.status == 200:
-                part.page = Page.decode(answer.body)
-                part.at = part.page.source["position"]
-                if part.page.keys:
-                    part.last = part.page.keys[-1]
-                if part.page.more:
+                page = Page.decode(answer.body)
+                part.take(page)
+                if page.more:
                     # The next one is read while this one is merged and sent.
                     part.coming = asyncio.create_task(self._ask(part))
             elif self.parameters.allow_partial and answer.status in (412, 503, 504):
@@ -168,23 +198,29 @@ class Gather:
     async def _ask(self, part: _PartitionScan) -> Answer:
         limit = min(part.size, self.parameters.limit + 1)
         part.size = min(2 * part.size, _LARGEST_PAGE)
-        query = [item for item in self.query.split(b"&") if item and item.partition(b"=")[0] not in _NOT_FORWARDED]
+        query = [item for item in self.query.split(b"&") if item and _name(item) not in _NOT_FORWARDED]
         query.append(b"limit=%d" % limit)
         if part.last is not None:
             query.append(b"cursor=" + Cursor(self.scan.digest, part.last, part.at).encode().encode())
         request = ReplicaRequest(
             self.scan.spec, part.partition, self.path + b"?" + b"&".join(query), accept=_FRAMES, alone=True
         )
-        return await self.router.ask(request, self.parameters, self.deadline_boot_ms)
+        async with self.turns:
+            return await self.router.ask(request, self.parameters, self.deadline_boot_ms)
 
     def _sources(self) -> list[dict[str, Any]]:
-        return [part.page.source for part in self.parts.values() if part.page is not None]
+        return [part.source() for part in self.parts.values() if part.page is not None]
 
     def _cursor(self, last: bytes, sent: int, cut: bool) -> Cursor | None:
         left = cut or any(part.page and (part.page.keys or part.page.more) for part in self.parts.values())
         if not left or not sent:
             return None
         return Cursor(self.scan.digest, last, joined_position(self._sources()), tuple(sorted(self.missing)))
+
+
+def _name(item: bytes) -> bytes:
+    """A parameter's name in a query, which may be percent-encoded."""
+    return unquote_to_bytes(item.partition(b"=")[0].replace(b"+", b" "))
 
 
 def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:

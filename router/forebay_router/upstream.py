@@ -6,6 +6,7 @@ An ``Answer`` of a worker's has its header lines as they came, without content-l
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from forebay.rest.answers import Answer
 _CONNECTIONS_PER_WORKER = 4
 _MOST_IDLE_PER_WORKER = 16
 _CONNECT_TIMEOUT_S = 1.0
+_UNACKNOWLEDGED_MS = 2_000
+"""How long a worker's machine may leave what it was sent unacknowledged; a process that hangs leaves that to its
+system."""
 _MOST_HEAD_BYTES = 64 << 10
 _LENGTH = b"\r\ncontent-length: "
 
@@ -212,6 +216,21 @@ def _split_status(head: bytes) -> tuple[int, bytes]:
     return int(line[9:12]), lines
 
 
+class Place:
+    """A request's part in a worker's load while it is on no shared connection."""
+
+    def __init__(self, counts: Counter[HostInfo], host: HostInfo) -> None:
+        counts[host] += 1
+        self._counts: Counter[HostInfo] | None = counts
+        self._host = host
+
+    def leave(self) -> None:
+        """Count it no more; once is enough."""
+        if self._counts is not None:
+            self._counts[self._host] -= 1
+            self._counts = None
+
+
 @dataclass
 class Upstreams:
     """The connections to all workers, opened when first needed and again after they were lost."""
@@ -223,20 +242,32 @@ class Upstreams:
     _apart: Counter[HostInfo] = field(default_factory=Counter)
     """Requests that are on no shared connection: those alone, and those that wait for one to be opened."""
 
-    async def request(self, host: HostInfo, request: bytes, *, alone: bool = False) -> Answer:
-        """Send a request to a worker.
+    def place(self, host: HostInfo) -> Place:
+        """Count a request that is about to be sent to a worker."""
+        return Place(self._apart, host)
+
+    async def request(
+        self, host: HostInfo, request: bytes, *, alone: bool = False, place: Place | None = None
+    ) -> Answer:
+        """Send a request to a worker, in the ``place`` that was taken for it if one was.
 
         ``alone`` gives it a connection of its own, for answers that are slow or large. Raises ``OSError`` if
         the worker cannot be reached or goes away.
         """
-        self._apart[host] += 1
+        place = place or self.place(host)
         try:
-            if alone:
-                return await self._alone(host, request)
-            connection = await self._connection(host)
+            if not alone:
+                connection = await self._connection(host)
+                place.leave()
+                try:
+                    return await _exchange(connection, request)
+                except UpstreamClosed:
+                    # A worker that drains closes behind an answer, and loses what came after it. Whether this one
+                    # is there, a new connection tells.
+                    place = self.place(host)
+            return await self._alone(host, request)
         finally:
-            self._apart[host] -= 1
-        return await _exchange(connection, request)
+            place.leave()
 
     async def _alone(self, host: HostInfo, request: bytes) -> Answer:
         idle = self._idle.setdefault(host, [])
@@ -322,5 +353,7 @@ class Upstreams:
 async def _connect(host: HostInfo) -> Connection:
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-        _, connection = await loop.create_connection(Connection, host.host, host.port)
+        transport, connection = await loop.create_connection(Connection, host.host, host.port)
+    # A machine that vanished closes nothing: without this, the connection would be believed in for minutes.
+    transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
     return connection

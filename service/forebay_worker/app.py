@@ -30,8 +30,8 @@ from forebay.errors import (
 )
 from forebay.lag import boot_ms
 from forebay.rest.answers import Answer, problem_answer
-from forebay.rest.application import make_application, respond
-from forebay.rest.batches import batch_answer, batch_frames, read_batch_keys
+from forebay.rest.application import body_of, make_application, respond
+from forebay.rest.batches import MOST_BODY_BYTES, batch_answer, batch_frames, read_batch_keys
 from forebay.rest.changes import resumed
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.parameters import ReadParameters, parse_parameters
@@ -164,7 +164,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
     async def endpoint(request: Request) -> Response:
         try:
             parameters = parse_parameters(request.scope["query_string"], BATCH_ROUTE.parameters | {"partition"})
-            keys = read_batch_keys(await request.body())
+            keys = read_batch_keys(await body_of(request, MOST_BODY_BYTES))
             results = await _batch(worker, request, keys, parameters)
             frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
             answer = batch_frames(results) if frames else batch_answer(keys, results)

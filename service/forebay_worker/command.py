@@ -56,10 +56,9 @@ def run(settings: WorkerSettings) -> None:
             shutdown_timeout_ms=settings.shutdown_timeout_ms,
             on_drain=running.drain,
             protocol=make_protocol(
-                guarded(
-                    WorkerHotPath(running, metrics), authenticator, lambda: running.draining, metrics.refusals
-                ),
+                guarded(WorkerHotPath(running, metrics), authenticator, metrics.refusals),
                 cors_options(settings.cors_allow_origins),
+                lambda: running.draining,
             ),
         )
     finally:

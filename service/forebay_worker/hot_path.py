@@ -34,8 +34,6 @@ class WorkerHotPath:
 
     def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
         """The answer, None where the route must give it."""
-        if self._worker.draining:
-            return None
         try:
             read = self._read(request.store, request.query)
             if read.parameters.wait_ms:

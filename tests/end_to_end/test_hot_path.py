@@ -1,12 +1,22 @@
 """The hot path gives the same bytes as the route behind it, however requests are cut and mixed."""
 
+import base64
+import json
 import random
 import re
+import signal
 import socket
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 
+import httpx
 import pytest
 
+from forebay.errors import BadParameter
+from forebay.rest.scans import Cursor, Scan
 from tests.cluster import Cluster, running_cluster, wait_until
 
 PATHS = [
@@ -171,3 +181,77 @@ def test_a_deadline_that_is_no_number_is_not_heeded(served, deadline):
     for address in (worker, router):
         (answer,) = exchange(address, data, 1)
         assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_worker_that_drains_answers_every_read_of_many_at_once(tmp_path):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
+        (worker,) = cluster.start_workers(1, "--drain-ms", "20000")
+        router = cluster.start_router()
+        cluster.wait_settled(router, replicas=1)
+        stopping = threading.Event()
+
+        def read() -> Counter[int]:
+            seen: Counter[int] = Counter()
+            with httpx.Client() as client:
+                while not stopping.is_set():
+                    answer = client.get(f"http://{router}/v1/stores/counts/keys/k1?require_active=true")
+                    seen[answer.status_code] += 1
+                    if answer.status_code != 200:
+                        print(answer.text)
+            return seen
+
+        with ThreadPoolExecutor(16) as pool:
+            readers = [pool.submit(read) for _ in range(16)]
+            try:
+                cluster.workers[worker].send_signal(signal.SIGTERM)
+                wait_until(lambda: httpx.get(f"http://{worker}/readyz").status_code == 503, "draining")
+                for _ in range(5):
+                    # All that goes on while it drains.
+                    exchange(router, request("/v1/stores/counts/keys/k1") * 50, 50)
+            finally:
+                stopping.set()
+        seen = sum((reader.result() for reader in readers), Counter())
+        assert seen.keys() == {200}
+
+
+def test_a_body_that_is_too_long_is_refused(served):
+    _, worker, router = served
+    for address in (worker, router):
+        body = b'{"keys": ["' + b"x" * (3 << 20) + b'"]}'
+        answer = httpx.post(f"http://{address}/v1/stores/counts/batch-get", content=body)
+        assert answer.status_code == 413
+        assert answer.json()["type"] == "urn:forebay:problem:body-too-large"
+        assert httpx.get(f"http://{address}/v1/stores/counts/keys/a").status_code == 200
+
+
+@pytest.mark.parametrize("cursor", ["[" * 200_000, '["%s","",5,[]]', '["%s","",{},[]]', "[]", "5"])
+def test_a_cursor_that_no_answer_carried_is_refused(served, cursor):
+    _, worker, router = served
+    whole = httpx.get(f"http://{worker}/v1/stores/counts/entries?limit=1").json()["next"]
+    digest = json.loads(base64.urlsafe_b64decode(whole + "=" * (-len(whole) % 4)))[0]
+    forged = base64.urlsafe_b64encode(cursor.replace("%s", digest).encode()).decode().rstrip("=")
+    if len(forged) < 50_000:
+        for address in (worker, router):
+            answer = httpx.get(f"http://{address}/v1/stores/counts/entries", params={"cursor": forged})
+            assert (answer.status_code, answer.json()["parameter"]) == (400, "cursor")
+    else:
+        with pytest.raises(BadParameter):
+            Cursor.decode(forged, Scan(*[None] * len(fields(Scan))))
+
+
+def test_a_miss_of_a_key_that_reads_like_a_problem_is_a_miss(served):
+    _, _, router = served
+    answer = httpx.get(f"http://{router}/v1/stores/counts/keys/urn:forebay:problem:unknown-store")
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "urn:forebay:problem:unknown-key"
+
+
+def test_a_preflight_that_is_refused_is_a_problem(served):
+    _, worker, router = served
+    for address in (worker, router):
+        asked = {"Origin": "https://b.example", "Access-Control-Request-Method": "GET"}
+        answer = httpx.options(f"http://{address}{PATHS[0]}", headers=asked)
+        assert answer.status_code == 400
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "access-control-allow-origin" not in answer.headers

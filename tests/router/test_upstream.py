@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -123,3 +124,34 @@ async def test_a_lost_connection_fails_a_lone_request():
     async with worker(None) as host:
         with pytest.raises(UpstreamClosed):
             await Upstreams().request(host, b"x", alone=True)
+
+
+async def test_requests_that_were_not_read_are_sent_again_each_on_a_connection_of_its_own():
+    async with worker(answer(b"1", extra=b"connection: close\r\n")) as host:
+        upstreams = Upstreams()
+        got = await asyncio.gather(*(upstreams.request(host, b"x") for _ in range(10)))
+        assert [one.body for one in got] == [b"1"] * 10
+        assert upstreams.load(host) == 0
+        upstreams.close()
+
+
+async def test_a_place_counts_until_it_is_left_also_where_the_request_never_began():
+    host = HostInfo("127.0.0.1", 1)
+    upstreams = Upstreams()
+    places = [upstreams.place(host), upstreams.place(host)]
+    assert upstreams.load(host) == 2
+    places[0].leave()
+    places[0].leave()
+    assert upstreams.load(host) == 1
+    with pytest.raises(ConnectionRefusedError):
+        await upstreams.request(host, b"x", place=places[1])
+    assert upstreams.load(host) == 0
+
+
+async def test_a_machine_that_acknowledges_nothing_is_not_believed_in_for_long():
+    async with worker() as host:
+        upstreams = Upstreams()
+        connection = await upstreams._connection(host)
+        link = connection._transport.get_extra_info("socket")
+        assert 0 < link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 5_000
+        upstreams.close()

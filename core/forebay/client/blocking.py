@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from forebay.client.changes import Following
-from forebay.client.exchange import Close, Exchange, Open, Opened, Pause, Plan, Receive, Reply, Step
+from forebay.client.exchange import CONNECTIONS, Close, Exchange, Open, Opened, Pause, Plan, Receive, Reply, Step
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.positions import Positions
@@ -27,7 +27,7 @@ class Driver:
     """Takes the steps of plans, one after the other."""
 
     def __init__(self, transport: httpx.BaseTransport | None, token: str | None) -> None:
-        self.http = httpx.Client(transport=transport, headers=token_headers(token))
+        self.http = httpx.Client(transport=transport, headers=token_headers(token), limits=CONNECTIONS)
 
     def run(self, plan: Plan[T]) -> T:
         """What the plan comes to; raises what it raises."""

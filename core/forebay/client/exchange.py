@@ -28,6 +28,9 @@ _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 """A stream that is silent for so long is lost: its server would have sent a comment."""
 _PASSING = frozenset({429, 503})
 
+CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+"""As many as there are reads at once: each key that is followed keeps one, and the others must not wait for it."""
+
 T = TypeVar("T")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from forebay.authentication import Authenticator
 from forebay.errors import Problem
@@ -15,7 +14,6 @@ from forebay.rest.answers import Answer, problem_answer
 def guarded(
     handler: Handler,
     authenticator: Authenticator | None,
-    draining: Callable[[], bool],
     refusals: Counter[int],
 ) -> Handler:
     """The handler, or one that asks the authenticator first; without one, nothing comes in between.
@@ -30,9 +28,6 @@ def guarded(
         try:
             authenticator.authenticate("GET", path, request.authorization)
         except Problem as problem:
-            if draining():
-                # The route answers, and has the connection closed.
-                return None
             refusals[problem.status] += 1
             return problem_answer(problem)
         return handler(request, protocol)

@@ -16,6 +16,10 @@ from forebay.rest.answers import Answer, problem_answer
 
 log = logging.getLogger(__name__)
 
+_MOST_HEAD_BYTES = 64 << 10
+"""Of a head that is still not whole."""
+_MOST_UNSENT_BYTES = 64 << 10
+"""Beyond them answers are sent in the middle of a turn, so that a peer that takes none stops the next."""
 _MOST_SLOTS = 256
 """Answers outstanding on one connection beyond which nothing more is read from it."""
 
@@ -78,14 +82,17 @@ class HotPathProtocol(HttpToolsProtocol):
     """Offers whole requests to ``handler`` while the connection is between two ordinary ones."""
 
     handler: ClassVar[Handler]
+    draining: ClassVar[Callable[[], bool]]
     origins: ClassVar[OriginHeaders]
     outbox: ClassVar[Outbox]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_message = False
+        self._in_message = self._in_head = False
         self._slots: deque[Slot] = deque()
         self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._head_bytes = 0
         self._held = b""
         self._ended = False
         self._hot_requests = 0
@@ -97,7 +104,7 @@ class HotPathProtocol(HttpToolsProtocol):
             # Nearly always: one whole request, and nothing else going on.
             request = recognise(data)
             if request is not None and request.end == len(data):
-                outcome = self._handle(request)
+                outcome = self._handle(request, last=True)
                 if outcome is not None:
                     self._count()
                     if type(outcome) is Answer:
@@ -105,8 +112,7 @@ class HotPathProtocol(HttpToolsProtocol):
                     else:
                         self._slots.append(cast(Slot, outcome))
                     return
-                self.send_now()
-                super().data_received(data)
+                self._parse(data)
                 return
         self._receive_more(data)
 
@@ -123,8 +129,17 @@ class HotPathProtocol(HttpToolsProtocol):
             self._held = rest
             self.flow.pause_reading()
             return
+        self._parse(rest)
+
+    def _parse(self, data: bytes) -> None:
+        """Leave it to the parser and the framework, once all that is ready is sent."""
         self.send_now()
-        super().data_received(rest)
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if not self._in_head:
+            self._head_bytes = 0
+        elif self._head_bytes > _MOST_HEAD_BYTES:
+            self.send_400_response(f"The request's head is longer than {_MOST_HEAD_BYTES} bytes.")
 
     def _answer_hot(self, data: bytes) -> int:
         """Where the first request begins that is not for the hot path."""
@@ -133,7 +148,7 @@ class HotPathProtocol(HttpToolsProtocol):
             request = recognise(data, at)
             if request is None:
                 break
-            outcome = self._handle(request)
+            outcome = self._handle(request, last=request.end == len(data))
             if outcome is None:
                 break
             if isinstance(outcome, Slot):
@@ -152,6 +167,9 @@ class HotPathProtocol(HttpToolsProtocol):
         if not self._unsent:
             self.outbox.add(self)
         self._unsent.append(answer)
+        self._unsent_bytes += len(answer)
+        if self._unsent_bytes > _MOST_UNSENT_BYTES:
+            self.send_now()
 
     def send_now(self) -> None:
         """Write the answers that wait for the end of the turn."""
@@ -160,6 +178,7 @@ class HotPathProtocol(HttpToolsProtocol):
             if not self.transport.is_closing():
                 self.transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
             unsent.clear()
+            self._unsent_bytes = 0
 
     def _count(self) -> None:
         self._hot_requests += 1
@@ -167,7 +186,13 @@ class HotPathProtocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is None:
             self._arm_keep_alive()
 
-    def _handle(self, request: HotRequest) -> Answer | Slot | None:
+    def _handle(self, request: HotRequest, *, last: bool) -> Answer | Slot | None:
+        """The handler's answer; while draining, the last of what was received is left to the route.
+
+        That closes the connection behind its answer, and what came after it would be lost.
+        """
+        if last and type(self).draining():
+            return None
         try:
             return type(self).handler(request, self)
         except Exception:
@@ -205,12 +230,13 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """The parser has begun a request: the hot path waits for its end."""
-        self._in_message = True
+        self._in_message = self._in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The parser has read the head: what follows the body is no part of it."""
         super().on_headers_complete()
+        self._in_head = False
         # A trailer would count as a header, Authorization too, unseen by a proxy that rules on those.
         self.headers = []
 
@@ -228,7 +254,9 @@ class HotPathProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close once every answer is sent."""
         self.send_now()
-        if not self._slots:
+        if self._slots:
+            self._ended = True
+        else:
             super().shutdown()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's is asked; uvicorn's has no answer.
@@ -252,7 +280,14 @@ class HotPathProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
 
-def make_protocol(handler: Handler, cors: Mapping[str, Any] | None = None) -> type[HotPathProtocol]:
+def make_protocol(
+    handler: Handler, cors: Mapping[str, Any] | None, draining: Callable[[], bool]
+) -> type[HotPathProtocol]:
     """A protocol class for uvicorn's ``http`` setting, bound to a tier's handler and its CORS options."""
-    bound = {"handler": staticmethod(handler), "origins": OriginHeaders(cors), "outbox": Outbox()}
+    bound = {
+        "handler": staticmethod(handler),
+        "draining": staticmethod(draining),
+        "origins": OriginHeaders(cors),
+        "outbox": Outbox(),
+    }
     return type("BoundHotPathProtocol", (HotPathProtocol,), bound)

@@ -14,7 +14,7 @@ _HEAD_END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 8192
 _REQUEST_LINE = re.compile(
     rb"GET /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/keys/((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++)"
-    rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]*+))? HTTP/1\.1(?=\r\n)"
+    rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]{0,1024}+))? HTTP/1\.1(?=\r\n)"
 )
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
 _LEFT_TO_THE_PARSER = frozenset(

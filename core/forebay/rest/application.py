@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,6 +22,7 @@ from forebay.authentication import Authenticator
 from forebay.errors import (
     PROBLEM_MEDIA_TYPE,
     BadRequest,
+    BodyTooLarge,
     Forbidden,
     InternalError,
     MethodNotAllowed,
@@ -76,6 +78,27 @@ class BrowserCors(CORSMiddleware):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         named = any(name == b"origin" for name, _ in scope.get("headers", ()))
         await (super().__call__(scope, receive, send) if named else self.app(scope, receive, send))
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """What a browser is told before it asks; a refusal is a problem as any other."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        refusal = respond(problem_answer(BadRequest(f"{bytes(response.body).decode()}.")))
+        for name, value in response.headers.items():
+            if name.startswith("access-control-") or name == "vary":
+                refusal.headers[name] = value
+        return refusal
+
+
+async def body_of(request: Request, most_bytes: int) -> bytes:
+    """A request's body; raises ``BodyTooLarge`` as soon as it is known to be."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most_bytes:
+            raise BodyTooLarge(f"The body is longer than {most_bytes} bytes; send it in several requests.")
+    return bytes(body)
 
 
 def respond(answer: Answer) -> Response:

@@ -12,6 +12,7 @@ from forebay.rest.answers import JSON_HEAD, NO_STORE, Answer
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 
 MOST_KEYS = 500
+MOST_BODY_BYTES = 2 << 20
 _FRAME = struct.Struct(">HI")
 
 

@@ -18,6 +18,7 @@ from forebay.topology import StoreSpec
 MAX_LIMIT = 100_000
 _EPOCH_MS = re.compile(r"-?[0-9]{1,15}")
 DEFAULT_LIMIT = 1_000
+_LONGEST_REMEMBERED = 1_024
 DEFAULT_LAG_INTERVAL_MS = 5_000
 LEAST_LAG_INTERVAL_MS = 100
 
@@ -51,12 +52,16 @@ class ReadParameters:
         return self.tolerance if self.tolerance != UNLIMITED else spec.default_tolerance
 
 
-@lru_cache(maxsize=4096)
 def parse_parameters(query: bytes, known: frozenset[str]) -> ReadParameters:
     """Read a raw query string; raises ``BadParameter`` naming the parameter.
 
-    A parameter that the route does not know is refused: a misspelt tolerance must not become none.
+    A parameter that the route does not know is refused: a misspelt tolerance must not become none. Equal queries
+    share what was read of them, unless they are long.
     """
+    return _remembered(query, known) if len(query) <= _LONGEST_REMEMBERED else _parsed(query, known)
+
+
+def _parsed(query: bytes, known: frozenset[str]) -> ReadParameters:
     given = _split(query)
     unknown = sorted(given.keys() - known)
     if unknown:
@@ -67,6 +72,9 @@ def parse_parameters(query: bytes, known: frozenset[str]) -> ReadParameters:
     values = {name: _PARSERS[name](name, raw) for name, raw in given.items()}
     tolerance = Tolerance(*(values.pop(name, None) for name in Tolerance._fields))
     return ReadParameters(tolerance, **{_FIELDS.get(name, name): value for name, value in values.items()})
+
+
+_remembered = lru_cache(maxsize=4096)(_parsed)
 
 
 def _split(query: bytes) -> dict[str, bytes]:

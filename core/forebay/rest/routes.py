@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from forebay.errors import Problem
+from forebay.errors import BodyTooLarge, Problem
 from forebay.rest.application import responses
 from forebay.rest.batches import MOST_KEYS
 from forebay.rest.changes import LAST_EVENT_ID_PARAMETER
@@ -101,7 +101,15 @@ def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint:
             }
         },
     }
-    _add(app, BATCH_ROUTE, "POST", problems, endpoint, BATCH_ROUTE.parameters, {"requestBody": body})
+    _add(
+        app,
+        BATCH_ROUTE,
+        "POST",
+        (*problems, BodyTooLarge),
+        endpoint,
+        BATCH_ROUTE.parameters,
+        {"requestBody": body},
+    )
 
 
 def _add(

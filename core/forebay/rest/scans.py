@@ -200,7 +200,9 @@ class Cursor:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             digest, last, at, missing = json.loads(raw)
             cursor = cls(bytes.fromhex(digest), bytes.fromhex(last), at, tuple(map(int, missing)))
-        except (binascii.Error, ValueError, TypeError):
+            if at is not None and not isinstance(at, str):
+                raise TypeError("no position")
+        except (binascii.Error, ValueError, TypeError, RecursionError):
             raise BadParameter("The cursor is not one that an answer carried.", parameter="cursor") from None
         if cursor.digest != scan.digest:
             raise BadParameter(

@@ -31,26 +31,17 @@ def tokens(tmp_path: Path) -> TokensFile:
 
 
 def test_without_an_authenticator_nothing_comes_in_between():
-    assert guarded(read, None, lambda: False, Counter()) is read
+    assert guarded(read, None, Counter()) is read
 
 
 def test_who_has_a_token_is_let_through_and_who_has_none_is_not(tokens):
     refusals: Counter[int] = Counter()
-    handle = guarded(read, tokens, lambda: False, refusals)
+    handle = guarded(read, tokens, refusals)
     assert handle(request(b"Authorization: Bearer secret"), PROTOCOL) is READ
     refused = handle(request(), PROTOCOL)
     assert isinstance(refused, Answer)
     assert refused.status == 401
     assert refusals == {401: 1}
-
-
-def test_a_process_that_drains_leaves_a_refusal_to_the_route(tokens):
-    refusals: Counter[int] = Counter()
-    handle = guarded(read, tokens, lambda: True, refusals)
-    assert handle(request(), PROTOCOL) is None
-    # It counts it as well.
-    assert not refusals
-    assert handle(request(b"Authorization: Bearer secret"), PROTOCOL) is READ
 
 
 def test_the_authenticator_is_told_the_request_as_it_came():
@@ -60,5 +51,5 @@ def test_the_authenticator_is_told_the_request_as_it_came():
         def authenticate(self, method: str, path: str, authorization: bytes) -> None:
             asked.append((method, path, authorization))
 
-    guarded(read, Noting(), lambda: False, Counter())(request(b"Authorization: Bearer a"), PROTOCOL)
+    guarded(read, Noting(), Counter())(request(b"Authorization: Bearer a"), PROTOCOL)
     assert asked == [("GET", "/v1/stores/counts/keys/%C3%A9", b"Bearer a")]

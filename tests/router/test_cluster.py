@@ -1,0 +1,44 @@
+"""What a router knows of workers that have said little."""
+
+from forebay.lag import Lag, Tolerance
+from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+from forebay_router.cluster import Cluster
+from forebay_router.seeds import Seeds
+from forebay_router.worker_view import WorkerView
+
+SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
+HOST = HostInfo("h", 1)
+
+
+def cluster(view: WorkerView) -> Cluster:
+    known = Cluster(Seeds([HOST]), 200, 1_000, lambda: b"")
+    active = StreamsMetadata(HOST, active_topic_partitions=frozenset({TopicPartition("t", 0)}))
+    known.metadata.stores = {"s": SPEC}
+    known.metadata.on_change(ClusterMap(Generation(1, 1), (active,)))
+    known.workers[HOST] = view
+    return known
+
+
+def test_a_worker_that_hangs_is_suspect_also_where_it_never_said_what_it_holds():
+    view = WorkerView(HOST, live=True, silent_reads=3, ceiling=Tolerance(5))
+    (holder,) = cluster(view).holders(SPEC, 0, lambda host: 0)
+    assert (holder.role, holder.suspect, holder.ceiling) == ("active", True, Tolerance(5))
+
+
+def test_a_worker_that_comes_back_is_given_few_reads_also_before_it_said_what_it_holds():
+    view = WorkerView(HOST, live=True)
+    view.recovery.lose()
+    (holder,) = cluster(view).holders(SPEC, 0, lambda host: 0)
+    assert holder.window == 1
+
+
+def test_partitions_that_nobody_who_answers_holds_are_counted():
+    view = WorkerView(HOST, live=True)
+    known = cluster(view)
+    assert known.unheld(SPEC) == 2
+    known.report(HOST, ("s", 1), "standby", Lag(0, 0, 0))
+    assert known.unheld(SPEC) == 1
+    known.unreachable(HOST)
+    assert known.unheld(SPEC) == 2

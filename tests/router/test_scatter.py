@@ -1,0 +1,101 @@
+"""Lists that are gathered page by page, from replicas that answer as they are told to."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from forebay.lag import Lag, boot_ms
+from forebay.rest.answers import Answer
+from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
+from forebay.rest.scans import SCAN_ROUTES, Page
+from forebay.topology import StoreSpec
+from forebay_router.scatter import Gather, ScanRefused
+
+ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
+REFUSED = Answer(412, b"", b"{}")
+
+
+def page(key: bytes, lag: Lag, *, more: bool) -> Answer:
+    source = {"partition": 0, "position": "p", "role": "active", "host": "h:1", "lag": lag.document()}
+    return Answer(200, b"", Page([key], [b'{"key":"%b"}' % key[1:]], more, source).encode())
+
+
+class Workers:
+    """Stands for all workers: gives each partition's pages in turn."""
+
+    def __init__(self, *pages: list[Answer], pause_s: float = 0.0) -> None:
+        self._pages = dict(enumerate(pages))
+        self._pause_s = pause_s
+        self.spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", len(pages))
+        self.asked: list[int] = []
+        self.at_once = self.most_at_once = 0
+
+    def router(self):
+        return SimpleNamespace(spec=lambda store: self.spec, ask=self.ask, deadline=lambda _: boot_ms() + 5_000)
+
+    async def ask(self, request, parameters, deadline_boot_ms):
+        self.asked.append(request.partition)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(self._pause_s)
+            return self._pages[request.partition].pop(0)
+        finally:
+            self.at_once -= 1
+
+    async def gather(self, query: bytes = b"") -> Gather:
+        parameters = parse_parameters(query, ENTRIES_PARAMETERS)
+        return await Gather.begin(self.router(), ENTRIES, "s", None, b"/", query, parameters)
+
+
+async def test_the_lag_of_a_list_is_the_worst_of_all_its_pages():
+    workers = Workers(
+        [page(b"\x01a", Lag(50_000, 9_000, None), more=True), page(b"\x01b", Lag(0, 0, None), more=False)]
+    )
+    gather = await workers.gather()
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert [entry["key"] for entry in document["entries"]] == ["a", "b"]
+    assert document["lag"]["record_lag"] == 50_000
+    assert document["lag"]["time_lag_ms"] >= 9_000
+    assert gather.lag().record_lag == 50_000
+
+
+async def test_the_time_that_a_page_waited_to_be_sent_is_part_of_its_lag():
+    gather = await Workers([page(b"\x01a", Lag(0, 5, 7), more=False)]).gather()
+    await asyncio.sleep(0.05)
+    lag = gather.lag()
+    assert lag.time_lag_ms >= 55
+    assert lag.age_ms >= 57
+
+
+async def test_once_a_partition_refuses_nothing_more_is_asked_for():
+    first = page(b"\x01a", Lag(0, 0, 0), more=True)
+    workers = Workers([first, first], [REFUSED])
+    with pytest.raises(ScanRefused):
+        await workers.gather()
+    asked = len(workers.asked)
+    await asyncio.sleep(0.02)
+    assert len(workers.asked) == asked
+
+
+async def test_a_scan_of_many_partitions_asks_for_some_at_once():
+    workers = Workers(*([page(b"\x01%d" % i, Lag(0, 0, 0), more=False)] for i in range(300)), pause_s=0.001)
+    gather = await workers.gather()
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert len(document["entries"]) == 300
+    assert 1 < workers.most_at_once <= 64
+
+
+async def test_parameters_of_the_routers_own_are_not_passed_on_however_they_are_written():
+    seen = []
+
+    async def ask(request, parameters, deadline_boot_ms):
+        seen.append(request.target)
+        return page(b"\x01a", Lag(0, 0, 0), more=False)
+
+    workers = Workers([])
+    workers.ask = ask
+    await workers.gather(b"%6Cimit=5&prefer=any")
+    assert seen[0].count(b"imit=") == 1
