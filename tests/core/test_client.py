@@ -744,3 +744,14 @@ def end(cluster: Cluster, router: str) -> None:
 
 def until(changes: Any, condition: Callable[[Any], bool]) -> Any:
     return next(change for change in changes if condition(change))
+
+
+async def test_keys_that_are_followed_leave_room_for_reads(served):
+    async with AsyncClient(f"http://{served[1]}") as client:
+        followed = [client.changes("names", key) for key in [*NAMES] * (110 // len(NAMES) + 1)]
+        try:
+            await asyncio.gather(*map(anext, followed))
+            assert len(followed) > 100
+            assert (await client.get("names", next(iter(NAMES)), timeout_ms=2_000)).value == 0
+        finally:
+            await asyncio.gather(*(one.aclose() for one in followed))

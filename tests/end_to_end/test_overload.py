@@ -3,6 +3,7 @@
 import contextlib
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -65,6 +66,17 @@ def test_a_full_worker_is_passed_over_and_a_read_that_only_it_could_answer_is_re
         assert refused.json()["type"] == "urn:forebay:problem:overloaded"
         assert {attempt["host"]: attempt["outcome"] for attempt in refused.json()["attempts"]}[active] == "full"
     assert read(router, headers, require_active="true").json()["value"] == "newer"
+
+
+def test_a_client_that_does_not_read_its_list_gives_its_place_back(cluster):
+    cluster.put("counts", {b"big%d" % i: b'"%b"' % (b"x" * 20_000) for i in range(1_000)})
+    router = served(cluster, 1, "--max-in-flight", "1")
+    host, port = router.split(":")
+    with socket.create_connection((host, int(port))) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        slow.sendall(b"GET /v1/stores/counts/entries?limit=1000&timeout_ms=1500 HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: read(router).status_code == 429, "the list to be in flight")
+        wait_until(lambda: read(router).status_code == 200, "its place")
 
 
 @pytest.mark.parametrize("headers", [{}, ORDINARY], ids=["hot", "ordinary"])
