@@ -3,13 +3,17 @@
 import asyncio
 import dataclasses
 import re
+import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from docs.generate import problems_page, settings_page
 
 from forebay.authentication import AUTHENTICATOR_ENTRY_POINTS
+from forebay.cli import commands
 from forebay.codecs import KEY_CODECS, VALUE_CODECS
 from forebay.errors import Problem
 from forebay.settings import SETTINGS, RouterSettings, load_settings
@@ -92,6 +96,35 @@ def test_the_examples_of_topologies_are_topologies():
     specs = [spec for topology in parsed for spec in topology.stores.values()]
     assert {spec.kind for spec in specs} == set(KINDS)
     assert any(spec.foreign for spec in specs)
+
+
+def leaves(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command below a group, by its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from leaves(command, *path, name)
+        else:
+            yield " ".join([*path, name]), command
+
+
+def test_every_command_has_its_row_and_an_example_that_it_takes(monkeypatch):
+    page = (DOCS / "commands.md").read_text()
+    lines = [line for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) for line in block.splitlines()]
+    for line in lines:
+        if line.startswith("export "):
+            monkeypatch.setenv(*line.removeprefix("export ").split("=", 1))
+    for words, command in leaves(commands):
+        assert f"\n| `forebay {words}` |" in page, words
+        [example] = [line for line in lines if line.startswith(f"forebay {words}")]
+        arguments = shlex.split(example.removeprefix(f"forebay {words}"))
+        # What the one dangerous command asks is not asked of a test.
+        given = command.make_context(words, arguments + ["--yes"] * (words == "changelog reset")).params
+        if words in ("worker", "router"):
+            given.pop("config")
+            assert load_settings(words, given)
 
 
 def test_every_metric_is_documented(cluster):
