@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 from forebay.errors import Problem
@@ -43,7 +44,7 @@ def problems_page() -> str:
         "|---|---|---|",
     ]
     problems: list[type[Problem]] = sorted(Problem.__subclasses__(), key=lambda item: (item.status, item.name))
-    lines += [f"| {item.status} | `{item.name}` | {_first_line(item)} |" for item in problems]
+    lines += [f"| {item.status} | `{item.name}` | {_meaning(item)} |" for item in problems]
     return "\n".join(lines) + "\n"
 
 
@@ -53,8 +54,10 @@ def _default(setting: Setting) -> str:
     return "" if setting.default in (None, ()) else f"`{setting.default}`"
 
 
-def _first_line(item: type[Problem]) -> str:
-    return (item.__doc__ or "").splitlines()[0]
+def _meaning(item: type[Problem]) -> str:
+    """The first paragraph of its docstring, as one line of Markdown."""
+    paragraph, _, _ = inspect.cleandoc(item.__doc__ or "").partition("\n\n")
+    return paragraph.replace("\n", " ").replace("``", "`")
 
 
 def main() -> None:

@@ -1,9 +1,12 @@
-"""Every command and variable in the compose file and the Dockerfile is one that the code knows."""
+"""Every command and variable in what is deployed by is one that the code knows."""
 
 import re
+import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -12,12 +15,39 @@ import yaml
 from examples.flights import flights, job
 from forebay.cli import commands
 from forebay.settings import SETTINGS, load_settings
+from forebay.topology import parse_topology
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES = COMPOSE["services"]
 BUILT = {name: service for name, service in SERVICES.items() if "build" in service}
 STAGES = re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "deploy" / "Dockerfile").read_text(), re.M)
+KUBERNETES = {
+    (item["kind"], item["metadata"]["name"]): item
+    for item in yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text())
+}
+PODS = {
+    name: item["spec"]["template"] for (_, name), item in KUBERNETES.items() if "template" in item.get("spec", {})
+}
+UNIT = re.findall(r"^(\w+)=(.+)$", (ROOT / "deploy" / "forebay-worker.service").read_text(), re.M)
+
+
+def settings_of(command_line: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """The settings of a command line without its program's name, by the real command."""
+    tier, *arguments = command_line
+    command = commands.get_command(click.Context(commands), tier)
+    assert command is not None
+    given = command.make_context(tier, arguments).params
+    given.pop("config")
+    return load_settings(tier, given, environment=environment)
+
+
+def settings_of_pod(name: str) -> dict[str, Any]:
+    """The settings of a pod's one container, with what Kubernetes puts in for the first replica."""
+    [container] = PODS[name]["spec"]["containers"]
+    environment = {variable["name"]: variable.get("value", f"{name}-0") for variable in container.get("env", ())}
+    expanded = [re.sub(r"\$\((\w+)\)", lambda m: environment[m[1]], argument) for argument in container["args"]]
+    return settings_of(expanded, environment)
 
 
 def alerts(figures, **fired):
@@ -95,13 +125,73 @@ def test_the_service_is_built_from_a_stage_of_the_dockerfile(name):
 
 @pytest.mark.parametrize("name", [name for name, s in BUILT.items() if s["build"]["target"] == "forebay"])
 def test_a_forebay_command_is_parsed_by_the_real_command_line(name):
-    tier, *arguments = SERVICES[name]["command"]
-    command = commands.get_command(click.Context(commands), tier)
-    assert command is not None
-    given = command.make_context(tier, arguments).params
-    given.pop("config")
-    settings = load_settings(tier, given, environment=SERVICES[name].get("environment", {}))
+    settings = settings_of(SERVICES[name]["command"], SERVICES[name].get("environment", {}))
     assert settings["listen"].port == 8080
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_is_started_probed_and_ended_as_the_code_has_it(name):
+    settings = settings_of_pod(name)
+    [container] = PODS[name]["spec"]["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": settings["listen"].port}]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    for probe in {"startupProbe", "livenessProbe"} & container.keys():
+        assert container[probe]["httpGet"] == {"path": "/livez", "port": "http"}
+    assert PODS[name]["spec"]["terminationGracePeriodSeconds"] * 1000 > settings["shutdown_timeout_ms"]
+
+
+def test_routers_find_the_workers_by_the_headless_service():
+    worker, router = settings_of_pod("forebay-worker"), settings_of_pod("forebay-router")
+    [seed] = router["seeds"]
+    assert str(worker["advertise"]) == f"forebay-worker-0.{seed}"
+    assert KUBERNETES["StatefulSet", "forebay-worker"]["spec"]["serviceName"] == seed.host
+    service = KUBERNETES["Service", seed.host]["spec"]
+    assert service["clusterIP"] == "None"
+    assert service["publishNotReadyAddresses"] is True
+
+
+def test_a_pods_files_are_where_its_settings_say():
+    settings = settings_of_pod("forebay-worker")
+    [container] = PODS["forebay-worker"]["spec"]["containers"]
+    mounted = {mount["name"]: Path(mount["mountPath"]) for mount in container["volumeMounts"]}
+    assert settings["topology"].parent == mounted["topology"]
+    assert settings["state_dir"].is_relative_to(mounted["state"])
+    text = KUBERNETES["ConfigMap", "forebay-topology"]["data"][settings["topology"].name]
+    assert parse_topology(tomllib.loads(text)).stores
+
+
+def test_whatever_selects_pods_selects_some():
+    labels = [pod["metadata"]["labels"] for pod in PODS.values()]
+    selectors = [item["spec"]["selector"] for item in KUBERNETES.values() if "selector" in item.get("spec", {})]
+    assert selectors
+    for selector in selectors:
+        assert selector.get("matchLabels", selector) in labels
+
+
+def test_the_unit_is_one_of_a_worker():
+    unit = dict(UNIT)
+    environment = dict(value.split("=", 1) for name, value in UNIT if name == "Environment")
+    program, *command_line = shlex.split(unit["ExecStart"])
+    settings = settings_of(command_line, environment)
+    assert Path(program).name == "forebay"
+    assert settings["state_dir"].is_relative_to(Path("/var/lib", unit["StateDirectory"]))
+    assert int(unit["TimeoutStopSec"]) * 1000 > settings["shutdown_timeout_ms"]
+    assert "LimitNOFILE" in unit
+
+
+def test_systemd_takes_the_unit():
+    systemd_analyze = shutil.which("systemd-analyze")
+    if systemd_analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    done = subprocess.run(
+        [systemd_analyze, "verify", "--man=no", ROOT / "deploy" / "forebay-worker.service"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # That forebay is not installed in its place is no fault of the unit's.
+    said = [line for line in done.stderr.splitlines() if "forebay" in line and "is not executable" not in line]
+    assert said == []
 
 
 @pytest.mark.parametrize("name", [name for name, s in BUILT.items() if s["build"]["target"] == "demo"])
@@ -112,7 +202,8 @@ def test_a_demo_command_is_parsed_by_its_module(name):
 
 
 def test_every_forebay_variable_is_a_setting():
-    text = (ROOT / "docker-compose.yml").read_text() + (ROOT / "deploy" / "Dockerfile").read_text()
+    files = ("docker-compose.yml", "deploy/Dockerfile", "deploy/kubernetes.yaml", "deploy/forebay-worker.service")
+    text = "".join((ROOT / file).read_text() for file in files)
     assert set(re.findall(r"FOREBAY_\w+", text)) <= {setting.environment for setting in SETTINGS}
 
 

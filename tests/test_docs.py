@@ -1,17 +1,56 @@
 """Documentation that can be held to the code is."""
 
 import asyncio
+import dataclasses
 import re
+import shlex
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from docs.generate import problems_page, settings_page
 
+from forebay.authentication import AUTHENTICATOR_ENTRY_POINTS
+from forebay.cli import commands
+from forebay.codecs import KEY_CODECS, VALUE_CODECS
 from forebay.errors import Problem
 from forebay.settings import SETTINGS, RouterSettings, load_settings
+from forebay.topology import (
+    KINDS,
+    PARTITIONER_ENTRY_POINTS,
+    STORE_ENTRY_POINTS,
+    StoreSpec,
+    SubTopology,
+    parse_topology,
+)
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+TOPOLOGY_PAGE = (DOCS / "topology.md").read_text()
+A_SUBTOPOLOGY = 'application_id = "shop"\n[[subtopology]]\nname = "orders"\npartitions = 4\n'
+
+
+def rows(section: str) -> dict[str, list[str]]:
+    """The cells of a section's tables, by what stands in the first."""
+    lines = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.M)
+    return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in lines}
+
+
+def section(page: str, heading: str) -> str:
+    """What stands under a heading, up to the next one that is not below it."""
+    level = heading.partition(" ")[0]
+    _, _, rest = page.partition(f"\n{heading}\n")
+    assert rest, heading
+    return re.split(rf"^#{{1,{len(level)}}} ", rest, maxsplit=1, flags=re.M)[0]
+
+
+def examples(page: str) -> list[str]:
+    """The topologies among a page's examples, those of one store made whole."""
+    blocks = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    whole = [A_SUBTOPOLOGY + block if block.startswith("[[subtopology.store]]") else block for block in blocks]
+    return [text for text in whole if "application_id" in text]
 
 
 @pytest.mark.parametrize(("page", "make"), [("settings.md", settings_page), ("problems.md", problems_page)])
@@ -24,6 +63,68 @@ def test_every_setting_and_problem_has_its_line():
         assert f"`{setting.flag}`" in settings_page()
     for problem in Problem.__subclasses__():
         assert f"`{problem.name}`" in problems_page()
+
+
+def test_every_field_of_the_topology_has_its_row():
+    fields = section(TOPOLOGY_PAGE, "## Fields")
+    of_files = {field.name for cls in (StoreSpec, SubTopology) for field in dataclasses.fields(cls)}
+    # The ordinal is the place in the file.
+    assert rows(fields).keys() == of_files - {"ordinal", "stores"} | {"application_id", "subtopology", "store"}
+
+
+def test_the_defaults_of_a_store_are_those_documented():
+    spec = parse_topology(tomllib.loads(f'{A_SUBTOPOLOGY}[[subtopology.store]]\nname = "only"')).stores["only"]
+    of_stores = section(TOPOLOGY_PAGE, "## Fields").partition("[[subtopology.store]]")[2]
+    for name, (_, default, *_) in rows(of_stores).items():
+        if default.startswith("`") and "<" not in default:
+            assert str(getattr(spec, name)).lower() == default.strip("`"), name
+        elif default == "unlimited":
+            assert getattr(spec, name) is None, name
+
+
+def test_every_codec_and_every_group_of_entry_points_is_documented():
+    assert rows(section(TOPOLOGY_PAGE, "## Key codecs")).keys() == KEY_CODECS.keys()
+    assert rows(section(TOPOLOGY_PAGE, "## Value codecs")).keys() == VALUE_CODECS.keys()
+    own = section(TOPOLOGY_PAGE, "## Classes of your own")
+    for group in (PARTITIONER_ENTRY_POINTS, STORE_ENTRY_POINTS, AUTHENTICATOR_ENTRY_POINTS):
+        assert f"| `{group}` |" in own
+        assert f'[project.entry-points."{group}"]' in own
+
+
+def test_the_examples_of_topologies_are_topologies():
+    parsed = [parse_topology(tomllib.loads(text)) for text in examples(TOPOLOGY_PAGE)]
+    specs = [spec for topology in parsed for spec in topology.stores.values()]
+    assert {spec.kind for spec in specs} == set(KINDS)
+    assert any(spec.foreign for spec in specs)
+
+
+def leaves(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command below a group, by its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from leaves(command, *path, name)
+        else:
+            yield " ".join([*path, name]), command
+
+
+def test_every_command_has_its_row_and_an_example_that_it_takes(monkeypatch):
+    page = (DOCS / "commands.md").read_text()
+    lines = [line for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) for line in block.splitlines()]
+    for line in lines:
+        if line.startswith("export "):
+            monkeypatch.setenv(*line.removeprefix("export ").split("=", 1))
+    for words, command in leaves(commands):
+        assert f"\n| `forebay {words}` |" in page, words
+        [example] = [line for line in lines if line.startswith(f"forebay {words}")]
+        arguments = shlex.split(example.removeprefix(f"forebay {words}"))
+        # What the one dangerous command asks is not asked of a test.
+        given = command.make_context(words, arguments + ["--yes"] * (words == "changelog reset")).params
+        if words in ("worker", "router"):
+            given.pop("config")
+            assert load_settings(words, given)
 
 
 def test_every_metric_is_documented(cluster):
@@ -46,7 +147,15 @@ def test_every_metric_is_documented(cluster):
         assert f"`{name.removesuffix('_total')}" in page, name
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings get."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere():
     for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            found = page.parent / target if target else page
+            assert found.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(found), f"{page.name}: {target}#{anchor}"

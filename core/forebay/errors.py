@@ -234,7 +234,7 @@ class NotActive(Problem):
 
 
 class NotHostedHere(Problem):
-    """This worker holds no replica of the partition; ``hosts`` says who does. Routers hide it."""
+    """This worker holds no replica of the partition; ``active_host`` and ``standby_hosts`` do. Routers hide it."""
 
     status, name, title = 421, "not-hosted-here", "The partition is not held here"
 
@@ -246,7 +246,9 @@ class BodyTooLarge(Problem):
 
 
 class Overloaded(Problem):
-    """More requests are in flight than the process takes on."""
+    """The process has as many requests in flight, or event streams open, as it takes on; or every replica that
+    could answer has its fill of requests.
+    """
 
     status, name, title = 429, "overloaded", "Too many requests in flight"
 
@@ -256,13 +258,18 @@ class InternalError(Problem):
 
 
 class NotReady(Problem):
-    """The replica is in the middle of its first replay, where a missing key proves nothing."""
+    """Nothing can be said yet, or any more: the replica is in the middle of a replay, where a missing key proves
+    nothing; its store is being opened or closed; no worker, or no assignment, is known yet; or the process is
+    shutting down. ``/readyz`` gives by it every reason for which a process is not ready, a full disk among them.
+    """
 
     status, name, title = 503, "not-ready", "The replica is not ready"
 
 
 class LogDiverged(Problem):
-    """The log is not the one that this replica was built from; it is being rebuilt."""
+    """The replica cannot be brought forward by the log, which was replaced or cut, or has dropped tombstones that
+    the replica never saw; it is being rebuilt.
+    """
 
     status, name, title = 503, "log-diverged", "The log was replaced"
 
@@ -280,7 +287,10 @@ class PartitionerMissing(Problem, TopologyError):
 
 
 class NoReplica(Problem):
-    """No replica could be reached; ``attempts`` lists who was asked and what came back."""
+    """No replica could answer: none is known, none could be reached, or those that were asked are not ready, full,
+    or refuse. Where all of them refuse by a 412, that is told instead. ``attempts`` lists who was asked and what
+    came back, unless a list could be had of no partition.
+    """
 
     status, name, title = 503, "no-replica", "No replica answered"
 

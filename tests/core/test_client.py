@@ -28,6 +28,7 @@ from forebay.client import (
     Version,
     Window,
 )
+from forebay.client.asynchronous import AsyncDriver
 from forebay.client.exchange import Exchange, Pause, Request, Send
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
@@ -746,12 +747,21 @@ def until(changes: Any, condition: Callable[[Any], bool]) -> Any:
     return next(change for change in changes if condition(change))
 
 
-async def test_keys_that_are_followed_leave_room_for_reads(served):
-    async with AsyncClient(f"http://{served[1]}") as client:
-        followed = [client.changes("names", key) for key in [*NAMES] * (110 // len(NAMES) + 1)]
-        try:
-            await asyncio.gather(*map(anext, followed))
-            assert len(followed) > 100
-            assert (await client.get("names", next(iter(NAMES)), timeout_ms=2_000)).value == 0
-        finally:
-            await asyncio.gather(*(one.aclose() for one in followed))
+async def test_a_read_waits_for_no_other_of_its_client():
+    readers, all_there = 120, asyncio.Event()
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        if len(asked) == readers:
+            all_there.set()
+        await all_there.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=readers)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    http = AsyncDriver(None, None).http
+    async with server, http:
+        answers = await asyncio.gather(*(http.get(url, timeout=10) for _ in range(readers)))
+    assert [one.status_code for one in answers] == [200] * readers

@@ -106,7 +106,7 @@ def test_a_stopped_worker_costs_no_read_and_wakes_as_standby_with_honest_lag(clu
     with Load(url) as load:
         load.wait_for(50)
         cluster.kill(stopped, signal.SIGSTOP)
-        # Others are asked before the time-out, of a read that would have waited too, and for answers that are large.
+        # Others are asked before the time-out: of a read that might have waited too, and for large answers.
         waiting = httpx.get(url, params={"wait_ms": 50, "timeout_ms": 3_000}, timeout=10)
         assert (waiting.status_code, waiting.headers["forebay-host"] != stopped) == (200, True)
         keys = {"keys": [f"k{i}" for i in range(50)]}
