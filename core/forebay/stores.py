@@ -28,6 +28,13 @@ class CommittedOffset(NamedTuple):
     replay_since_epoch_ms: float | None = None
     """When the replay began, from the log's beginning or from an offset written then: tombstones written
     since were not missed."""
+    queries: Mapping[str, str] = {}
+    """The query that each writer's newest heartbeat was of."""
+
+    @property
+    def content_before(self) -> int:
+        """An offset that nothing in the store is at or past: before a replay is consistent, some may be ahead."""
+        return max(self.position, self.pending_end or 0)
 
 
 class StateStore(Protocol):

@@ -26,6 +26,7 @@ from forebay_worker.state.offsets import CAUGHT_UP
 from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
 from forebay_worker.tasks.manager import TaskManager, TaskPolicy
+from forebay_worker.tasks.replica import Replica
 from forebay_worker.topics import TopicCreation
 
 log = logging.getLogger(__name__)
@@ -121,8 +122,7 @@ class Worker:
             behind = [
                 f"{replica.spec.name}-{replica.task.partition}"
                 for replica in self.tasks.replicas.values()
-                if not replica.complete
-                or (self.admission.lag(replica)[1].record_lag or 0) > self.settings.acceptable_recovery_lag
+                if not replica.complete or not self._near(replica)
             ]
             if behind:
                 return NotReady(f"{len(behind)} replicas are not caught up yet.", retry_after_s=1, behind=behind)
@@ -209,10 +209,14 @@ class Worker:
         """Which tasks this worker is running active for, with a lag proven to be acceptable."""
         proven: dict[Any, bool] = {}
         for replica in self.tasks.replicas.values():
-            role, lag = self.admission.lag(replica)
-            near = lag.record_lag is not None and lag.record_lag <= self.settings.acceptable_recovery_lag
-            proven[replica.task] = proven.get(replica.task, True) and role == "active" and near
+            role, _ = self.admission.lag(replica)
+            proven[replica.task] = proven.get(replica.task, True) and role == "active" and self._near(replica)
         return proven
+
+    def _near(self, replica: Replica) -> bool:
+        """Whether a replica's lag is proven to be acceptable for an active."""
+        lag = self.admission.proven_lag(replica)
+        return lag.record_lag is not None and lag.record_lag <= self.settings.acceptable_recovery_lag
 
     def _on_assignment(self, info: AssignmentInfo) -> None:
         me = self._directory.process_id

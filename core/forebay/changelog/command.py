@@ -12,7 +12,7 @@ from rich.table import Table
 
 from forebay.changelog import Changelog, open_changelog
 from forebay.changelog.sqlite import DEFAULT_DELETE_RETENTION_MS, DEFAULT_MIN_COMPACTION_LAG_MS, SqliteChangelog
-from forebay.errors import SettingError
+from forebay.errors import SettingError, TopicMissing
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology, load_topology
 
@@ -45,7 +45,11 @@ def list_logs(topology: Path, url: str) -> None:
     for column in ("store", "topic", "partitions", "end offsets", "identity"):
         table.add_column(column, overflow="fold")
     for spec in loaded.stores.values():
-        opened.ensure(spec)
+        try:
+            opened.ensure(spec, create=False)
+        except TopicMissing:
+            table.add_row(spec.name, spec.topic, str(spec.partitions), "", "missing")
+            continue
         partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
         ends = opened.end_offsets(partitions)
         shown = ", ".join(str(ends.get(tp, "?")) for tp in partitions)
@@ -78,7 +82,10 @@ def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
 def reset(topology: Path, url: str, store: str) -> None:
     """Empty the log of STORE and give it a new identity; every replica is rebuilt."""
     opened, loaded = _open(topology, url)
-    identity = opened.reset(_spec(loaded, store))
+    spec = _spec(loaded, store)
+    if spec.foreign:
+        raise SettingError(f"{store!r} is foreign: its topic {spec.topic!r} is others' to empty.")
+    identity = opened.reset(spec)
     click.echo(f"{store} begins anew, as {identity}")
 
 

@@ -239,6 +239,8 @@ class SqliteConsumer:
         self._changelog = changelog
         self._positions: dict[TopicPartition, int] = {}
         self._assigned: dict[TopicPartition, _Assigned] = {}
+        self._told: set[str] = set()
+        """What was logged of partitions that cannot be read."""
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on."""
@@ -269,7 +271,9 @@ class SqliteConsumer:
             try:
                 batch = self._read(tp, max_records)
             except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
-                log.debug("%s cannot be read: %s", tp, error)
+                if str(error) not in self._told:
+                    self._told.add(str(error))
+                    log.error("%s cannot be read, which is tried again: %s", tp, error)
                 self._disconnect(tp)
             else:
                 yield batch

@@ -165,6 +165,14 @@ def append_batch(
         ).fetchone()
         if marker is not None:
             return _verify_repeat(rows, marker, path, write_name, batch_id)
+        (newest,) = connection.execute(
+            "SELECT max(batch_id) FROM batch WHERE query_id = ? AND write_name = ?", (query_id, write_name)
+        ).fetchone()
+        if newest is not None and batch_id <= newest - _BATCHES_KEPT:
+            raise WriteRefused(
+                f"Batch {batch_id} of query {query_id} is older than all that the log remembers of it, so whether "
+                "it was written cannot be said: its checkpoint is too old. Begin anew with another checkpoint."
+            )
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
         digest = hashlib.blake2b(digest_size=16)
         count = 0

@@ -71,6 +71,7 @@ class Admitted:
     designated_boot_ms: float | None
     progress: Progress
     log: str | None
+    complete: bool
     role: str
     lag: Lag
     told: Told
@@ -145,6 +146,12 @@ class Admission:
         now = boot_ms()
         return replica.role(self._lease_until_boot_ms(), now), lag_of(replica.progress, now)
 
+    def proven_lag(self, replica: Replica) -> Lag:
+        """The lag of a replica now as far as it may be held against a bound."""
+        now = boot_ms()
+        progress = replica.progress
+        return provable(lag_of(progress, now), progress, now, self._end_offset_max_age_ms)
+
     def admit(self, replica: Replica, parameters: ReadParameters) -> Admitted:
         """Hold a replica against what the read tolerates; raises ``Refused``."""
         admitted = self._find(replica)
@@ -195,7 +202,9 @@ class Admission:
         now = float(moment)
         role, lag = replica.role(lease, now), lag_of(progress, now)
         told = tell(self._provenance(replica, role, lag))
-        admitted = Admitted(replica, moment, lease, designated, progress, replayed, role, lag, told)
+        admitted = Admitted(
+            replica, moment, lease, designated, progress, replayed, replica.complete, role, lag, told
+        )
         replica.admitted = admitted
         return admitted
 
@@ -205,7 +214,9 @@ class Admission:
     def require_position(self, admitted: Admitted, wanted: Position) -> None:
         """Raise ``PositionOfAnotherLog``, or ``Refused`` if the replica has not reached a position."""
         replica = admitted.replica
-        if wanted.log != log_digest(replica.log or ""):
+        if replica.log is None:
+            raise self._refuse(admitted, NotReady("Which log this is of is not known yet.", retry_after_s=1))
+        if wanted.log != log_digest(replica.log):
             raise PositionOfAnotherLog(
                 f"The position is not of the log that {replica.spec.name!r} has now; read without it.",
                 store=replica.spec.name,
@@ -228,7 +239,10 @@ class Admission:
                 "them, so a missing one proves nothing: set it to the writer's, or to 'unknown'.",
                 **members,
             )
-        if not replica.complete or replica.progress.consistent_position != replica.progress.position:
+        progress = replica.progress
+        # As it was before the content was looked at, and as it is now.
+        complete = admitted.complete and replica.complete
+        if not complete or progress.consistent_position != progress.position:
             return NotReady(
                 "The replica is in the middle of a replay, where a missing key proves nothing.",
                 retry_after_s=1,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +68,7 @@ class CheckpointFile:
         moment = self.moment_epoch_ms()
         # Written even where the line was gone: whoever removed it may have been killed before it was durable.
         self.write(offsets)
-        if offsets and moment is not None:
-            os.utime(self.path, (moment / 1000, moment / 1000))
+        self._date(moment)
 
     def moment_epoch_ms(self) -> float | None:
         """When the offsets were written, in epoch milliseconds; None without a file.
@@ -81,9 +80,24 @@ class CheckpointFile:
         except FileNotFoundError:
             return None
 
-    def add(self, topic_partition: TopicPartition, offset: int) -> None:
-        """Set one topic-partition's offset, leaving the others; raises ``CheckpointError``, ``OSError``."""
+    def add(self, topic_partition: TopicPartition, offset: int, moment_epoch_ms: float | None = None) -> None:
+        """Set one topic-partition's offset, leaving the others; raises ``CheckpointError``, ``OSError``.
+
+        ``moment_epoch_ms`` is when the log was last read up to it, now if not given.
+        """
         self.write({**self.read(), topic_partition: offset})
+        if moment_epoch_ms is not None:
+            self._date(moment_epoch_ms)
+
+    def keep(self, topics: Collection[str]) -> None:
+        """Drop every line but those of these topics; raises ``CheckpointError``, ``OSError``."""
+        moment = self.moment_epoch_ms()
+        self.write({line: offset for line, offset in self.read().items() if line.topic in topics})
+        self._date(moment)
+
+    def _date(self, moment_epoch_ms: float | None) -> None:
+        if moment_epoch_ms is not None and self.path.exists():
+            os.utime(self.path, (moment_epoch_ms / 1000, moment_epoch_ms / 1000))
 
 
 def _parse(path: Path, text: str) -> dict[TopicPartition, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from forebay.lag import boot_ms
+from forebay.lag import boot_ms, epoch_ms
 from forebay.stores import CommittedOffset, StateStore
 from forebay.tasks import TopicPartition
 from forebay_worker.state.checkpoint import CheckpointFile
@@ -42,6 +42,7 @@ class CheckpointedStore:
         self._clock = clock
         self._written_boot_ms = clock()
         self._records_since = 0
+        self._committed_epoch_ms = checkpoint.moment_epoch_ms() or epoch_ms()
         position = checkpoint.read().get(topic_partition) if inner.persistent else None
         self._committed = (
             None
@@ -70,7 +71,9 @@ class CheckpointedStore:
     def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Commit, and write the checkpoint if its interval or its number of records has passed."""
         self._inner.commit(changelog_offsets)
-        self._committed = changelog_offsets.get(self._topic_partition, self._committed)
+        if self._topic_partition in changelog_offsets:
+            self._committed = changelog_offsets[self._topic_partition]
+            self._committed_epoch_ms = epoch_ms()
         due = self._clock() - self._written_boot_ms >= self._interval_ms
         if due or self._records_since >= RECORDS_PER_CHECKPOINT:
             self._write()
@@ -93,6 +96,6 @@ class CheckpointedStore:
             return
         # The offset never gets ahead of what is durable.
         self._inner.flush()
-        self._checkpoint.add(self._topic_partition, self._committed.position)
+        self._checkpoint.add(self._topic_partition, self._committed.position, self._committed_epoch_ms)
         self._written_boot_ms = self._clock()
         self._records_since = 0

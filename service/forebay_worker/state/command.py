@@ -128,7 +128,7 @@ def _opened(topology: Path, state_dir: Path) -> Iterator[tuple[StateDirectory, T
 def _keep_lines(checkpoint: CheckpointFile, topics: set[str]) -> None:
     """Drop every line but those of these topics, so that none is left for a store begun anew to find."""
     with suppress(CheckpointError):
-        checkpoint.write({line: offset for line, offset in checkpoint.read().items() if line.topic in topics})
+        checkpoint.keep(topics)
 
 
 def _stores_table(path: Path, contents: dict[StoreOnDisk, StoreContent], expected: Topology, plan: Plan) -> Table:

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from forebay.changelog import Changelog
-from forebay.errors import ChangelogError, TopologyError
+from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
 from forebay.stores import CommittedOffset, StateStore
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import STORE_ENTRY_POINTS, StoreSpec
@@ -34,6 +34,8 @@ class OpenedStore:
 
     store: StateStore
     log: str | None
+    identify: Callable[[str], None]
+    """Has the store tell, from its next commit on, which log it is of."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class StoreOpener:
         obstacle is raised too: what the disk refuses is no fault of the store's.
         """
         if spec.supplier == "memory":
-            return OpenedStore(MemoryStore(spec.name), self._log_now(task, spec))
+            return OpenedStore(MemoryStore(spec.name), self._log_now(task, spec), lambda log: None)
         path = self.directory.store_path(task, spec.name)
         if spec.supplier == "rocksdb":
             return self._open_rocksdb(path, task, spec)
@@ -64,7 +66,7 @@ class StoreOpener:
             store = RocksDbStore(spec.name, path, self.memory.options())
             found = store.identity
         except Exception as error:
-            if not path.exists() or obstacle(error, path) is not None:
+            if not path.exists() or obstacle(error, path) is not None or _in_use(error):
                 raise
             self._set_aside(task, spec, f"it cannot be opened ({error})")
             existed = False
@@ -76,13 +78,23 @@ class StoreOpener:
             existed = False
             store = RocksDbStore(spec.name, path, self.memory.options())
             found = None
+        tp = TopicPartition(spec.topic, task.partition)
+        if found is None and store.committed_offset(tp) is not None:
+            store.close()
+            self._set_aside(task, spec, "it does not say which log it is of")
+            existed = False
+            store = RocksDbStore(spec.name, path, self.memory.options())
+
+        def identify(log: str) -> None:
+            store.set_identity(_identity(log, task, spec))
+
         if found is not None:
-            return OpenedStore(store, found.log)
+            return OpenedStore(store, found.log, identify)
         log_identity = self._log_now(task, spec)
         if log_identity is not None:
-            store.set_identity(_identity(log_identity, task, spec))
-        self._migrate_offsets(store, path, TopicPartition(spec.topic, task.partition), existed)
-        return OpenedStore(store, log_identity)
+            identify(log_identity)
+        self._migrate_offsets(store, path, tp, existed)
+        return OpenedStore(store, log_identity, identify)
 
     def _open_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         """Open a store of the user's. Its identity is kept in a file of its own in the store's directory."""
@@ -96,14 +108,19 @@ class StoreOpener:
             log_identity = log_identity or found.log
         path.mkdir(parents=True, exist_ok=True)
         store = _factory(spec.supplier)(spec.name, path)
-        if store.persistent and log_identity is not None:
-            write_durably(path / IDENTITY_NAME, json.dumps(asdict(_identity(log_identity, task, spec))))
+
+        def identify(log: str) -> None:
+            if store.persistent:
+                write_durably(path / IDENTITY_NAME, json.dumps(asdict(_identity(log, task, spec))))
+
+        if log_identity is not None:
+            identify(log_identity)
         tp = TopicPartition(spec.topic, task.partition)
         if not existed:
             self._forget_checkpoint(path, tp)
         if store.manages_offsets:
             self._migrate_offsets(store, path, tp, existed)
-            return OpenedStore(store, log_identity)
+            return OpenedStore(store, log_identity, identify)
         checkpoint = CheckpointFile.of(path.parents[1])
         try:
             checkpoint.read()
@@ -116,7 +133,7 @@ class StoreOpener:
             store = _factory(spec.supplier)(spec.name, path)
         end = self._end(tp)
         kept = CheckpointedStore(store, checkpoint, tp, end, self.checkpoint_interval_ms)
-        return OpenedStore(kept, log_identity)
+        return OpenedStore(kept, log_identity, identify)
 
     def _migrate_offsets(self, store: StateStore, path: Path, tp: TopicPartition, existed: bool) -> None:
         """Take the offset of an old ``.checkpoint`` or ``.position`` file into a store that has none, once.
@@ -163,7 +180,18 @@ class StoreOpener:
             return None
 
     def _end(self, tp: TopicPartition) -> int:
-        return self.changelog.end_offsets([tp]).get(tp, 0)
+        """Where the log ends now; raises ``ChangelogUnreachable``: how far content may be ahead must be known."""
+        ends = self.changelog.end_offsets([tp])
+        if tp not in ends:
+            raise ChangelogUnreachable(
+                f"The end of {tp} cannot be had, and an offset beside its store goes by it."
+            )
+        return ends[tp]
+
+
+def _in_use(error: Exception) -> bool:
+    """Whether a read that has not come to its end still holds the store that was here."""
+    return "lock hold by current process" in str(error)
 
 
 def _factory(supplier: str) -> StoreFactory:

@@ -113,7 +113,7 @@ class Applier:
         committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
         replica.progress = replica.progress._replace(
             position=committed.position,
-            applying_to=max(committed.position, replica.progress.applying_to),
+            applying_to=max(committed.content_before, replica.progress.applying_to),
             consistent_position=committed.consistent_position,
             end_offset=end.offset,
             end_sent_boot_ms=end.sent_boot_ms,
@@ -204,7 +204,7 @@ class Applier:
         if reason is not None:
             self._on_untrusted(replica, reason)
             return
-        replica.log = batch.identity
+        replica.learn_log(batch.identity)
         replica.ends.observe(batch.end)
         if not batch.records and batch.position == before.position and before.complete:
             replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
@@ -217,7 +217,7 @@ class Applier:
         fold = Fold.after(before)
         fold.add(replica.spec, batch.records)
         self._check_partition(replica, batch)
-        after = advance(before, batch, fold.as_of_epoch_ms, fold.stream_time_ms, None, epoch_ms())
+        after = advance(before, batch, fold.as_of_epoch_ms, fold.queries, fold.stream_time_ms, None, epoch_ms())
         as_of_boot_ms = replica.progress.as_of_boot_ms
         if after.pending_end is None and (
             after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
@@ -225,7 +225,7 @@ class Applier:
             as_of_boot_ms = _as_of_boot(after, boot_ms(), epoch_ms())
         progress = self._progress(replica, after, batch, as_of_boot_ms)
         after = after._replace(current_until_epoch_ms=_epoch(progress.current_until_boot_ms))
-        replica.progress = replica.progress._replace(applying_to=batch.position)
+        replica.progress = replica.progress._replace(applying_to=max(before.content_before, after.content_before))
         for key, value in fold.changes.items():
             if value is None:
                 replica.store.delete(key)
@@ -259,7 +259,7 @@ class Applier:
         if replica.misplaced_key is None:
             found = misplaced_key(replica.spec, replica.task.partition, batch.records, replica.records_applied)
             if found is not None:
-                report_misplaced_key(replica, found)
+                replica.refuse_misses(found)
 
     def _progress(
         self, replica: Replica, committed: CommittedOffset, batch: Batch, as_of_boot_ms: float | None
@@ -269,7 +269,7 @@ class Applier:
         current_until = replica.progress.current_until_boot_ms if proven is None else proven
         return Progress(
             committed.position,
-            committed.position,
+            committed.content_before,
             consistent,
             batch.beginning,
             batch.end.offset,
@@ -282,31 +282,20 @@ class Applier:
 def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> Progress:
     """The progress of a store just opened, before its log was reached: the end is not known."""
     current_until = committed.current_until_epoch_ms
-    boot = None if current_until is None else now_boot_ms - (now_epoch_ms - current_until)
+    # A moment still to come is of a clock that was wrong, then or now.
+    known = current_until is not None and current_until <= now_epoch_ms
+    boot = now_boot_ms - (now_epoch_ms - current_until) if current_until is not None and known else None
     as_of = None if committed.pending_end is not None else _as_of_boot(committed, now_boot_ms, now_epoch_ms)
     position = committed.position
-    return Progress(position, position, committed.consistent_position, 0, None, 0.0, boot, as_of)
+    return Progress(position, committed.content_before, committed.consistent_position, 0, None, 0.0, boot, as_of)
 
 
 def _as_of_boot(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> float | None:
     known = [as_of for as_of in committed.as_of_epoch_ms.values() if as_of is not None]
-    if not known or len(known) < len(committed.as_of_epoch_ms):
+    if not known or len(known) < len(committed.as_of_epoch_ms) or min(known) > now_epoch_ms:
         return None
     return now_boot_ms - (now_epoch_ms - min(known))
 
 
 def _epoch(moment_boot_ms: float | None) -> float | None:
     return None if moment_boot_ms is None else epoch_ms() - (boot_ms() - moment_boot_ms)
-
-
-def report_misplaced_key(replica: Replica, key: bytes) -> None:
-    """Let a replica refuse misses from now on: keys are not where its partitioner puts them."""
-    replica.misplaced_key = key
-    log.error(
-        "%s: the key %r is in partition %d, where the partitioner %r does not put it; misses are refused. Set "
-        "the store's partitioner to the writer's, or to 'unknown'.",
-        replica.spec.name,
-        key,
-        replica.task.partition,
-        replica.spec.partitioner,
-    )

@@ -53,6 +53,7 @@ class BulkRestore:
     """A few restore processes and the queue of replicas that wait for one.
 
     ``call`` runs a function in the applier's thread; ``done(restoration)`` is called there at a replica's end.
+    ``obstacle(error)`` says what of the machine's an error shows, None if nothing.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class BulkRestore:
         scratch: Path,
         call: Callable[[Callable[[], None]], object],
         done: Callable[[Restoration], None],
+        obstacle: Callable[[Exception], str | None],
     ) -> None:
         self._changelog_url = changelog_url
         self._processes = processes
         self._scratch = scratch
         self._call = call
         self._done = done
+        self._obstacle = obstacle
         self._numbers = itertools.count(1)
         self._waiting: deque[Restoration] = deque()
         self._changed = threading.Condition()
@@ -125,13 +128,18 @@ class BulkRestore:
             if child is not None and child.poll() is not None:
                 self._end(child)
                 child = None
-            child = child or self._spawn()
-            if self._restore(child, restoration):
-                self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
-                continue
-            # Whatever it may still say belongs to a job that is over.
-            self._end(child)
-            child = None
+            try:
+                child = child or self._spawn()
+            except OSError as error:
+                restoration.replica.failure = f"no restore process could be started: {error}"
+                log.error("restoring %s: %s; it is tried again", _name(restoration), restoration.replica.failure)
+            if child is not None:
+                if self._restore(child, restoration):
+                    self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
+                    continue
+                # Whatever it may still say belongs to a job that is over.
+                self._end(child)
+                child = None
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, timeout=_RETRY_S)
                 if not restoration.cancelled:
@@ -183,6 +191,12 @@ class BulkRestore:
         def run() -> None:
             try:
                 outcome.append(ingest(restoration, report))
+            except Exception as error:
+                found = self._obstacle(error)
+                restoration.replica.failure = found or str(error) or repr(error)
+                log.error(
+                    "%s: a file could not be ingested; it is tried again. %s", _name(restoration), found or error
+                )
             finally:
                 finished.set()
 
@@ -231,13 +245,20 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
         return False
     assert isinstance(replica.store, RocksDbStore)
     offset = report.offset
-    replica.progress = replica.progress._replace(applying_to=offset.position)
+    if replica.log is None:
+        replica.learn_log(report.log)
+        replica.store.commit({})
+    replica.progress = replica.progress._replace(applying_to=max(committed.content_before, offset.content_before))
     replica.store.ingest(path, tp, offset)
     replica.progress = replica.progress._replace(
-        position=offset.position, consistent_position=offset.consistent_position
+        position=offset.position,
+        applying_to=offset.content_before,
+        consistent_position=offset.consistent_position,
     )
     replica.stream_time_ms = offset.stream_time_ms
-    replica.log = replica.log or report.log
+    replica.failure = None
+    if report.misplaced is not None and replica.misplaced_key is None:
+        replica.refuse_misses(bytes.fromhex(report.misplaced))
     replica.records_applied += report.records
     replica.records_skipped += report.skipped
     restoration.records += report.records

@@ -23,18 +23,19 @@ _PLAIN_AS_STORED = frozenset({"string", "bytes", "json"})
 class Fold:
     """The outcome of some records on top of what a store has.
 
-    ``changes`` maps stored keys to their last value, None to delete. ``as_of_epoch_ms`` and ``stream_time_ms``
-    are those of the offset to commit with them.
+    ``changes`` maps stored keys to their last value, None to delete. ``as_of_epoch_ms``, ``queries`` and
+    ``stream_time_ms`` are those of the offset to commit with them.
     """
 
     as_of_epoch_ms: dict[str, int | None]
+    queries: dict[str, str]
     stream_time_ms: int | None
     changes: dict[bytes, bytes | None] = field(default_factory=dict)
 
     @classmethod
     def after(cls, committed: CommittedOffset) -> Fold:
         """An empty fold on top of a committed offset."""
-        return cls(dict(committed.as_of_epoch_ms), committed.stream_time_ms)
+        return cls(dict(committed.as_of_epoch_ms), dict(committed.queries), committed.stream_time_ms)
 
     def add(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         """Fold records in, in offset order; heartbeats change no key. Raises ``BadRecord``."""
@@ -70,10 +71,15 @@ class Fold:
         writer = key[_HEARTBEAT_PREFIX:].decode()
         if value is None:
             self.as_of_epoch_ms.pop(writer, None)
+            self.queries.pop(writer, None)
             return
-        as_of_ms = Heartbeat.parse(value).as_of_ms
-        # A writer that cannot tell yet leaves standing what was said under its name before.
-        self.as_of_epoch_ms[writer] = self.as_of_epoch_ms.get(writer) if as_of_ms is None else as_of_ms
+        beat = Heartbeat.parse(value)
+        as_of_ms = beat.as_of_ms
+        if as_of_ms is None and self.queries.get(writer) == beat.query_id:
+            # A query that cannot tell for now leaves standing what it said before; another begins its source anew.
+            as_of_ms = self.as_of_epoch_ms.get(writer)
+        self.as_of_epoch_ms[writer] = as_of_ms
+        self.queries[writer] = beat.query_id
 
 
 def _as_version(value: bytes | None) -> bytes:
@@ -85,6 +91,7 @@ def advance(
     before: CommittedOffset,
     batch: Batch,
     as_of_epoch_ms: Mapping[str, int | None],
+    queries: Mapping[str, str],
     stream_time_ms: int | None,
     current_until_epoch_ms: float | None,
     now_epoch_ms: float,
@@ -110,6 +117,7 @@ def advance(
         stream_time_ms,
         before.complete or reached,
         before.replay_since_epoch_ms if before.position else now_epoch_ms,
+        queries,
     )
 
 

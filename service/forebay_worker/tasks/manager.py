@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from forebay.changelog import Changelog
 from forebay.lag import EndOffset, boot_ms
 from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId
+from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.obstacles import obstacle
@@ -77,12 +77,16 @@ class TaskManager:
             directory.path / ".restore",
             self.applier.call,
             self._restored,
+            self._obstacle_in,
         )
         self.replicas: ReplicaTable = {}
         self._wanted: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
         self._on_disk = OffsetCache()
         self._expiry = Expiry()
         self._released_boot_ms: dict[TaskId, float] = {}
+        self._rebuilding: dict[TopicPartition, Replica] = {}
+        """Those whose store is closed, until another is open in its place."""
+        self._failed_sweeps: set[TopicPartition] = set()
         self._unopened: str | None = None
         self._reopen_boot_ms: float | None = None
 
@@ -153,13 +157,17 @@ class TaskManager:
             if boot_ms() >= until:
                 self.applier.call(self._hold_wanted)
                 break
-        self._designate(self.replicas, active)
+        # What was asked for meanwhile counts: a role that was lost must not come back.
+        self._designate(self.replicas, self._wanted[1])
 
     def _release_all_but(self, tasks: frozenset[TaskId]) -> None:
         gone = [replica for replica in self.replicas.values() if replica.task not in tasks]
         self.replicas = {place: replica for place, replica in self.replicas.items() if replica.task in tasks}
         for replica in gone:
-            self._close(replica)
+            try:
+                self._close(replica)
+            except Exception:
+                log.exception("%s could not be closed properly", replica.topic_partition)
 
     def _open_task(self, task: TaskId) -> bool:
         """Open a task's stores, all or none; whether they could be."""
@@ -198,7 +206,7 @@ class TaskManager:
 
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
         opened = self._opener.open(task, spec)
-        replica = Replica(spec, task, opened.store, opened.log)
+        replica = Replica(spec, task, opened.store, opened.log, identify=opened.identify)
         self._bring_forward(replica)
         return replica
 
@@ -206,10 +214,12 @@ class TaskManager:
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
         self._expiry.forget(replica)
+        self._failed_sweeps.discard(replica.topic_partition)
         if replica.store.persistent and replica.complete:
             self._on_disk.put(replica.task, replica.spec.name, replica.progress.position)
-        replica.store.close()
         self._released_boot_ms.setdefault(replica.task, boot_ms())
+        if self._rebuilding.pop(replica.topic_partition, None) is None:
+            replica.store.close()
 
     def _bring_forward(self, replica: Replica) -> None:
         """Follow the log, or restore in bulk first where it is far ahead."""
@@ -239,13 +249,33 @@ class TaskManager:
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
         replica.diverged = True
-        replica.store.close()
-        if replica.store.persistent:
-            self._directory.set_aside(replica.task, replica.spec.name)
-        opened = self._opener.open(replica.task, replica.spec)
-        replica.store, replica.log = opened.store, opened.log
         replica.complete = False
         replica.misplaced_key = None
+        replica.store.close()
+        self._rebuilding[replica.topic_partition] = replica
+        if replica.store.persistent:
+            self._directory.set_aside(replica.task, replica.spec.name)
+        self._begin_anew(replica)
+
+    def _begin_anew(self, replica: Replica) -> None:
+        """Open an empty store in the place of one that was closed; what prevents it is tried again."""
+        tp = replica.topic_partition
+        try:
+            opened = self._opener.open(replica.task, replica.spec)
+        except Exception as error:
+            found = self._obstacle_in(error)
+            replica.failure = found or str(error) or repr(error)
+            if found is not None:
+                self.applier.obstacles[tp] = found
+            self._reopen_boot_ms = boot_ms() + _REOPEN_MS
+            log.error(
+                "%s could not be begun anew; tried again in %.0f s: %s", tp, _REOPEN_MS / 1000, replica.failure
+            )
+            return
+        del self._rebuilding[tp]
+        self.applier.obstacles.pop(tp, None)
+        replica.failure = None
+        replica.store, replica.log, replica.identify = opened.store, opened.log, opened.identify
         self._bring_forward(replica)
 
     def _discard_set_aside(self, replica: Replica) -> None:
@@ -253,15 +283,33 @@ class TaskManager:
 
     def _keep_house(self) -> None:
         """Try again to open, publish the ends of logs being restored, delete what is expired or long released."""
+        self._delete_released()
         if self._reopen_boot_ms is not None and boot_ms() >= self._reopen_boot_ms:
             self._hold_wanted()
+            for replica in list(self._rebuilding.values()):
+                self._begin_anew(replica)
         for restoration in list(self.bulk_restore.restorations.values()):
             replica = restoration.replica
             sent = boot_ms()
             for end in self._changelog.end_offsets([replica.topic_partition]).values():
                 self.applier.observe_end(replica, EndOffset(end, sent))
         for replica in self.replicas.values():
+            self._sweep(replica)
+
+    def _sweep(self, replica: Replica) -> None:
+        """Delete some of what is expired; on a disk that refuses, it waits."""
+        tp = replica.topic_partition
+        if tp in self.applier.obstacles or tp in self._rebuilding:
+            return
+        try:
             self._expiry.sweep(replica)
+            self._failed_sweeps.discard(tp)
+        except Exception as error:
+            if tp not in self._failed_sweeps:
+                self._failed_sweeps.add(tp)
+                log.error("%s: expired windows could not be deleted: %s", tp, self._obstacle_in(error) or error)
+
+    def _delete_released(self) -> None:
         due = boot_ms() - self._policy.state_cleanup_delay_ms
         for task in [task for task, released in self._released_boot_ms.items() if released <= due]:
             del self._released_boot_ms[task]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forebay.lag import EMPTY_PROGRESS, EndOffsets, Progress
@@ -9,6 +11,12 @@ from forebay.stores import StateStore
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.watches import Watches
+
+log = logging.getLogger(__name__)
+
+
+def _note_nothing(log: str) -> None:
+    """A store that keeps no identity."""
 
 
 @dataclass
@@ -40,6 +48,8 @@ class Replica:
     failure: str | None = None
     """Why records could not be applied when it was last tried; None since some were."""
     watches: Watches = field(default_factory=Watches)
+    identify: Callable[[str], None] = _note_nothing
+    """Has the store tell, from its next commit on, which log it is of."""
 
     admitted: object = None
     """What the last read found the replica to be, kept by the queries while it holds."""
@@ -48,6 +58,24 @@ class Replica:
     def topic_partition(self) -> TopicPartition:
         """The changelog partition that the replica replays."""
         return TopicPartition(self.spec.topic, self.task.partition)
+
+    def learn_log(self, log: str) -> None:
+        """Take note of which log it is of, with the next commit, where nobody could say so when it was opened."""
+        if self.log is None:
+            self.log = log
+            self.identify(log)
+
+    def refuse_misses(self, misplaced_key: bytes) -> None:
+        """Say no more that a key does not exist: keys, such as this, are not where the partitioner puts them."""
+        self.misplaced_key = misplaced_key
+        log.error(
+            "%s: the key %r is in partition %d, where the partitioner %r does not put it; misses are refused. Set "
+            "the store's partitioner to the writer's, or to 'unknown'.",
+            self.spec.name,
+            misplaced_key,
+            self.task.partition,
+            self.spec.partitioner,
+        )
 
     def role(self, lease_until_boot_ms: float, now_boot_ms: float) -> str:
         """``active``, ``restoring`` or ``standby``, judged now against the membership lease.

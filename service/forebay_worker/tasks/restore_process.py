@@ -134,6 +134,7 @@ def _fold_files(
             committed,
             batch,
             fold.as_of_epoch_ms,
+            fold.queries,
             fold.stream_time_ms,
             committed.current_until_epoch_ms,
             epoch_ms(),

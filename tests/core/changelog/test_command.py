@@ -30,6 +30,21 @@ def test_logs_are_listed_compacted_and_reset(cluster):
     assert cluster.changelog.identity("test-counts-changelog") != before
 
 
+def test_a_listing_creates_nothing(cluster, tmp_path):
+    common = ["--topology", str(cluster.topology_path), "--changelog", f"sqlite://{tmp_path}/empty"]
+    for _ in range(2):
+        assert "missing" in CliRunner().invoke(changelog, ["ls", *common]).output
+
+
+def test_a_foreign_log_is_not_emptied(tmp_path):
+    text = TOPOLOGY + '[[subtopology.store]]\nname = "theirs"\ntopic = "theirs"\nforeign = true\n'
+    with (
+        running_cluster(tmp_path, topology_text=text) as cluster,
+        pytest.raises(SettingError, match="others' to empty"),
+    ):
+        run(cluster, "reset", "theirs", "--yes")
+
+
 def test_a_store_that_is_not_in_the_topology_is_named(cluster):
     with pytest.raises(SettingError, match="no store 'nope'"):
         run(cluster, "reset", "nope", "--yes")

@@ -159,6 +159,15 @@ def test_the_last_batches_are_remembered_and_old_markers_are_not_kept_forever(pa
         assert connection.execute("SELECT count(*) FROM batch").fetchone()[0] <= 64
 
 
+def test_a_batch_older_than_all_that_is_remembered_is_refused(path: str) -> None:
+    # A checkpoint from long ago would write old rows over newer ones.
+    for batch in range(100):
+        append(path, rows_of(f"k={batch}"), batch)
+    with pytest.raises(WriteRefused, match="checkpoint is too old"):
+        append(path, rows_of("k=20"), 20)
+    assert len(logged(path)) == 100
+
+
 def test_rows_that_fail_on_the_way_leave_nothing_behind(path: str) -> None:
     def rows() -> Iterator[Row]:
         yield from [(b"%d" % i, b"", i) for i in range(5000)]

@@ -1,5 +1,6 @@
 """Every store: whatever is put, deleted, committed, closed and opened, it holds what was committed."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,26 @@ def test_after_a_crash_a_legacy_store_is_at_no_point_of_history_before_the_end_a
     reopened = checkpointed(tmp_path, clock, end_offset=40)
     found = reopened.committed_offset(TP)
     assert (found.position, found.consistent_position, found.pending_end) == (5, None, 40)
+
+
+def test_a_checkpoint_is_as_old_as_what_the_store_last_committed(tmp_path, clock):
+    store, file = checkpointed(tmp_path, clock), CheckpointFile.of(tmp_path)
+    store.commit({TP: CommittedOffset(5, 5)})
+    store.close()
+    two_days_ago_ms = file.moment_epoch_ms() - 2 * 86_400_000
+    os.utime(file.path, (two_days_ago_ms / 1000, two_days_ago_ms / 1000))
+    # A worker that cannot reach the log is started and stopped.
+    checkpointed(tmp_path, clock).close()
+    assert file.moment_epoch_ms() == pytest.approx(two_days_ago_ms, abs=1_000)
+    assert checkpointed(tmp_path, clock).committed_offset(TP).replay_since_epoch_ms == file.moment_epoch_ms()
+
+
+def test_the_lines_that_are_kept_stay_as_old_as_they_are(tmp_path):
+    file = CheckpointFile.of(tmp_path)
+    file.add(TP, 5, 1_000_000.0)
+    file.add(TopicPartition("other", 0), 7, 1_000_000.0)
+    file.keep({TP.topic})
+    assert (file.read(), file.moment_epoch_ms()) == ({TP: 5}, 1_000_000.0)
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ from forebay.changelog import Batch, Heartbeat, sqlite_partition
 from forebay.changelog.sqlite import SqliteChangelog
 from forebay.partitioning import Murmur2Partitioner
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.applier import Applier, progress_at_open
 from forebay_worker.tasks.replica import Replica
 
 TP = TopicPartition("log", 0)
@@ -346,3 +347,34 @@ def test_time_lag_grows_while_the_log_cannot_be_reached(log, monkeypatch):
     follower.poll()
     assert follower.replica.progress.current_until_boot_ms > before
     follower.close()
+
+
+def test_a_new_query_under_the_same_name_does_not_inherit_what_the_old_one_said(log):
+    def beat(query: str, as_of_ms: int | None) -> None:
+        value = Heartbeat(as_of_ms, query, 1).value()
+        sqlite_partition.append_heartbeat(log.changelog.path(TP), writer="w", query_id=query, value=value)
+
+    follower = Follower(log.changelog)
+    now_ms = int(time.time() * 1000)
+    beat("q1", now_ms)
+    follower.poll()
+    assert follower.replica.progress.as_of_boot_ms is not None
+    beat("q1", None)
+    follower.poll()
+    assert follower.replica.progress.as_of_boot_ms is not None
+    beat("q2", None)
+    follower.poll()
+    assert follower.replica.progress.as_of_boot_ms is None
+    follower.close()
+
+
+@pytest.mark.parametrize("ahead_ms", [1, 600_000])
+def test_a_moment_that_is_still_to_come_by_the_wall_clock_is_none(ahead_ms):
+    committed = CommittedOffset(5, 5, None, 1_000_000.0 + ahead_ms, {"w": 1_000_000 + ahead_ms}, None, True)
+    progress = progress_at_open(committed, 50.0, 1_000_000.0)
+    assert (progress.current_until_boot_ms, progress.as_of_boot_ms) == (None, None)
+
+
+def test_a_token_bounds_what_a_crashed_legacy_store_may_hold():
+    progress = progress_at_open(CommittedOffset(10_000, None, 15_000), 50.0, 1_000_000.0)
+    assert (progress.position, progress.applying_to) == (10_000, 15_000)

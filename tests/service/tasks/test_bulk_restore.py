@@ -1,5 +1,7 @@
 """Bulk restore with real processes: what is ingested equals the log's fold, whatever happens to a process."""
 
+import dataclasses
+import errno
 import os
 import signal
 import threading
@@ -57,7 +59,7 @@ class Restore:
         self.replica = Replica(spec, TaskId(0, 0), store)
         self.done: list[Restoration] = []
         self._lock = threading.Lock()
-        self.bulk = BulkRestore(changelog.url, 1, directory / "scratch", self._call, self.done.append)
+        self.bulk = BulkRestore(changelog.url, 1, directory / "scratch", self._call, self.done.append, repr)
 
     def _call(self, function):  # type: ignore[no-untyped-def]
         with self._lock:
@@ -157,4 +159,47 @@ def test_a_job_that_cannot_be_done_is_tried_again(changelog, folded, tmp_path, m
     wait_until(lambda: restore.bulk._children and restore.bulk._children[0].pid != first, "a second try", 30)
     away.rename(path)
     assert restore.finish() == folded
+    restore.close()
+
+
+def test_misses_are_worthless_where_a_restore_met_keys_of_another_partitioner(changelog, tmp_path):
+    # All keys are in partition 0 of 2.
+    restore = Restore(changelog, tmp_path, dataclasses.replace(SPEC, partitions=2))
+    restore.bulk.submit(restore.replica)
+    restore.finish()
+    assert restore.replica.misplaced_key is not None
+    restore.close()
+
+
+def test_a_process_that_cannot_be_started_is_started_later(changelog, folded, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    restore = Restore(changelog, tmp_path)
+    spawn, refusals = restore.bulk._spawn, [OSError(errno.EAGAIN, "no more processes")]
+
+    def refusing():
+        if refusals:
+            raise refusals.pop()
+        return spawn()
+
+    monkeypatch.setattr(restore.bulk, "_spawn", refusing)
+    restore.bulk.submit(restore.replica)
+    assert restore.finish() == folded
+    restore.close()
+
+
+def test_a_file_that_the_disk_refuses_is_told_and_made_again(changelog, folded, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    restore = Restore(changelog, tmp_path)
+    ingest, refusals = restore.replica.store.ingest, [OSError(errno.ENOSPC, "No space left on device")]
+
+    def refusing(*arguments):
+        if refusals:
+            raise refusals.pop()
+        ingest(*arguments)
+
+    monkeypatch.setattr(restore.replica.store, "ingest", refusing)
+    restore.bulk.submit(restore.replica)
+    assert restore.finish() == folded
+    assert "No space left" in caplog.text
+    assert restore.replica.failure is None
     restore.close()

@@ -169,7 +169,7 @@ def test_a_restore_process_stops_before_a_bad_record_and_goes_on_once_it_may_be_
 ):
     monkeypatch.setattr("forebay_worker.tasks.bulk_restore._RETRY_S", 0.1)
     done: list[object] = []
-    bulk = BulkRestore(log.changelog.url, 1, tmp_path / "scratch", lambda function: function(), done.append)
+    bulk = BulkRestore(log.changelog.url, 1, tmp_path / "scratch", lambda function: function(), done.append, repr)
     try:
         bulk.submit(replica)
         wait_until(lambda: replica.failure, "the stop")
@@ -187,4 +187,4 @@ def test_a_restore_process_stops_before_a_bad_record_and_goes_on_once_it_may_be_
 def test_a_key_that_no_store_could_hold_says_how_to_get_past_it(store, key):
     own = replace(store, foreign=False)
     with pytest.raises(BadRecord, match=r"offset 8 of 'clicks' .* set foreign = true on the store"):
-        Fold({}, None).add(own, batch((b"12345678", b"1"), (key, b"1")).records)
+        Fold({}, {}, None).add(own, batch((b"12345678", b"1"), (key, b"1")).records)

@@ -1,5 +1,6 @@
 """What a worker holds, and what it says of its disk, from its start to its stop."""
 
+import errno
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,14 @@ import pytest
 
 from forebay.changelog import sqlite_partition
 from forebay.changelog.sqlite import SqliteChangelog
+from forebay.errors import ChangelogUnreachable
 from forebay.stored_keys import USER_TAG
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import parse_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.opening import OpenedStore, StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
+from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.manager import TaskManager, TaskPolicy
 from tests.cluster import wait_until
 
@@ -60,7 +63,11 @@ def changelog(tmp_path: Path) -> SqliteChangelog:
 
 @contextmanager
 def started(
-    tmp_path: Path, changelog: SqliteChangelog, opener: type[StoreOpener], restore_processes: int = 0
+    tmp_path: Path,
+    changelog: SqliteChangelog,
+    opener: type[StoreOpener],
+    restore_processes: int = 0,
+    cleanup_ms: int = 600_000,
 ) -> Iterator[TaskManager]:
     directory = StateDirectory(tmp_path / "state", "app")
     manager = TaskManager(
@@ -68,7 +75,7 @@ def started(
         changelog,
         directory,
         opener(directory, changelog, MEMORY, 300_000),
-        TaskPolicy(10, 0, restore_processes, 600_000),
+        TaskPolicy(10, 0, restore_processes, cleanup_ms),
     )
     manager.start()
     try:
@@ -188,3 +195,92 @@ def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, ch
         wait_until(lambda: manager.offsets().get(TASKS[0]) == 30, "all is applied")
         store = manager.replicas["a", 0].store
         assert (store.get(USER_TAG + b"k29"), store.get(USER_TAG + b"k")) == (b"2", None)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unforeseen")])
+def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, changelog, monkeypatch, error):
+    monkeypatch.setattr("forebay_worker.tasks.manager._REOPEN_MS", 50.0)
+    refusals = [error, error]
+
+    class Refusing(StoreOpener):
+        def open(self, task, spec) -> OpenedStore:
+            if task == TASKS[0] and resetting and refusals:
+                raise refusals.pop()
+            return super().open(task, spec)
+
+    resetting: list[bool] = []
+    with started(tmp_path, changelog, Refusing) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        resetting.append(True)
+        changelog.reset(TOPOLOGY.stores["a"])
+        append(changelog, 0, 2, [(b"k", b"new", 0)])
+        wait_until(lambda: not refusals and manager.replicas["a", 0].complete, "the rebuild")
+        assert manager.replicas["a", 0].store.get(USER_TAG + b"k") == b"new"
+        assert (manager.replicas["a", 0].failure, manager.obstacle) == (None, None)
+
+
+def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, changelog, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.manager._REOPEN_MS", 50.0)
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        replica = manager.replicas["a", 0]
+        read = replica.store.scan(USER_TAG, b"\x02")
+        next(read)
+        changelog.reset(TOPOLOGY.stores["a"])
+        append(changelog, 0, 2, [(b"k", b"new", 0)])
+        wait_until(lambda: replica.diverged, "the reset")
+        del read
+        wait_until(lambda: replica.complete, "the rebuild")
+        assert replica.store.get(USER_TAG + b"k") == b"new"
+
+
+def test_a_store_that_was_opened_while_nobody_knew_its_log_is_not_taken_for_that_of_another(
+    tmp_path, changelog, monkeypatch
+):
+    with monkeypatch.context() as unreachable:
+
+        def refuse(*_: object) -> str:
+            raise ChangelogUnreachable("away")
+
+        unreachable.setattr(SqliteChangelog, "identity", refuse)
+        fill(tmp_path, changelog)
+    changelog.reset(TOPOLOGY.stores["a"])
+    for partition in range(PARTITIONS):
+        append(changelog, partition, 2, [(b"other%d" % i, b"2", 0) for i in range(30)])
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        wait_until(lambda: set(manager.offsets().values()) == {30}, "all is applied")
+        for partition in range(PARTITIONS):
+            assert manager.replicas["a", partition].store.get(USER_TAG + b"k") is None
+
+
+def test_a_role_that_was_lost_while_stores_were_opened_does_not_come_back(tmp_path, changelog):
+    with started(tmp_path, changelog, SlowOpener) as manager:
+        manager.hold(TASKS[:1], ())
+        SlowOpener.let.release()
+        wait_until(lambda: manager.replicas, "the first store")
+        manager.hold(TASKS[:2], ())
+        # The second store is being opened meanwhile.
+        manager.hold((), TASKS[:2])
+        SlowOpener.let.release(PARTITIONS)
+        wait_until(lambda: manager.settled, "the second store")
+        assert {replica.designated_boot_ms for replica in manager.replicas.values()} == {None}
+
+
+def test_what_was_released_is_deleted_though_windows_cannot_be(tmp_path, changelog, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Expiry, "sweep", refuse)
+    with started(tmp_path, changelog, StoreOpener, cleanup_ms=0) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        (released,) = tmp_path.glob(f"state/**/{TASKS[0]}/rocksdb/a")
+        manager.hold(TASKS[1:], ())
+        wait_until(lambda: not released.exists(), "the deletion")
+
+
+def append(changelog: SqliteChangelog, partition: int, batch: int, rows: list[tuple[bytes, bytes, int]]) -> None:
+    path = changelog.path(TopicPartition(TOPIC, partition))
+    sqlite_partition.append_batch(path, rows, writer="a", query_id="q", batch_id=batch, write_name="a")

@@ -224,7 +224,8 @@ class KafkaConsumer:
         if gap:
             end = end._replace(offset=max(end.offset, self._end_at_last_response(tp)))
         floor = assigned.beginning if assigned.lost else 0
-        if assigned.lost and floor <= before <= end.offset:
+        # Nothing was read yet: it begins where the log now does, if its beginning went on before it was asked for.
+        if assigned.lost and (floor <= before <= end.offset or before == 0):
             assigned.lost = False
         return Batch(
             tp, records, after, gap, end, assigned.beginning, floor, state.identity, state.tombstone_life_ms
