@@ -293,10 +293,10 @@ def test_topics_are_made_and_refused_by_command(kafka_cluster):
     made = kafka_cluster.directory / "made.toml"
     own = f"{kafka_cluster.topology.application_id}-made"
     made.write_text(TOPOLOGY_OF_ONE.format(more="").replace('"test"', f'"{own}"'))
-    assert (
-        f"counts: {own}-counts-changelog, 1 partitions"
-        in forebay(kafka_cluster, "topology", "apply", topology=made).stdout
-    )
+    told = forebay(kafka_cluster, "topology", "apply", topology=made).stdout
+    assert f"counts: {own}-counts-changelog, 1 partitions" in told
+    assert f"the workers' assignments: {own}-assignments, 1 partition" in told
+    assert kafka_cluster.changelog.end_offsets([TopicPartition(f"{own}-assignments", 0)])
     assert kafka_cluster.changelog.end_offsets([TopicPartition(f"{own}-counts-changelog", 0)])
     made.write_text(made.read_text().replace("partitions = 1", "partitions = 2"))
     refused = forebay(kafka_cluster, "topology", "apply", topology=made)

@@ -72,6 +72,8 @@ class Batch(NamedTuple):
     tombstone_life_ms: float | None = None
     """A replica that was last consistent longer ago may have missed tombstones; None where ``tombstone_floor``
     says so."""
+    partitions: int | None = None
+    """How many partitions the topic has by now; None where that cannot change."""
 
 
 class Consumer(Protocol):
@@ -113,6 +115,10 @@ class Changelog(Protocol):
         Raises ``PartitionCountMismatch`` if its count differs, ``TopicRefused`` if it would lose records,
         ``TopicMissing`` with ``create`` off, and ``ChangelogUnreachable``.
         """
+        ...
+
+    def ensure_group(self, application_id: str) -> str | None:
+        """Create what a worker group needs beside its stores' topics; says its name, None if it needs nothing."""
         ...
 
     def identity(self, topic: str, partition: int | None = None) -> str:

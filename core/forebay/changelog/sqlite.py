@@ -68,6 +68,10 @@ class SqliteChangelog:
             self.partitions(spec.topic)
         self.ensure_topic(spec.topic, spec.partitions)
 
+    def ensure_group(self, application_id: str) -> str | None:
+        """A group over SQLite has a file of its own."""
+        return None
+
     def ensure_topic(self, topic: str, partitions: int) -> None:
         """Create a topic unless it is there; raises ``PartitionCountMismatch`` if its count differs."""
         with self._topics() as connection, sqlite_partition.transaction(connection):

@@ -44,9 +44,12 @@ def show(path: Path) -> None:
 @topology.command("apply")
 @topology_and_changelog
 def apply(topology: Path, url: str) -> None:
-    """Create the topics that are missing; refuse those that do not fit, by topic and remedy."""
+    """Create the topics that are missing, the workers' own too; refuse those that do not fit, with a remedy."""
     loaded = load_topology(topology)
     changelog = open_changelog(url)
     for spec in loaded.stores.values():
         changelog.ensure(spec)
         click.echo(f"{spec.name}: {spec.topic}, {spec.partitions} partitions")
+    of_group = changelog.ensure_group(loaded.application_id)
+    if of_group is not None:
+        click.echo(f"the workers' assignments: {of_group}, 1 partition")

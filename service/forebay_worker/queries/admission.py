@@ -233,6 +233,12 @@ class Admission:
         members: dict[str, Any] = {"store": replica.spec.name}
         if plain is not None:
             members["key"] = json.loads(replica.spec.key_codec.to_json(plain))
+        if replica.repartitioned:
+            return PartitionerMismatch(
+                f"The log of {replica.spec.name!r} has {replica.partitions_found} partitions by now, the topology "
+                f"says {replica.spec.partitions}: keys may be in others, so a missing one proves nothing.",
+                **members,
+            )
         if replica.misplaced_key is not None:
             return PartitionerMismatch(
                 f"Keys of {replica.spec.name!r} are not where the partitioner {replica.spec.partitioner!r} puts "

@@ -28,7 +28,7 @@ from forebay.rest.scans import (
 )
 from forebay_worker.queries.admission import Admission, Admitted
 from forebay_worker.queries.values import unreadable
-from forebay_worker.tasks.expiry import oldest_start_ms
+from forebay_worker.tasks.expiry import oldest_kept_ms
 from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
@@ -104,13 +104,13 @@ def _chunks(
     """Stored keys and items of what is asked for, about so many at a time."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
     found = replica.store.scan(start, end, reverse=scan.reverse)
-    oldest = oldest_start_ms(scan.spec, replica.stream_time_ms)
+    oldest = oldest_kept_ms(scan.spec, replica.stream_time_ms)
     while pairs := list(itertools.islice(found, size)):
         if scan.route.items == "entries":
             yield [stored for stored, _ in pairs], scan.entries(pairs)
             continue
         if oldest is not None:
-            pairs = [pair for pair in pairs if scan.spec.stored_keys.parse(pair[0]).times_ms[-1] >= oldest]
+            pairs = [pair for pair in pairs if scan.spec.stored_keys.parse(pair[0]).times_ms[0] >= oldest]
         kept = [(stored, item) for stored, value in pairs if (item := scan.item(stored, value)) is not None]
         yield [stored for stored, _ in kept], [item for _, item in kept]
 

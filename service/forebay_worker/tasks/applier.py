@@ -206,6 +206,7 @@ class Applier:
             return
         replica.learn_log(batch.identity)
         replica.ends.observe(batch.end)
+        replica.learn_partitions(batch.partitions)
         if not batch.records and batch.position == before.position and before.complete:
             replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
             self._keep_moment(replica, before)

@@ -38,6 +38,8 @@ class Replica:
     """The log is not the one this replica was built from, and the rebuild is not done."""
     misplaced_key: bytes | None = None
     """A key that another partitioner put here: misses then prove nothing."""
+    partitions_found: int | None = None
+    """How many partitions the log was found to have, None where that cannot change."""
     stream_time_ms: int | None = None
     designated_boot_ms: float | None = None
     """Since when the newest known generation designates this replica active; None if it does not."""
@@ -64,6 +66,24 @@ class Replica:
         if self.log is None:
             self.log = log
             self.identify(log)
+
+    def learn_partitions(self, found: int | None) -> None:
+        """Take note of how many partitions the log has: keys go to others than before once there are more."""
+        if found is not None and found != self.partitions_found:
+            self.partitions_found = found
+            if self.repartitioned:
+                log.error(
+                    "%s has %d partitions by now, and the topology says %d: keys go elsewhere than they are "
+                    "looked for, and misses are refused. Give the store a new name, and its log that many.",
+                    self.spec.topic,
+                    found,
+                    self.spec.partitions,
+                )
+
+    @property
+    def repartitioned(self) -> bool:
+        """Whether the log has another number of partitions than the topology says."""
+        return self.partitions_found not in (None, self.spec.partitions)
 
     def refuse_misses(self, misplaced_key: bytes) -> None:
         """Say no more that a key does not exist: keys, such as this, are not where the partitioner puts them."""

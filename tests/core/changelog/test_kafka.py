@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
 from forebay.changelog import Batch, Heartbeat, Record
 from forebay.changelog.kafka.changelog import KafkaChangelog
@@ -415,3 +415,22 @@ def test_a_partition_of_a_broker_that_is_away_is_left_out_and_nothing_raises():
     with Reader(changelog, tp) as reader:
         for _ in range(10):
             assert reader.poll() == []
+
+
+def test_partitions_that_are_added_are_told_to_those_who_read(changelog, admin):
+    store = spec()
+    changelog.ensure(store)
+    consumer = changelog.consumer()
+    consumer.assign(TopicPartition(store.topic, 0), 0)
+    found: list[int | None] = []
+
+    def told(partitions: int) -> bool:
+        found.extend(batch.partitions for batch in consumer.poll(10))
+        return found[-1:] == [partitions]
+
+    try:
+        wait_until(lambda: told(1), "the partitions")
+        admin.create_partitions([NewPartitions(store.topic, 3)])[store.topic].result(10)
+        wait_until(lambda: told(3), "the added ones")
+    finally:
+        consumer.close()

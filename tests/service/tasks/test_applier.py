@@ -290,6 +290,17 @@ def test_a_log_that_ends_before_the_position_is_noticed(log):
     follower.close()
 
 
+def test_a_log_that_was_given_more_partitions_makes_misses_worthless(log, caplog):
+    log.append((b"k", b"1"))
+    follower = Follower(log.changelog)
+    for partitions, worthless in ((1, False), (2, True)):
+        for batch in follower.applier._consumer.poll(10):
+            follower.applier.apply(follower.replica, batch._replace(partitions=partitions))
+        assert follower.replica.repartitioned is worthless
+    assert "has 2 partitions by now" in caplog.text
+    follower.close()
+
+
 def test_keys_that_another_partitioner_put_here_make_misses_worthless(tmp_path):
     log = Log(tmp_path / "log", partitions=4)
     placed = Murmur2Partitioner()

@@ -54,6 +54,10 @@ class KafkaChangelog:
                 self._partitions[topic] = self._topics.describe(topic).partitions
             return beats.append(self._partitions[topic], value)
 
+    def ensure_group(self, application_id: str) -> str:
+        """Create the topic of a worker group's assignments unless it is there; returns its name."""
+        return self._topics.ensure_assignments(application_id)
+
     def retire_writer(self, topic: str, writer: str) -> None:
         """Take a writer that is gone for good out of the store's age."""
         HeartbeatWriter(self.kafka, topic, writer, "").append(self._topics.describe(topic).partitions, None)

@@ -228,7 +228,16 @@ class KafkaConsumer:
         if assigned.lost and (floor <= before <= end.offset or before == 0):
             assigned.lost = False
         return Batch(
-            tp, records, after, gap, end, assigned.beginning, floor, state.identity, state.tombstone_life_ms
+            tp,
+            records,
+            after,
+            gap,
+            end,
+            assigned.beginning,
+            floor,
+            state.identity,
+            state.tombstone_life_ms,
+            state.partitions,
         )
 
     def _end_at_last_response(self, tp: TopicPartition) -> int:

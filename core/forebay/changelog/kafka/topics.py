@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, Uuid
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
@@ -54,6 +54,10 @@ def topic_config(spec: StoreSpec) -> dict[str, str]:
     if spec.retention_ms is not None:
         config |= {"cleanup.policy": "compact,delete", "retention.ms": str(spec.retention_ms + _DAY_MS)}
     return config
+
+
+_NO_TOPIC_ID = str(Uuid(0, 0))
+_ASSIGNMENTS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min.compaction.lag.ms": "60000"}
 
 
 class KafkaTopics:
@@ -101,7 +105,13 @@ class KafkaTopics:
         with self._named(topic):
             found = self._call(lambda admin: ask_descriptions(admin, [topic])[topic])
             config = self._config(topic)
-        return topic_state(found, config)
+        state = topic_state(found, config)
+        if state.identity == _NO_TOPIC_ID:
+            raise ChangelogError(
+                f"The brokers tell no id of the topic {topic!r}, so that one made anew could not be told from it. "
+                "Kafka has them since 2.8: upgrade the brokers, and their inter.broker.protocol.version."
+            )
+        return state
 
     def _described_soon(self, topic: str) -> TopicState:
         """A topic just made, by this one or by another: brokers learn of it one after another."""
@@ -135,6 +145,12 @@ class KafkaTopics:
                 config = self._url.librdkafka(socket_timeout_ms=int(_TIMEOUT_S * 1000))
                 self._admin = AdminClient(config, logger=CLIENT_LOG)
             return self._admin
+
+    def ensure_assignments(self, application_id: str) -> str:
+        """Create the topic where a worker group keeps its assignments, unless it is there; returns its name."""
+        topic = assignments_topic(application_id)
+        self.ensure_configured(topic, 1, _ASSIGNMENTS_CONFIG)
+        return topic
 
     def ensure_configured(self, topic: str, partitions: int, config: dict[str, str]) -> None:
         """Create a topic with a configuration, unless one of that name is there."""
@@ -230,6 +246,11 @@ def ask_descriptions(admin: AdminClient, topics: list[str]) -> dict[str, Future[
     """Request the ids and partitions of topics."""
     asked: dict[str, Future[Any]] = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_S)
     return asked
+
+
+def assignments_topic(application_id: str) -> str:
+    """Where a worker group keeps its assignments."""
+    return f"{application_id}-assignments"
 
 
 def ask_configs(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:

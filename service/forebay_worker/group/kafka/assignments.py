@@ -8,27 +8,27 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from forebay.changelog.kafka.client_log import CLIENT_LOG
-from forebay.changelog.kafka.topics import KafkaTopics
+from forebay.changelog.kafka.topics import KafkaTopics, assignments_topic
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogUnreachable
 from forebay_worker.group.wire import AssignmentInfo, UnsupportedVersion
 
 _DEADLINE_S = 5.0
 _KEY = b"assignment"
-_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min.compaction.lag.ms": "60000"}
 
 
 class AssignmentTopic:
     """Reads and writes ``<application_id>-assignments``; raises ``ChangelogUnreachable``."""
 
     def __init__(self, url: KafkaUrl, application_id: str) -> None:
-        self.name = f"{application_id}-assignments"
+        self.name = assignments_topic(application_id)
+        self._application_id = application_id
         self._url = url
         self._topics = KafkaTopics(url)
 
     def ensure(self) -> None:
         """Create the topic unless it is there."""
-        self._topics.ensure_configured(self.name, 1, _CONFIG)
+        self._topics.ensure_assignments(self._application_id)
 
     def write(self, raw: bytes) -> None:
         """Append an assignment and wait until the brokers have it."""
