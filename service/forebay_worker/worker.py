@@ -87,7 +87,7 @@ class Worker:
         self.reads = Reads(self.admission)
         self.scans = Scans(self.admission)
         self.streams = EventStreams(settings.max_event_streams)
-        self.incarnation = int(epoch_ms())
+        self.incarnation = self._directory.next_incarnation(int(epoch_ms()))
         self._sequence = itertools.count(1)
         self.draining = False
         self._was_ready = False

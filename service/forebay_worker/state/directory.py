@@ -12,10 +12,12 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from forebay.errors import ConfigurationError, StateDirectoryLocked
 from forebay.tasks import TaskId
 
+_PROCESS = "process.json"
 _SET_ASIDE = ".set-aside"
 _SET_ASIDE_NAME = re.compile(r"([0-9]+_[0-9]+)-(.+)-[0-9]+")
 
@@ -100,18 +102,34 @@ class StateDirectory:
         with contextlib.suppress(FileNotFoundError):
             _delete(self.set_aside(task, store))
 
+    def next_incarnation(self, now_epoch_ms: int) -> int:
+        """A number larger than that of any start before: routers go by it, and a wall clock may be set back."""
+        incarnation = max(now_epoch_ms, int(self._process().get("incarnation", 0)) + 1)
+        # A full disk must not keep what is on it from being served.
+        with contextlib.suppress(OSError):
+            self._write_process(process_id=self.process_id, incarnation=incarnation)
+        return incarnation
+
     def _process_id(self) -> str:
-        path = self.path / "process.json"
-        if path.exists():
-            try:
-                return str(json.loads(path.read_text())["process_id"])
-            except (ValueError, KeyError, TypeError):
-                pass
+        known = self._process().get("process_id")
+        if known is not None:
+            return str(known)
         process_id = str(uuid.uuid4())
-        draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps({"process_id": process_id}))
-        os.replace(draft, path)
+        self._write_process(process_id=process_id)
         return process_id
+
+    def _process(self) -> dict[str, Any]:
+        try:
+            document = json.loads((self.path / _PROCESS).read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def _write_process(self, **document: Any) -> None:
+        path = self.path / _PROCESS
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(document))
+        os.replace(draft, path)
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:

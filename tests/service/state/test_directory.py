@@ -1,0 +1,33 @@
+"""What a state directory knows of the processes that had it."""
+
+from pathlib import Path
+
+import pytest
+
+from forebay_worker.state.directory import StateDirectory
+
+
+def opened(path: Path) -> StateDirectory:
+    return StateDirectory(path, "app")
+
+
+def test_a_start_is_newer_than_any_before_also_where_the_clock_was_set_back(tmp_path):
+    incarnations, processes = [], set()
+    for now_ms in (5_000, 1_000, 1_000, 9_000):
+        directory = opened(tmp_path)
+        incarnations.append(directory.next_incarnation(now_ms))
+        processes.add(directory.process_id)
+        directory.close()
+    assert incarnations == [5_000, 5_001, 5_002, 9_000]
+    assert len(processes) == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"process_id": null}'])
+def test_a_file_that_says_nothing_is_written_anew(tmp_path, content):
+    directory = opened(tmp_path)
+    (directory.path / "process.json").write_text(content)
+    directory.close()
+    directory = opened(tmp_path)
+    assert directory.process_id
+    assert directory.next_incarnation(7) == 7
+    directory.close()
