@@ -36,15 +36,20 @@ from forebay.rest.guard import OPEN_PATHS, Guard
 
 log = logging.getLogger(__name__)
 
-EXPOSED_HEADERS = (
-    "Forebay-Record-Lag",
-    "Forebay-Time-Lag-Ms",
-    "Forebay-Age-Ms",
-    "Forebay-Position",
-    "Forebay-Role",
-    "Forebay-Host",
-    "Retry-After",
-)
+_NATURAL = {"type": "integer", "minimum": 0}
+ANSWER_HEADERS: dict[str, Any] = {
+    "Forebay-Record-Lag": {"description": "Records behind the log; absent while unknown.", "schema": _NATURAL},
+    "Forebay-Time-Lag-Ms": {"description": "Time behind the log; absent while unknown.", "schema": _NATURAL},
+    "Forebay-Age-Ms": {"description": "Time behind the source; absent while unknown.", "schema": _NATURAL},
+    "Forebay-Position": {"description": "Position token of the answer.", "schema": {"type": "string"}},
+    "Forebay-Role": {
+        "description": "What the replica was.",
+        "schema": {"type": "string", "enum": ["active", "restoring", "standby"]},
+    },
+    "Forebay-Host": {"description": "The worker that answered.", "schema": {"type": "string"}},
+}
+"""What an answer of one replica has in its headers too."""
+EXPOSED_HEADERS = (*ANSWER_HEADERS, "Retry-After")
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
@@ -109,12 +114,17 @@ def respond(answer: Answer) -> Response:
 
 
 def responses(
-    *problems: type[Problem], schema: dict[str, Any] | None = None, media_type: str = "application/json"
+    *problems: type[Problem],
+    schema: dict[str, Any] | None = None,
+    media_type: str = "application/json",
+    headers: dict[str, Any] | None = None,
 ) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI responses of a route: its success schema and, by status, its problems."""
     documented: dict[int | str, dict[str, Any]] = {
         200: {"description": "OK", "content": {media_type: {"schema": schema or {"type": "object"}}}}
     }
+    if headers is not None:
+        documented[200]["headers"] = headers
     _document_problems(documented, BadRequest, *problems, InternalError)
     return documented
 

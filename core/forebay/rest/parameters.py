@@ -214,17 +214,26 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "min_position": ({"type": "string"}, "Position token of an earlier answer: read at least that."),
     "wait_ms": ({"type": "integer", "minimum": 0}, "How long a replica may wait to meet the bound."),
-    "timeout_ms": ({"type": "integer", "minimum": 1}, "Time for everything, waits and retries included."),
+    "timeout_ms": (
+        {"type": "integer", "minimum": 1},
+        "Time for everything, waits and retries included; the server's own if not given.",
+    ),
     "as_of": ({"type": "string"}, "Versioned stores: the value at this time, epoch ms or RFC 3339."),
     "from": ({"type": "string"}, "First key, or first time (epoch ms or RFC 3339), inclusive."),
-    "to": ({"type": "string"}, "Last key, or last time, exclusive."),
+    "to": ({"type": "string"}, "Where to stop: key or time, exclusive."),
     "prefix": ({"type": "string"}, "What keys begin with."),
-    "reverse": ({"type": "boolean"}, "Newest first."),
-    "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Most entries in the answer."),
+    "reverse": ({"type": "boolean", "default": False}, "In descending order: of keys, or the newest first."),
+    "limit": (
+        {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+        "Most entries in the answer.",
+    ),
     "cursor": ({"type": "string"}, "The `next` of the page before."),
     "allow_partial": ({"type": "boolean"}, "Answer with the partitions that could be had."),
     "partition": ({"type": "integer", "minimum": 0}, "Of a worker: this partition only."),
-    "lag_interval_ms": ({"type": "integer", "minimum": LEAST_LAG_INTERVAL_MS}, "Time between two `lag` events."),
+    "lag_interval_ms": (
+        {"type": "integer", "minimum": LEAST_LAG_INTERVAL_MS, "default": DEFAULT_LAG_INTERVAL_MS},
+        "Time between two `lag` events.",
+    ),
 }  # fmt: skip
 """JSON schema and meaning of every parameter."""
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from forebay.errors import BodyTooLarge, Problem
-from forebay.rest.application import responses
+from forebay.rest.application import ANSWER_HEADERS, responses
 from forebay.rest.batches import MOST_KEYS
 from forebay.rest.changes import LAST_EVENT_ID_PARAMETER
 from forebay.rest.documents import BATCH_SCHEMA, KEY_SCHEMA, list_schema
@@ -132,7 +132,12 @@ def _add(
         summary=route.summary,
         operation_id=route.summary.lower().replace(" ", "_"),
         response_class=Response,
-        responses=responses(*problems, schema=route.schema, media_type=route.media_type),
+        responses=responses(
+            *problems,
+            schema=route.schema,
+            media_type=route.media_type,
+            headers=ANSWER_HEADERS if route is READ_ROUTES[0] else None,
+        ),
         openapi_extra={
             "parameters": [*in_path, *openapi_parameters(frozenset(known)), *headers],
             **(extra or {}),
