@@ -35,6 +35,7 @@ _PATH = READ_ROUTES[0].path
 _CHOICE_MAX_AGE_MS = 25.0
 _MOST_CHOICES = 10_000
 _TICK_S = 0.005
+_LOOK_AGAIN_MS = 50.0
 
 
 @dataclass(slots=True)
@@ -51,6 +52,8 @@ class _Outstanding:
     """Answered, or gone on as an ordinary read."""
     ordinary: asyncio.Task[None] | None = None
     hedged: bool = False
+    refused: bool = False
+    """No hedge was allowed when one was due."""
 
 
 class RouterHotPath:
@@ -210,26 +213,47 @@ class RouterHotPath:
             if read.settled:
                 continue
             router.cluster.silent(read.host)
-            if router.budget.spend():
-                router.counts["hedges"] += 1
-                read.hedged = True
-                self._go_on_as_ordinary(read, read.host)
-            else:
-                router.counts["hedges_refused"] += 1
-                self._wait(read) if router.cluster.well(read.host) else self._go_on_as_ordinary(read, read.host)
+            self._hedge(read)
         if self._outstanding:
             self._tick()
 
+    def _hedge(self, read: _Outstanding) -> None:
+        """Ask another replica, if there is one and the budget allows; else wait on, and look again."""
+        router = self._router
+        if not self._has_another(read):
+            self._wait(read)
+        elif router.budget.spend():
+            router.counts["hedges"] += 1
+            read.hedged = True
+            self._go_on_as_ordinary(read, read.host)
+        elif router.cluster.well(read.host):
+            router.counts["hedges_refused"] += not read.refused
+            read.refused = True
+            self._wait(read)
+        else:
+            # The worker hangs: this is no hedge.
+            self._go_on_as_ordinary(read, read.host)
+
+    def _has_another(self, read: _Outstanding) -> bool:
+        spec = self._router.cluster.metadata.stores.get(read.held[0])
+        if spec is None:
+            return False
+        return any(host != read.host for host in self._router.candidates(spec, read.held[1], read.parameters))
+
     def _wait(self, read: _Outstanding) -> None:
-        """No hedge is allowed: wait on, up to the time-out."""
-        asyncio.get_running_loop().call_later(max(0.0, self._left_ms(read)) / 1000, self._give_up, read)
+        pause_ms = max(0.0, min(self._left_ms(read), _LOOK_AGAIN_MS))
+        asyncio.get_running_loop().call_later(pause_ms / 1000, self._look_again, read)
+
+    def _look_again(self, read: _Outstanding) -> None:
+        if read.settled:
+            return
+        if self._left_ms(read) <= 0:
+            self._go_on_as_ordinary(read, read.host)
+        else:
+            self._hedge(read)
 
     def _left_ms(self, read: _Outstanding) -> float:
         return self._router.timeout_ms(read.parameters) - (boot_ms() - read.sent_boot_ms)
-
-    def _give_up(self, read: _Outstanding) -> None:
-        if not read.settled:
-            self._go_on_as_ordinary(read, read.host)
 
 
 def _render(request: HotRequest, partition: int, host: HostInfo, credentials: bytes) -> bytes:

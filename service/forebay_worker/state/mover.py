@@ -58,6 +58,8 @@ class InFlight:
     topic_partition: TopicPartition
     offset: int | None
     """Of the store's line in the source task's ``.checkpoint``; None without a line, and then never journalled."""
+    moment_epoch_ms: float | None = None
+    """When that line was written: it must not look younger for having moved."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def in_flight(state_path: Path) -> InFlight | None:
             state_path / document["target"],
             TopicPartition(document["topic"], document["partition"]),
             document["offset"],
+            document.get("moment_epoch_ms"),
         )
     except FileNotFoundError:
         return None
@@ -176,7 +179,9 @@ def _prepare(state_path: Path, move: Move) -> InFlight:
         # A line that outlived its store is not the arriving one's.
         if _line(target, move.topic_partition) is not None:
             _forget_line(target, move.topic_partition)
-    return InFlight(source, target, move.topic_partition, _line(source, move.topic_partition))
+    line = _line(source, move.topic_partition)
+    moment = None if line is None else _checkpoint(source).moment_epoch_ms()
+    return InFlight(source, target, move.topic_partition, line, moment)
 
 
 def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
@@ -194,7 +199,7 @@ def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
     if flight.target.parent.name != SET_ASIDE:
         # Where someone has put a store in either place meanwhile, nobody knows whose the line is: it is dropped.
         if moved and flight.target.exists() and flight.offset is not None:
-            _add_line(flight.target, flight.topic_partition, flight.offset)
+            _add_line(flight.target, flight.topic_partition, flight.offset, flight.moment_epoch_ms)
         else:
             _forget_line(flight.target, flight.topic_partition)
         step("line added")
@@ -228,6 +233,7 @@ def _write_journal(state_path: Path, flight: InFlight) -> None:
         "target": str(flight.target.relative_to(state_path)),
         **flight.topic_partition._asdict(),
         "offset": flight.offset,
+        "moment_epoch_ms": flight.moment_epoch_ms,
     }
     write_durably(state_path / JOURNAL_NAME, json.dumps(document) + "\n")
 
@@ -248,9 +254,13 @@ def _forget_line(store_path: Path, topic_partition: TopicPartition) -> None:
             checkpoint.remove(topic_partition)
 
 
-def _add_line(store_path: Path, topic_partition: TopicPartition, offset: int) -> None:
+def _add_line(
+    store_path: Path, topic_partition: TopicPartition, offset: int, moment_epoch_ms: float | None
+) -> None:
+    checkpoint = _checkpoint(store_path)
+    moments = [moment for moment in (checkpoint.moment_epoch_ms(), moment_epoch_ms) if moment is not None]
     try:
-        _checkpoint(store_path).add(topic_partition, offset)
+        checkpoint.add(topic_partition, offset, min(moments, default=None))
     except CheckpointError as error:
         log.warning("%s", error)
 

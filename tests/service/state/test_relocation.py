@@ -743,10 +743,23 @@ def test_the_journal_names_the_one_move_in_flight(directory: StateDirectory) -> 
     put(directory, "0_0", "a", offset=5)
     killed_after(directory, topology("x", "a"), "journal written")
 
-    assert json.loads((directory.path / JOURNAL_NAME).read_text()) == {
+    journal = json.loads((directory.path / JOURNAL_NAME).read_text())
+    assert journal.pop("moment_epoch_ms") > 0
+    assert journal == {
         "source": "0_0/rocksdb/a",
         "target": "1_0/rocksdb/a",
         "topic": "app-a-changelog",
         "partition": 0,
         "offset": 5,
     }
+
+
+@pytest.mark.parametrize("step", [None, "journal written", "line removed", "renamed"])
+def test_a_line_is_as_old_after_a_move_as_it_was_before(directory: StateDirectory, step: str | None) -> None:
+    put(directory, "0_0", "a", offset=5)
+    os.utime(CheckpointFile.of(directory.path / "0_0").path, (1_000, 1_000))
+    if step is not None:
+        killed_after(directory, topology("x", "a"), step)
+    relocate(directory, topology("x", "a"))
+    file = CheckpointFile.of(directory.path / "1_0")
+    assert (file.read(), file.moment_epoch_ms()) == ({line_of("a"): 5}, 1_000_000.0)
