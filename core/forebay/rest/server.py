@@ -193,6 +193,7 @@ def serve(
         log_config=None,
         server_header=False,
         date_header=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, (shutdown_timeout_ms - drain_ms) // 2000),
     )
