@@ -57,22 +57,27 @@ def render(answer: Answer, lines: bytes = b"") -> bytes:
 
 
 class Outbox:
-    """Sends what a turn of the event loop has to say when all that was received in it is read.
+    """Sends what a turn of the event loop has to say: the first answer at once, the others together at its end.
 
     A write to a peer that sleeps also wakes it, which costs more than the write: one that finds all its answers
-    at once is woken once for them.
+    at once is woken once for them, and the first lets it begin meanwhile.
     """
 
     def __init__(self) -> None:
         self._protocols: list[HotPathProtocol] = []
+        self._in_turn = False
 
     def add(self, protocol: HotPathProtocol) -> None:
-        """Have a connection's answers sent at the end of this turn."""
-        if not self._protocols:
-            protocol.loop.call_soon(self._send)
-        self._protocols.append(protocol)
+        """Have a connection's answers sent within this turn."""
+        if self._in_turn:
+            self._protocols.append(protocol)
+            return
+        self._in_turn = True
+        protocol.loop.call_soon(self._end_turn)
+        protocol.send_now()
 
-    def _send(self) -> None:
+    def _end_turn(self) -> None:
+        self._in_turn = False
         protocols, self._protocols = self._protocols, []
         for protocol in protocols:
             protocol.send_now()
@@ -164,10 +169,10 @@ class HotPathProtocol(HttpToolsProtocol):
         return at
 
     def _send(self, answer: bytes) -> None:
-        if not self._unsent:
-            self.outbox.add(self)
         self._unsent.append(answer)
         self._unsent_bytes += len(answer)
+        if len(self._unsent) == 1:
+            self.outbox.add(self)
         if self._unsent_bytes > _MOST_UNSENT_BYTES:
             self.send_now()
 
