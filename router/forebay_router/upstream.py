@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         """Whether requests wait for the end of the event loop's turn, to be sent together."""
         return bool(self._unsent)
 
-    def send(self, request: bytes, on_answer: OnAnswer, *, at_once: bool = True) -> None:
+    def send(self, request: bytes, on_answer: OnAnswer, *, at_once: bool) -> None:
         """Send a request: at once, or with all others of the event loop's turn."""
         if self.closed or self._transport is None:
             asyncio.get_running_loop().call_soon(on_answer, None)
@@ -132,7 +132,7 @@ async def _exchange(connection: Connection, request: bytes) -> Answer:
         if not future.done():
             future.set_result(answer)
 
-    connection.send(request, on_answer)
+    connection.send(request, on_answer, at_once=connection.load == 0)
     answer = await future
     if answer is None:
         raise UpstreamClosed("the worker closed the connection")

@@ -58,7 +58,7 @@ async def ask(host: HostInfo, count: int = 1) -> list[object]:
                 asyncio.get_running_loop().create_future() for _ in range(count)
             ]
             for future in found:
-                connection.send(b"GET / HTTP/1.1\r\n\r\n", future.set_result)
+                connection.send(b"GET / HTTP/1.1\r\n\r\n", future.set_result, at_once=True)
             return list(await asyncio.gather(*found))
     finally:
         upstreams.close()
@@ -99,7 +99,7 @@ async def test_an_answer_that_nobody_asked_for_closes_the_connection():
         upstreams = Upstreams()
         connection = await upstreams._connection(host)
         future = asyncio.get_running_loop().create_future()
-        connection.send(b"x", future.set_result)
+        connection.send(b"x", future.set_result, at_once=True)
         assert (await future).body == b"1"
         assert connection.closed
         upstreams.close()

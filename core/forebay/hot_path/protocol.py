@@ -17,7 +17,7 @@ from forebay.rest.answers import Answer, problem_answer
 log = logging.getLogger(__name__)
 
 _MOST_HEAD_BYTES = 64 << 10
-"""Of a head that is still not whole."""
+"""Of a head that is still not whole, beyond the piece that it began in."""
 _MOST_UNSENT_BYTES = 64 << 10
 """Beyond them answers are sent in the middle of a turn, so that a peer that takes none stops the next."""
 _MOST_SLOTS = 256
@@ -139,12 +139,14 @@ class HotPathProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Leave it to the parser and the framework, once all that is ready is sent."""
         self.send_now()
-        self._head_bytes += len(data)
+        went_on = self._in_head
         super().data_received(data)
         if not self._in_head:
             self._head_bytes = 0
-        elif self._head_bytes > _MOST_HEAD_BYTES:
-            self.send_400_response(f"The request's head is longer than {_MOST_HEAD_BYTES} bytes.")
+        elif went_on:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                self.send_400_response(f"The request's head is longer than {_MOST_HEAD_BYTES} bytes.")
 
     def _answer_hot(self, data: bytes) -> int:
         """Where the first request begins that is not for the hot path."""

@@ -287,13 +287,15 @@ def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_m
     known = current_until is not None and current_until <= now_epoch_ms
     boot = now_boot_ms - (now_epoch_ms - current_until) if current_until is not None and known else None
     as_of = None if committed.pending_end is not None else _as_of_boot(committed, now_boot_ms, now_epoch_ms)
+    if as_of is not None and as_of > now_boot_ms:
+        as_of = None
     position = committed.position
     return Progress(position, committed.content_before, committed.consistent_position, 0, None, 0.0, boot, as_of)
 
 
 def _as_of_boot(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> float | None:
     known = [as_of for as_of in committed.as_of_epoch_ms.values() if as_of is not None]
-    if not known or len(known) < len(committed.as_of_epoch_ms) or min(known) > now_epoch_ms:
+    if not known or len(known) < len(committed.as_of_epoch_ms):
         return None
     return now_boot_ms - (now_epoch_ms - min(known))
 

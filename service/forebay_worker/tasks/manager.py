@@ -150,7 +150,8 @@ class TaskManager:
         self._release_all_but(tasks)
         until = boot_ms() + _OPENING_TURN_MS
         missing = tasks - {replica.task for replica in self.replicas.values()}
-        self._unopened, self._reopen_boot_ms = None, None
+        self._unopened = None
+        self._reopen_boot_ms = boot_ms() + _REOPEN_MS if self._rebuilding else None
         for task in sorted(missing, key=lambda task: (task not in active, task)):
             if not self._open_task(task):
                 break
@@ -230,8 +231,12 @@ class TaskManager:
             return
         end = self._changelog.end_offsets([replica.topic_partition]).get(replica.topic_partition, 0)
         if end - committed.position > BULK_RESTORE_RECORDS:
+            try:
+                replica.store.commit({})  # the identity, before any file is ingested
+            except Exception as error:
+                log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
+                return
             self.applier.unfollow(replica)
-            replica.store.commit({})  # the identity, before any file is ingested
             self.bulk_restore.submit(replica)
             log.info("%s: %d records behind, restored in bulk", replica.topic_partition, end - committed.position)
 
@@ -254,7 +259,12 @@ class TaskManager:
         replica.store.close()
         self._rebuilding[replica.topic_partition] = replica
         if replica.store.persistent:
-            self._directory.set_aside(replica.task, replica.spec.name)
+            try:
+                self._directory.set_aside(replica.task, replica.spec.name)
+            except OSError as error:
+                # Opened once more, it is found to be of another log once more.
+                self._put_off(replica, error)
+                return
         self._begin_anew(replica)
 
     def _begin_anew(self, replica: Replica) -> None:
@@ -263,20 +273,23 @@ class TaskManager:
         try:
             opened = self._opener.open(replica.task, replica.spec)
         except Exception as error:
-            found = self._obstacle_in(error)
-            replica.failure = found or str(error) or repr(error)
-            if found is not None:
-                self.applier.obstacles[tp] = found
-            self._reopen_boot_ms = boot_ms() + _REOPEN_MS
-            log.error(
-                "%s could not be begun anew; tried again in %.0f s: %s", tp, _REOPEN_MS / 1000, replica.failure
-            )
+            self._put_off(replica, error)
             return
         del self._rebuilding[tp]
         self.applier.obstacles.pop(tp, None)
         replica.failure = None
         replica.store, replica.log, replica.identify = opened.store, opened.log, opened.identify
         self._bring_forward(replica)
+
+    def _put_off(self, replica: Replica, error: Exception) -> None:
+        """Say why a rebuild cannot begin, and try again later."""
+        tp = replica.topic_partition
+        found = self._obstacle_in(error)
+        replica.failure = found or str(error) or repr(error)
+        if found is not None:
+            self.applier.obstacles[tp] = found
+        self._reopen_boot_ms = boot_ms() + _REOPEN_MS
+        log.error("%s could not be begun anew; tried again in %.0f s: %s", tp, _REOPEN_MS / 1000, replica.failure)
 
     def _discard_set_aside(self, replica: Replica) -> None:
         self._directory.discard_set_aside(replica.spec.name, replica.task.partition)
