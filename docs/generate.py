@@ -16,8 +16,9 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Each comes from its flag, else its environment variable, else the `--config` file (TOML, same names",
-        "with `_`), else the default. Generated from `core/forebay/settings.py` by `python -m docs.generate`.",
+        "Each comes from its flag, else its environment variable, which counts as absent if it is empty, else the",
+        "`--config` file (TOML, same names with `_`), else the default.",
+        "Generated from `core/forebay/settings.py` by `python -m docs.generate`.",
         "",
         "| flag | environment | default | tiers | meaning |",
         "|---|---|---|---|---|",

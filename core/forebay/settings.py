@@ -402,7 +402,7 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> dict[str, Any]:
-    """Every setting of a tier, by name, each from the first source that has it.
+    """Every setting of a tier, by name, each from the first source that has it; an empty variable has none.
 
     ``flags`` holds what the command line gave, as text. Raises ``SettingError`` naming setting and source.
     """
@@ -413,7 +413,7 @@ def load_settings(
     for setting in table:
         if flags.get(setting.name) is not None:
             source, raw = setting.flag, flags[setting.name]
-        elif setting.environment in environment:
+        elif environment.get(setting.environment):
             source, raw = setting.environment, environment[setting.environment]
         elif setting.name in file:
             source, raw = f"{config}: {setting.name}", file[setting.name]

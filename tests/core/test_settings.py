@@ -42,6 +42,11 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
     assert load_settings(tier, no_flag, {}, None)["drain_ms"] == 5000
 
 
+def test_an_empty_variable_is_none(tmp_path: Path) -> None:
+    # Kubernetes gives one where a label that it is to hold is not there.
+    assert load_settings("worker", WORKER_FLAGS, {"FOREBAY_RACK": "", "FOREBAY_DRAIN_MS": ""})["rack"] is None
+
+
 def test_without_a_given_environment_the_processes_own_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_POLL_INTERVAL_MS", "77")
     assert load_settings("worker", WORKER_FLAGS)["poll_interval_ms"] == 77
