@@ -1,5 +1,6 @@
 """The sink on a real Spark: what it writes, what it refuses, and that repeats change nothing."""
 
+import functools
 import json
 import os
 import secrets
@@ -211,6 +212,19 @@ def test_a_batch_that_is_repeated_leaves_the_same_log(spark, sink, tmp_path):
     shutil.rmtree(tmp_path / "checkpoint" / "commits")
     run(sink.write(source.df, "latest", key="k"), tmp_path)
     assert log_of(sink, "latest") == before
+
+
+def test_a_query_that_is_never_without_backlog_is_compacted_too(spark, sink, tmp_path, monkeypatch):
+    # The file source never says what there is still to come.
+    monkeypatch.setattr("forebay.spark.sink._COMPACTION_INTERVAL_S", 0.0)
+    at_once = functools.partial(sink._changelog.compact, min_compaction_lag_ms=0, delete_retention_ms=0)
+    monkeypatch.setattr(sink._changelog, "compact", at_once)
+    source = Source(spark, tmp_path / "in", "k string, n bigint")
+    for n in range(3):
+        source.add({"k": "a", "n": n})
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    wait_until(lambda: sum(map(len, log_of(sink, "latest").values())) == 1, "compaction")
+    assert content(sink, "latest") == {b"a": {"n": 2}}
 
 
 def test_two_rows_of_a_key_need_an_order(spark, sink, tmp_path):

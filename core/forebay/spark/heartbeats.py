@@ -25,11 +25,12 @@ class HeartbeatListener(StreamingQueryListener):
     """Calls ``beat(query_id, as_of_ms, batch_id)`` when a batch left no backlog, and while a query is idle.
 
     ``as_of_ms`` is when the trigger began, before it asked the source what there was: whatever the source had
-    by then is in the log.
+    by then is in the log. ``keep_house()`` is called after every batch, backlog or not, and while a query is idle.
     """
 
-    def __init__(self, beat: Beat) -> None:
+    def __init__(self, beat: Beat, keep_house: Callable[[], None]) -> None:
         self._beat = beat
+        self._keep_house = keep_house
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing to say yet."""
@@ -39,13 +40,21 @@ class HeartbeatListener(StreamingQueryListener):
         progress = event.progress
         if left_no_backlog(progress):
             self._say(str(progress.id), progress.timestamp, progress.batchId)
+        self._look_after()
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """There was nothing new at the trigger."""
         self._say(str(event.id), event.timestamp, -1)
+        self._look_after()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """A stopped query falls silent, and its age grows."""
+
+    def _look_after(self) -> None:
+        try:
+            self._keep_house()
+        except Exception:
+            log.exception("the log could not be looked after; it is tried again")
 
     def _say(self, query_id: str, timestamp: str, batch_id: int) -> None:
         try:

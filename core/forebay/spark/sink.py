@@ -105,14 +105,13 @@ class Sink:
             return
         # The default of 10 s would let an idle stream's age grow to that.
         session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "1000")
-        session.streams.addListener(HeartbeatListener(self._beat))
+        session.streams.addListener(HeartbeatListener(self._beat, self._compact_now_and_then))
         self._listening.append(session)
 
     def _beat(self, query_id: str, as_of_ms: int, batch_id: int) -> None:
         write = self._writes.get(query_id)
         if write is not None:
             write.beat(query_id, as_of_ms, batch_id)
-            self._compact_now_and_then()
 
     def _compact_now_and_then(self) -> None:
         # Kafka compacts its topics itself.
