@@ -30,6 +30,8 @@ class CommittedOffset(NamedTuple):
     since were not missed."""
     queries: Mapping[str, str] = {}
     """The query that each writer's newest heartbeat was of."""
+    misplaced_key: str | None = None
+    """A key, in hexadecimal, that was found where the partitioner does not put it."""
 
     @property
     def content_before(self) -> int:

@@ -15,7 +15,7 @@ from forebay.lag import EndOffset, Progress, boot_ms, epoch_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.tasks.distrust import reason_for_distrust
-from forebay_worker.tasks.folding import Fold, advance, misplaced_key
+from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key
 from forebay_worker.tasks.foreign import fitting
 from forebay_worker.tasks.replica import Replica
 
@@ -101,6 +101,11 @@ class Applier:
         committed = replica.store.committed_offset(tp) or CommittedOffset(0)
         self._note_completeness(replica, committed)
         replica.stream_time_ms = committed.stream_time_ms
+        if replica.misplaced_key is None and committed.misplaced_key is not None:
+            # By the partitioner that the topology names now, it may lie right.
+            key = bytes.fromhex(committed.misplaced_key)
+            if is_misplaced(replica.spec, replica.task.partition, key):
+                replica.refuse_misses(key)
         replica.ends.clear()
         replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
         replica.watches.wake_all()
@@ -225,7 +230,10 @@ class Applier:
         ):
             as_of_boot_ms = _as_of_boot(after, boot_ms(), epoch_ms())
         progress = self._progress(replica, after, batch, as_of_boot_ms)
-        after = after._replace(current_until_epoch_ms=_epoch(progress.current_until_boot_ms))
+        misplaced = None if replica.misplaced_key is None else replica.misplaced_key.hex()
+        after = after._replace(
+            current_until_epoch_ms=_epoch(progress.current_until_boot_ms), misplaced_key=misplaced
+        )
         replica.progress = replica.progress._replace(applying_to=max(before.content_before, after.content_before))
         for key, value in fold.changes.items():
             if value is None:

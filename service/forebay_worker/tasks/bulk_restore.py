@@ -257,8 +257,8 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     )
     replica.stream_time_ms = offset.stream_time_ms
     replica.failure = None
-    if report.misplaced is not None and replica.misplaced_key is None:
-        replica.refuse_misses(bytes.fromhex(report.misplaced))
+    if offset.misplaced_key is not None and replica.misplaced_key is None:
+        replica.refuse_misses(bytes.fromhex(offset.misplaced_key))
     replica.records_applied += report.records
     replica.records_skipped += report.skipped
     restoration.records += report.records

@@ -118,6 +118,7 @@ def advance(
         before.complete or reached,
         before.replay_since_epoch_ms if before.position else now_epoch_ms,
         queries,
+        before.misplaced_key,
     )
 
 
@@ -133,6 +134,12 @@ def misplaced_key(spec: StoreSpec, partition: int, records: list[Record], seen_b
     for _, key, _, timestamp_ms, beat in records[: None if step > 1 else KEYS_ALL_CHECKED : step]:
         if not beat:
             plain = spec.stored_keys.split_changelog(key, timestamp_ms).plain
-            if partitioner.partition(plain, spec.partitions) != partition:
+            if is_misplaced(spec, partition, plain):
                 return plain
     return None
+
+
+def is_misplaced(spec: StoreSpec, partition: int, plain: bytes) -> bool:
+    """Whether the store's partitioner, if there is one, puts a key elsewhere."""
+    partitioner = spec.stream_partitioner
+    return partitioner is not None and partitioner.partition(plain, spec.partitions) != partition

@@ -75,7 +75,6 @@ class RestoreReport:
     committed: list[Any] | None = None
     records: int = 0
     log: str = ""
-    misplaced: str | None = None
     error: str | None = None
     skipped: int = 0
 
@@ -112,7 +111,6 @@ def _fold_files(
 ) -> Iterator[RestoreReport]:
     committed = CommittedOffset(*job.committed)
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
-    misplaced: bytes | None = None
     fold = Fold.after(committed)
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp)
@@ -126,7 +124,9 @@ def _fold_files(
             skipped += skipped_here
             target = target if stopped_by is None else batch.position
         fold.add(spec, batch.records)
-        misplaced = misplaced or misplaced_key(spec, job.partition, batch.records, records)
+        if committed.misplaced_key is None:
+            found = misplaced_key(spec, job.partition, batch.records, records)
+            committed = committed._replace(misplaced_key=None if found is None else found.hex())
         records += len(batch.records)
         some = batch.records[::_SIZED_EVERY]
         held_bytes += _SIZED_EVERY * sum([len(record[1]) + len(record[2] or b"") + 100 for record in some])
@@ -143,9 +143,8 @@ def _fold_files(
             continue
         path = Path(job.scratch) / f"{job.job}-{number}.sst"
         write_sst(path, fold.changes, tp, committed)
-        shown = None if misplaced is None else misplaced.hex()
         yield RestoreReport(
-            job.job, str(path), written_to, list(committed), records, batch.identity, shown, skipped=skipped
+            job.job, str(path), written_to, list(committed), records, batch.identity, skipped=skipped
         )
         if stopped_by is not None:
             raise stopped_by

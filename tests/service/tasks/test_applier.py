@@ -1,5 +1,6 @@
 """What a replica claims of itself while it follows a log that is compacted, replaced or cut under it."""
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,14 @@ def test_keys_that_another_partitioner_put_here_make_misses_worthless(tmp_path):
     log.append((foreign, b"1"))
     follower.poll()
     assert follower.replica.misplaced_key == foreign
+    # A restart finds nothing new in the log, and still knows.
+    again = Replica(follower.replica.spec, TaskId(0, 0), follower.replica.store)
+    follower.applier.follow(again)
+    assert again.misplaced_key == foreign
+    # By another partitioner the key may lie right.
+    mended = Replica(dataclasses.replace(again.spec, partitioner="unknown"), TaskId(0, 0), follower.replica.store)
+    follower.applier.follow(mended)
+    assert mended.misplaced_key is None
     follower.close()
 
 
