@@ -57,27 +57,22 @@ def render(answer: Answer, lines: bytes = b"") -> bytes:
 
 
 class Outbox:
-    """Sends what a turn of the event loop has to say: the first answer at once, the others together at its end.
+    """Sends what a turn of the event loop has to say when all that was received in it is read.
 
     A write to a peer that sleeps also wakes it, which costs more than the write: one that finds all its answers
-    at once is woken once for them, and the first lets it begin meanwhile.
+    at once is woken once for them.
     """
 
     def __init__(self) -> None:
         self._protocols: list[HotPathProtocol] = []
-        self._in_turn = False
 
     def add(self, protocol: HotPathProtocol) -> None:
-        """Have a connection's answers sent within this turn."""
-        if self._in_turn:
-            self._protocols.append(protocol)
-            return
-        self._in_turn = True
-        protocol.loop.call_soon(self._end_turn)
-        protocol.send_now()
+        """Have a connection's answers sent at the end of this turn."""
+        if not self._protocols:
+            protocol.loop.call_soon(self._end_turn)
+        self._protocols.append(protocol)
 
     def _end_turn(self) -> None:
-        self._in_turn = False
         protocols, self._protocols = self._protocols, []
         for protocol in protocols:
             protocol.send_now()
