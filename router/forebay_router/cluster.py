@@ -10,13 +10,14 @@ from collections.abc import Callable, Set
 from typing import Any
 
 from forebay.errors import PartitionerMissing, UnknownStore
-from forebay.lag import UNKNOWN_LAG, Lag, boot_ms
+from forebay.lag import UNKNOWN_LAG, boot_ms
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.candidates import Holder
 from forebay_router.credentials import REFUSALS
 from forebay_router.polls import Pace, PollRefused, WorkerDocuments
+from forebay_router.provenance import told_by
 from forebay_router.seeds import Seeds
 from forebay_router.worker_view import Held, Report, WorkerView
 
@@ -110,11 +111,11 @@ class Cluster:
             lag = report.lag if boot_ms() - report.at_boot_ms <= self._lag_report_max_age_ms else UNKNOWN_LAG
         return Holder(host, role, lag, worker.live, worker.suspect, load, worker.recovery.window, worker.ceiling)
 
-    def report(self, host: HostInfo, held: tuple[str, int], role: str, lag: Lag) -> None:
-        """Take note of what an answer's headers said of its replica."""
-        worker = self.workers.get(host)
-        if worker is not None:
-            worker.replicas[held] = Report(role, lag, boot_ms())
+    def heard(self, host: HostInfo, held: Held, head: bytes) -> None:
+        """Take note of what the header lines of a worker's answer say of the replica that gave it."""
+        told, worker = told_by(head), self.workers.get(host)
+        if worker is not None and told is not None and told.role:
+            worker.replicas[held] = Report(told.role, told.lag, boot_ms())
             self._holding.setdefault(held, set()).add(host)
 
     def answered(self, host: HostInfo, *, late: bool = False) -> None:

@@ -25,7 +25,6 @@ from forebay_router.candidates import candidates, equals, less_loaded
 from forebay_router.hedging import MOST_DELAY_MS
 from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
-from forebay_router.provenance import told_by
 from forebay_router.replica_read import is_final
 from forebay_router.router import Router
 
@@ -159,9 +158,7 @@ class RouterHotPath:
             if len(self._reported) > _MOST_CHOICES:
                 self._reported.clear()
             self._reported[key] = now_boot_ms
-            told = told_by(answer.head)
-            if told is not None and told.role:
-                self._router.cluster.report(read.host, read.held, told.role, told.lag)
+            self._router.cluster.heard(read.host, read.held, answer.head)
 
     def _answered_after_all(self, read: _Outstanding, answer: Answer) -> None:
         """The first worker was faster than those asked since."""

@@ -14,8 +14,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, late, overload, refusal
 from forebay_router.credentials import REFUSALS
-from forebay_router.provenance import told_by
-from forebay_router.upstream import Place
+from forebay_router.upstream import Claim
 
 if TYPE_CHECKING:
     from forebay_router.router import Router
@@ -153,15 +152,15 @@ class ReplicaRead:
         return False
 
     def _ask(self, host: HostInfo, request: bytes) -> asyncio.Task[Answer]:
-        place = self._router.upstreams.place(host)
-        task = asyncio.create_task(self._timed(host, request, place))
+        claim = self._router.upstreams.claim(host)
+        task = asyncio.create_task(self._timed(host, request, claim))
         # It may end before it begins.
-        task.add_done_callback(lambda _: place.leave())
+        task.add_done_callback(lambda _: claim.release())
         return task
 
-    async def _timed(self, host: HostInfo, request: bytes, place: Place) -> Answer:
+    async def _timed(self, host: HostInfo, request: bytes, claim: Claim) -> Answer:
         begun = boot_ms()
-        answer = await self._router.upstreams.request(host, request, alone=self._alone, place=place)
+        answer = await self._router.upstreams.request(host, request, alone=self._alone, claim=claim)
         if not self._alone:
             self._router.delay.observe(boot_ms() - begun)
         if self._request.single and answer.status == 200:
@@ -201,7 +200,7 @@ class ReplicaRead:
             return None
         answer = task.result()
         cluster.answered(host)
-        self._report(host, answer)
+        cluster.heard(host, self._held, answer.head)
         if is_final(answer):
             return answer
         self._attempts.append(Attempt(host, "answered", answer))
@@ -214,11 +213,6 @@ class ReplicaRead:
             if self._overloads > 1:
                 return answer
         return None
-
-    def _report(self, host: HostInfo, answer: Answer) -> None:
-        told = told_by(answer.head)
-        if told is not None and told.role:
-            self._router.cluster.report(host, self._held, told.role, told.lag)
 
 
 def is_final(answer: Answer) -> bool:

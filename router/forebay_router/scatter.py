@@ -10,14 +10,13 @@ import bisect
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from forebay.codecs import from_segment
 from forebay.errors import NoReplica
 from forebay.lag import Lag, boot_ms, worst_lag
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
-from forebay.rest.parameters import ReadParameters
+from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
 from forebay_router.replica_read import ReplicaRequest
 from forebay_router.router import Router
@@ -28,7 +27,7 @@ _LARGEST_PAGE = 4_000
 _MOST_AT_ONCE = 64
 """Partitions asked at once: one scan of a large store must not take all that a worker is given."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
-_NOT_FORWARDED = frozenset({b"limit", b"cursor", b"allow_partial", b"timeout_ms"})
+_NOT_FORWARDED = frozenset({"limit", "cursor", "allow_partial", "timeout_ms"})
 
 
 class ScanRefused(Exception):
@@ -198,7 +197,7 @@ class Gather:
     async def _ask(self, part: _PartitionScan) -> Answer:
         limit = min(part.size, self.parameters.limit + 1)
         part.size = min(2 * part.size, _LARGEST_PAGE)
-        query = [item for item in self.query.split(b"&") if item and _name(item) not in _NOT_FORWARDED]
+        query = [item.received for item in split_query(self.query) if item.name not in _NOT_FORWARDED]
         query.append(b"limit=%d" % limit)
         if part.last is not None:
             query.append(b"cursor=" + Cursor(self.scan.digest, part.last, part.at).encode().encode())
@@ -216,11 +215,6 @@ class Gather:
         if not left or not sent:
             return None
         return Cursor(self.scan.digest, last, joined_position(self._sources()), tuple(sorted(self.missing)))
-
-
-def _name(item: bytes) -> bytes:
-    """A parameter's name in a query, which may be percent-encoded."""
-    return unquote_to_bytes(item.partition(b"=")[0].replace(b"+", b" "))
 
 
 def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:

@@ -216,7 +216,7 @@ def _split_status(head: bytes) -> tuple[int, bytes]:
     return int(line[9:12]), lines
 
 
-class Place:
+class Claim:
     """A request's part in a worker's load while it is on no shared connection."""
 
     def __init__(self, counts: Counter[HostInfo], host: HostInfo) -> None:
@@ -224,7 +224,7 @@ class Place:
         self._counts: Counter[HostInfo] | None = counts
         self._host = host
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Count it no more; once is enough."""
         if self._counts is not None:
             self._counts[self._host] -= 1
@@ -242,32 +242,32 @@ class Upstreams:
     _apart: Counter[HostInfo] = field(default_factory=Counter)
     """Requests that are on no shared connection: those alone, and those that wait for one to be opened."""
 
-    def place(self, host: HostInfo) -> Place:
+    def claim(self, host: HostInfo) -> Claim:
         """Count a request that is about to be sent to a worker."""
-        return Place(self._apart, host)
+        return Claim(self._apart, host)
 
     async def request(
-        self, host: HostInfo, request: bytes, *, alone: bool = False, place: Place | None = None
+        self, host: HostInfo, request: bytes, *, alone: bool = False, claim: Claim | None = None
     ) -> Answer:
-        """Send a request to a worker, in the ``place`` that was taken for it if one was.
+        """Send a request to a worker, by the ``claim`` that was made for it if one was.
 
         ``alone`` gives it a connection of its own, for answers that are slow or large. Raises ``OSError`` if
         the worker cannot be reached or goes away.
         """
-        place = place or self.place(host)
+        claim = claim or self.claim(host)
         try:
             if not alone:
                 connection = await self._connection(host)
-                place.leave()
+                claim.release()
                 try:
                     return await _exchange(connection, request)
                 except UpstreamClosed:
                     # A worker that drains closes behind an answer, and loses what came after it. Whether this one
                     # is there, a new connection tells.
-                    place = self.place(host)
+                    claim = self.claim(host)
             return await self._alone(host, request)
         finally:
-            place.leave()
+            claim.release()
 
     async def _alone(self, host: HostInfo, request: bytes) -> Answer:
         idle = self._idle.setdefault(host, [])

@@ -2,6 +2,7 @@
 
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
+from forebay.rest.answers import Provenance, provenance_head
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster import Cluster
@@ -38,7 +39,7 @@ def test_partitions_that_nobody_who_answers_holds_are_counted():
     view = WorkerView(HOST, live=True)
     known = cluster(view)
     assert known.unheld(SPEC) == 2
-    known.report(HOST, ("s", 1), "standby", Lag(0, 0, 0))
+    known.heard(HOST, ("s", 1), provenance_head(Provenance(1, "p", "standby", str(HOST), Lag(0, 0, 0))))
     assert known.unheld(SPEC) == 1
     known.unreachable(HOST)
     assert known.unheld(SPEC) == 2

@@ -135,16 +135,16 @@ async def test_requests_that_were_not_read_are_sent_again_each_on_a_connection_o
         upstreams.close()
 
 
-async def test_a_place_counts_until_it_is_left_also_where_the_request_never_began():
+async def test_a_claim_counts_until_it_is_released_also_where_the_request_never_began():
     host = HostInfo("127.0.0.1", 1)
     upstreams = Upstreams()
-    places = [upstreams.place(host), upstreams.place(host)]
+    claims = [upstreams.claim(host), upstreams.claim(host)]
     assert upstreams.load(host) == 2
-    places[0].leave()
-    places[0].leave()
+    claims[0].release()
+    claims[0].release()
     assert upstreams.load(host) == 1
     with pytest.raises(ConnectionRefusedError):
-        await upstreams.request(host, b"x", place=places[1])
+        await upstreams.request(host, b"x", claim=claims[1])
     assert upstreams.load(host) == 0
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import unquote_to_bytes
 
 from forebay.errors import BadParameter
@@ -77,13 +77,24 @@ def _parsed(query: bytes, known: frozenset[str]) -> ReadParameters:
 _remembered = lru_cache(maxsize=4096)(_parsed)
 
 
+class QueryItem(NamedTuple):
+    """One parameter of a query: its name and value, and how the two were received."""
+
+    name: str
+    value: bytes
+    received: bytes
+
+
+def split_query(query: bytes) -> Iterator[QueryItem]:
+    """The parameters of a raw query, in order."""
+    for received in filter(None, query.split(b"&")):
+        name, _, value = (unquote_to_bytes(part.replace(b"+", b" ")) for part in received.partition(b"="))
+        yield QueryItem(name.decode("utf-8", "replace"), value, received)
+
+
 def _split(query: bytes) -> dict[str, bytes]:
     given: dict[str, bytes] = {}
-    for item in query.split(b"&"):
-        if not item:
-            continue
-        raw_name, _, raw = (unquote_to_bytes(part.replace(b"+", b" ")) for part in item.partition(b"="))
-        name = raw_name.decode("utf-8", "replace")
+    for name, raw, _ in split_query(query):
         if name in given:
             raise BadParameter(f"The parameter {name!r} is given twice.", parameter=name)
         given[name] = raw
