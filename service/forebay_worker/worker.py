@@ -26,7 +26,6 @@ from forebay_worker.state.offsets import CAUGHT_UP
 from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
 from forebay_worker.tasks.manager import TaskManager, TaskPolicy
-from forebay_worker.tasks.replica import Replica
 from forebay_worker.topics import TopicCreation
 
 log = logging.getLogger(__name__)
@@ -122,7 +121,7 @@ class Worker:
             behind = [
                 f"{replica.spec.name}-{replica.task.partition}"
                 for replica in self.tasks.replicas.values()
-                if not replica.complete or not self._near(replica)
+                if not replica.complete or not self._is_near(self.admission.proven_lag(replica)[1])
             ]
             if behind:
                 return NotReady(f"{len(behind)} replicas are not caught up yet.", retry_after_s=1, behind=behind)
@@ -209,13 +208,12 @@ class Worker:
         """Which tasks this worker is running active for, with a lag proven to be acceptable."""
         proven: dict[Any, bool] = {}
         for replica in self.tasks.replicas.values():
-            role, _ = self.admission.lag(replica)
-            proven[replica.task] = proven.get(replica.task, True) and role == "active" and self._near(replica)
+            role, lag = self.admission.proven_lag(replica)
+            proven[replica.task] = proven.get(replica.task, True) and role == "active" and self._is_near(lag)
         return proven
 
-    def _near(self, replica: Replica) -> bool:
-        """Whether a replica's lag is proven to be acceptable for an active."""
-        lag = self.admission.proven_lag(replica)
+    def _is_near(self, lag: Lag) -> bool:
+        """Whether a lag is known, and acceptable for an active."""
         return lag.record_lag is not None and lag.record_lag <= self.settings.acceptable_recovery_lag
 
     def _on_assignment(self, info: AssignmentInfo) -> None:

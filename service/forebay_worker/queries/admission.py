@@ -146,11 +146,10 @@ class Admission:
         now = boot_ms()
         return replica.role(self._lease_until_boot_ms(), now), lag_of(replica.progress, now)
 
-    def proven_lag(self, replica: Replica) -> Lag:
-        """The lag of a replica now as far as it may be held against a bound."""
-        now = boot_ms()
-        progress = replica.progress
-        return provable(lag_of(progress, now), progress, now, self._end_offset_max_age_ms)
+    def proven_lag(self, replica: Replica) -> tuple[str, Lag]:
+        """Role of a replica now, and its lag as far as that may be held against a bound."""
+        progress, (role, lag) = replica.progress, self.lag(replica)
+        return role, provable(lag, progress, boot_ms(), self._end_offset_max_age_ms)
 
     def admit(self, replica: Replica, parameters: ReadParameters) -> Admitted:
         """Hold a replica against what the read tolerates; raises ``Refused``."""

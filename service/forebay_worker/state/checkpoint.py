@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,11 +63,16 @@ class CheckpointFile:
 
     def remove(self, topic_partition: TopicPartition) -> None:
         """Forget one topic-partition, which need not be there; raises ``CheckpointError``, ``OSError``."""
-        offsets = self.read()
-        offsets.pop(topic_partition, None)
+        self._keep(lambda line: line != topic_partition)
+
+    def keep(self, topics: Collection[str]) -> None:
+        """Drop every line but those of these topics; raises ``CheckpointError``, ``OSError``."""
+        self._keep(lambda line: line.topic in topics)
+
+    def _keep(self, wanted: Callable[[TopicPartition], bool]) -> None:
         moment = self.moment_epoch_ms()
-        # Written even where the line was gone: whoever removed it may have been killed before it was durable.
-        self.write(offsets)
+        # Written even where no line goes: whoever removed it may have been killed before that was durable.
+        self.write({line: offset for line, offset in self.read().items() if wanted(line)})
         self._date(moment)
 
     def moment_epoch_ms(self) -> float | None:
@@ -86,14 +91,7 @@ class CheckpointFile:
         ``moment_epoch_ms`` is when the log was last read up to it, now if not given.
         """
         self.write({**self.read(), topic_partition: offset})
-        if moment_epoch_ms is not None:
-            self._date(moment_epoch_ms)
-
-    def keep(self, topics: Collection[str]) -> None:
-        """Drop every line but those of these topics; raises ``CheckpointError``, ``OSError``."""
-        moment = self.moment_epoch_ms()
-        self.write({line: offset for line, offset in self.read().items() if line.topic in topics})
-        self._date(moment)
+        self._date(moment_epoch_ms)
 
     def _date(self, moment_epoch_ms: float | None) -> None:
         if moment_epoch_ms is not None and self.path.exists():

@@ -62,32 +62,25 @@ class StoreOpener:
 
     def _open_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         existed = (path / "CURRENT").exists()
+        tp = TopicPartition(spec.topic, task.partition)
         try:
             store = RocksDbStore(spec.name, path, self.memory.options())
-            found = store.identity
+            fault = _fault(store, task, spec)
+            if fault is not None:
+                store.close()
         except Exception as error:
             if not path.exists() or obstacle(error, path) is not None or _in_use(error):
                 raise
-            self._set_aside(task, spec, f"it cannot be opened ({error})")
-            existed = False
-            store = RocksDbStore(spec.name, path, self.memory.options())
-            found = None
-        if found is not None and found != _identity(found.log, task, spec):
-            store.close()
-            self._set_aside(task, spec, f"it holds {found}")
-            existed = False
-            store = RocksDbStore(spec.name, path, self.memory.options())
-            found = None
-        tp = TopicPartition(spec.topic, task.partition)
-        if found is None and store.committed_offset(tp) is not None:
-            store.close()
-            self._set_aside(task, spec, "it does not say which log it is of")
+            fault = f"it cannot be opened ({error})"
+        if fault is not None:
+            self._set_aside(task, spec, fault)
             existed = False
             store = RocksDbStore(spec.name, path, self.memory.options())
 
         def identify(log: str) -> None:
             store.set_identity(_identity(log, task, spec))
 
+        found = store.identity
         if found is not None:
             return OpenedStore(store, found.log, identify)
         log_identity = self._log_now(task, spec)
@@ -187,6 +180,15 @@ class StoreOpener:
                 f"The end of {tp} cannot be had, and an offset beside its store goes by it."
             )
         return ends[tp]
+
+
+def _fault(store: RocksDbStore, task: TaskId, spec: StoreSpec) -> str | None:
+    """Why what a store holds cannot be trusted, None if it can."""
+    found = store.identity
+    if found is not None:
+        return None if found == _identity(found.log, task, spec) else f"it holds {found}"
+    unknown = store.committed_offset(TopicPartition(spec.topic, task.partition)) is not None
+    return "it does not say which log it is of" if unknown else None
 
 
 def _in_use(error: Exception) -> bool:

@@ -223,7 +223,7 @@ class Applier:
         fold = Fold.after(before)
         fold.add(replica.spec, batch.records)
         self._check_partition(replica, batch)
-        after = advance(before, batch, fold.as_of_epoch_ms, fold.queries, fold.stream_time_ms, None, epoch_ms())
+        after = advance(before, batch, fold, None, epoch_ms())
         as_of_boot_ms = replica.progress.as_of_boot_ms
         if after.pending_end is None and (
             after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
@@ -291,14 +291,13 @@ class Applier:
 def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> Progress:
     """The progress of a store just opened, before its log was reached: the end is not known."""
     current_until = committed.current_until_epoch_ms
-    # A moment still to come is of a clock that was wrong, then or now.
-    known = current_until is not None and current_until <= now_epoch_ms
-    boot = now_boot_ms - (now_epoch_ms - current_until) if current_until is not None and known else None
+    until = None if current_until is None else now_boot_ms - (now_epoch_ms - current_until)
     as_of = None if committed.pending_end is not None else _as_of_boot(committed, now_boot_ms, now_epoch_ms)
-    if as_of is not None and as_of > now_boot_ms:
-        as_of = None
-    position = committed.position
-    return Progress(position, committed.content_before, committed.consistent_position, 0, None, 0.0, boot, as_of)
+    # A moment still to come is of a clock that was wrong, then or now.
+    until, as_of = (None if moment is None or moment > now_boot_ms else moment for moment in (until, as_of))
+    return Progress(
+        committed.position, committed.content_before, committed.consistent_position, 0, None, 0.0, until, as_of
+    )
 
 
 def _as_of_boot(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forebay.changelog import Batch, Heartbeat, Record
@@ -90,9 +90,7 @@ def _as_version(value: bytes | None) -> bytes:
 def advance(
     before: CommittedOffset,
     batch: Batch,
-    as_of_epoch_ms: Mapping[str, int | None],
-    queries: Mapping[str, str],
-    stream_time_ms: int | None,
+    fold: Fold,
     current_until_epoch_ms: float | None,
     now_epoch_ms: float,
 ) -> CommittedOffset:
@@ -113,11 +111,11 @@ def advance(
         consistent,
         pending_end,
         current_until_epoch_ms,
-        as_of_epoch_ms,
-        stream_time_ms,
+        fold.as_of_epoch_ms,
+        fold.stream_time_ms,
         before.complete or reached,
         before.replay_since_epoch_ms if before.position else now_epoch_ms,
-        queries,
+        fold.queries,
         before.misplaced_key,
     )
 

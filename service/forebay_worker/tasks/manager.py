@@ -320,7 +320,7 @@ class TaskManager:
         except Exception as error:
             if tp not in self._failed_sweeps:
                 self._failed_sweeps.add(tp)
-                log.error("%s: expired windows could not be deleted: %s", tp, self._obstacle_in(error) or error)
+                log.error("%s: what is expired could not be deleted: %s", tp, self._obstacle_in(error) or error)
 
     def _delete_released(self) -> None:
         due = boot_ms() - self._policy.state_cleanup_delay_ms

@@ -130,15 +130,7 @@ def _fold_files(
         records += len(batch.records)
         some = batch.records[::_SIZED_EVERY]
         held_bytes += _SIZED_EVERY * sum([len(record[1]) + len(record[2] or b"") + 100 for record in some])
-        committed = advance(
-            committed,
-            batch,
-            fold.as_of_epoch_ms,
-            fold.queries,
-            fold.stream_time_ms,
-            committed.current_until_epoch_ms,
-            epoch_ms(),
-        )
+        committed = advance(committed, batch, fold, committed.current_until_epoch_ms, epoch_ms())
         if held_bytes < job.most_bytes and committed.position < target:
             continue
         path = Path(job.scratch) / f"{job.job}-{number}.sst"
