@@ -10,13 +10,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 
 import httpx
 import pytest
 
-from forebay.errors import BadParameter
-from forebay.rest.scans import Cursor, Scan
 from tests.cluster import Cluster, running_cluster, wait_until
 
 PATHS = [
@@ -225,19 +222,15 @@ def test_a_body_that_is_too_long_is_refused(served):
         assert httpx.get(f"http://{address}/v1/stores/counts/keys/a").status_code == 200
 
 
-@pytest.mark.parametrize("cursor", ["[" * 200_000, '["%s","",5,[]]', '["%s","",{},[]]', "[]", "5"])
+@pytest.mark.parametrize("cursor", ['["%s","",5,[]]', '["%s","",{},[]]', "[]", "5", "[" * 20_000])
 def test_a_cursor_that_no_answer_carried_is_refused(served, cursor):
     _, worker, router = served
     whole = httpx.get(f"http://{worker}/v1/stores/counts/entries?limit=1").json()["next"]
     digest = json.loads(base64.urlsafe_b64decode(whole + "=" * (-len(whole) % 4)))[0]
     forged = base64.urlsafe_b64encode(cursor.replace("%s", digest).encode()).decode().rstrip("=")
-    if len(forged) < 50_000:
-        for address in (worker, router):
-            answer = httpx.get(f"http://{address}/v1/stores/counts/entries", params={"cursor": forged})
-            assert (answer.status_code, answer.json()["parameter"]) == (400, "cursor")
-    else:
-        with pytest.raises(BadParameter):
-            Cursor.decode(forged, Scan(*[None] * len(fields(Scan))))
+    for address in (worker, router):
+        answer = httpx.get(f"http://{address}/v1/stores/counts/entries", params={"cursor": forged})
+        assert (answer.status_code, answer.json()["parameter"]) == (400, "cursor")
 
 
 def test_a_miss_of_a_key_that_reads_like_a_problem_is_a_miss(served):

@@ -28,12 +28,13 @@ def topology_and_changelog(function: Callable[..., None]) -> Callable[..., None]
         "--topology",
         required=True,
         envvar="FOREBAY_TOPOLOGY",
+        show_envvar=True,
         type=click.Path(path_type=Path),
         help="Topology file.",
     )(function)
-    return click.option("--changelog", "url", required=True, envvar="FOREBAY_CHANGELOG", help="Changelog URL.")(
-        function
-    )
+    return click.option(
+        "--changelog", "url", required=True, envvar="FOREBAY_CHANGELOG", show_envvar=True, help="Changelog URL."
+    )(function)
 
 
 @changelog.command("ls")

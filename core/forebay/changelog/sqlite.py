@@ -243,8 +243,8 @@ class SqliteConsumer:
         self._changelog = changelog
         self._positions: dict[TopicPartition, int] = {}
         self._assigned: dict[TopicPartition, _Assigned] = {}
-        self._told: set[str] = set()
-        """What was logged of partitions that cannot be read."""
+        self._failing: dict[TopicPartition, str] = {}
+        """Why partitions cannot be read, as it was logged."""
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on."""
@@ -254,6 +254,7 @@ class SqliteConsumer:
     def unassign(self, topic_partition: TopicPartition) -> None:
         """Stop reading a partition."""
         self._positions.pop(topic_partition, None)
+        self._failing.pop(topic_partition, None)
         self._disconnect(topic_partition)
 
     def wait(self, wake: threading.Event, timeout_s: float) -> None:
@@ -275,11 +276,12 @@ class SqliteConsumer:
             try:
                 batch = self._read(tp, max_records)
             except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
-                if str(error) not in self._told:
-                    self._told.add(str(error))
-                    log.error("%s cannot be read, which is tried again: %s", tp, error)
                 self._disconnect(tp)
+                if self._failing.get(tp) != str(error):
+                    self._failing[tp] = str(error)
+                    log.error("%s cannot be read; it is tried again: %s", tp, error)
             else:
+                self._failing.pop(tp, None)
                 yield batch
 
     def _read(self, tp: TopicPartition, max_records: int) -> Batch:

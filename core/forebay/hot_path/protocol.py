@@ -108,7 +108,7 @@ class HotPathProtocol(HttpToolsProtocol):
                 if outcome is not None:
                     self._count()
                     if type(outcome) is Answer:
-                        self._send(render(outcome, self._lines(request) if request.origin else b""))
+                        self._send(render(outcome, self._lines(request)))
                     else:
                         self._slots.append(cast(Slot, outcome))
                     return
@@ -207,7 +207,7 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def slot(self, request: HotRequest) -> Slot:
         """A place for a request's answer; the handler that returns it fills it later."""
-        return Slot(self, self._lines(request) if request.origin else b"")
+        return Slot(self, self._lines(request))
 
     def send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and go on with what was held back for them."""

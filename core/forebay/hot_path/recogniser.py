@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 _HEAD_END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 8192
+# A query that is longer is left to the parser: what it says is not remembered.
 _REQUEST_LINE = re.compile(
     rb"GET /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/keys/((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++)"
     rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]{0,1024}+))? HTTP/1\.1(?=\r\n)"

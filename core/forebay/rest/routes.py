@@ -38,6 +38,8 @@ class ReadRoute:
     schema: dict[str, Any]
     scan: ScanRoute | None = None
     media_type: str = "application/json"
+    headers: dict[str, Any] | None = None
+    """Those of its answers."""
 
 
 def _scan_route(scan: ScanRoute) -> ReadRoute:
@@ -49,7 +51,7 @@ def _scan_route(scan: ScanRoute) -> ReadRoute:
 
 
 READ_ROUTES = (
-    ReadRoute("/v1/stores/{store}/keys/{key}", "Read one key", KEY_PARAMETERS, KEY_SCHEMA),
+    ReadRoute("/v1/stores/{store}/keys/{key}", "Read one key", KEY_PARAMETERS, KEY_SCHEMA, headers=ANSWER_HEADERS),
     *(_scan_route(scan) for scan in SCAN_ROUTES),
 )
 BATCH_ROUTE = ReadRoute("/v1/stores/{store}/batch-get", "Read several keys", KEY_PARAMETERS, BATCH_SCHEMA)
@@ -101,15 +103,8 @@ def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint:
             }
         },
     }
-    _add(
-        app,
-        BATCH_ROUTE,
-        "POST",
-        (*problems, BodyTooLarge),
-        endpoint,
-        BATCH_ROUTE.parameters,
-        {"requestBody": body},
-    )
+    problems = (*problems, BodyTooLarge)
+    _add(app, BATCH_ROUTE, "POST", problems, endpoint, BATCH_ROUTE.parameters, {"requestBody": body})
 
 
 def _add(
@@ -132,12 +127,7 @@ def _add(
         summary=route.summary,
         operation_id=route.summary.lower().replace(" ", "_"),
         response_class=Response,
-        responses=responses(
-            *problems,
-            schema=route.schema,
-            media_type=route.media_type,
-            headers=ANSWER_HEADERS if route is READ_ROUTES[0] else None,
-        ),
+        responses=responses(*problems, schema=route.schema, media_type=route.media_type, headers=route.headers),
         openapi_extra={
             "parameters": [*in_path, *openapi_parameters(frozenset(known)), *headers],
             **(extra or {}),

@@ -11,7 +11,7 @@ from forebay.rest.server import bind, serve
 from tests.cluster import free_port
 
 HANGS = """
-import asyncio, os, signal, threading, time
+import asyncio, os, signal, threading
 from fastapi import FastAPI
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind, serve
@@ -20,7 +20,7 @@ with bind(HostInfo("127.0.0.1", 0)) as listener:
     times = {"drain_ms": 0, "shutdown_timeout_ms": 1500}
     serve(FastAPI(), listener, **times, on_drain=lambda: None, protocol=asyncio.Protocol)
     print("served", flush=True)
-    time.sleep(60)
+    threading.Event().wait(60)
 """
 
 

@@ -224,8 +224,8 @@ class KafkaConsumer:
         if gap:
             end = end._replace(offset=max(end.offset, self._end_at_last_response(tp)))
         floor = assigned.beginning if assigned.lost else 0
-        # Nothing was read yet: it begins where the log now does, if its beginning went on before it was asked for.
-        if assigned.lost and (floor <= before <= end.offset or before == 0):
+        # Where nothing was read yet, nothing was missed: the log has only let go of its beginning meanwhile.
+        if assigned.lost and (before == 0 or floor <= before <= end.offset):
             assigned.lost = False
         return Batch(
             tp,

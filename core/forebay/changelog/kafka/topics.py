@@ -28,6 +28,8 @@ _TIMEOUT_S = 3.0
 _OFFSETS_TIMEOUT_S = 2.0
 _LOOK_S = 0.02
 _UNREACHABLE_FOR_MS = 5_000.0
+_NO_TOPIC_ID = str(Uuid(0, 0))
+_ASSIGNMENTS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min.compaction.lag.ms": "60000"}
 
 
 class TopicState(NamedTuple):
@@ -56,8 +58,9 @@ def topic_config(spec: StoreSpec) -> dict[str, str]:
     return config
 
 
-_NO_TOPIC_ID = str(Uuid(0, 0))
-_ASSIGNMENTS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min.compaction.lag.ms": "60000"}
+def assignments_topic(application_id: str) -> str:
+    """Where a worker group keeps its assignments."""
+    return f"{application_id}-assignments"
 
 
 class KafkaTopics:
@@ -149,15 +152,11 @@ class KafkaTopics:
     def ensure_assignments(self, application_id: str) -> str:
         """Create the topic where a worker group keeps its assignments, unless it is there; returns its name."""
         topic = assignments_topic(application_id)
-        self.ensure_configured(topic, 1, _ASSIGNMENTS_CONFIG)
-        return topic
-
-    def ensure_configured(self, topic: str, partitions: int, config: dict[str, str]) -> None:
-        """Create a topic with a configuration, unless one of that name is there."""
         try:
             self._call(lambda admin: ask_descriptions(admin, [topic])[topic])
         except TopicMissing:
-            self._create(topic, partitions, config)
+            self._create(topic, 1, _ASSIGNMENTS_CONFIG)
+        return topic
 
     def _create(self, topic: str, partitions: int, config: dict[str, str]) -> None:
         new = NewTopic(topic, num_partitions=partitions, config=config)
@@ -246,11 +245,6 @@ def ask_descriptions(admin: AdminClient, topics: list[str]) -> dict[str, Future[
     """Request the ids and partitions of topics."""
     asked: dict[str, Future[Any]] = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_S)
     return asked
-
-
-def assignments_topic(application_id: str) -> str:
-    """Where a worker group keeps its assignments."""
-    return f"{application_id}-assignments"
 
 
 def ask_configs(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:
