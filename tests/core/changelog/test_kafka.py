@@ -357,6 +357,19 @@ def test_a_position_that_the_log_no_longer_holds_is_below_the_floor(changelog, a
         assert [record[0] for record in reader.read(to=10)] == [8, 9]
 
 
+def test_a_log_that_lets_go_of_its_beginning_just_before_it_is_read_is_read_from_where_it_begins(
+    changelog, admin, monkeypatch
+):
+    tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
+    Writer(changelog, tp).send(*((b"k%d" % i, b"1") for i in range(10)))
+    with Reader(changelog, tp) as reader:
+        with monkeypatch.context() as not_yet:
+            not_yet.setattr(reader.consumer, "_fetch_more", lambda: None)
+            reader.poll_until(lambda: reader.newest.beginning == 0, "where it begins")
+        next(iter(admin.delete_records([KafkaTopicPartition(*tp, 8)]).values())).result(10)
+        assert [record[0] for record in reader.read(to=10)] == [8, 9]
+
+
 def test_records_deleted_under_a_reader_below_its_position_change_nothing(changelog, admin):
     tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
     writer = Writer(changelog, tp)
