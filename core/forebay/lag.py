@@ -160,6 +160,26 @@ class Progress(NamedTuple):
     as_of_boot_ms: float | None
     """The source's state at this time is in the answer, by the oldest writer's heartbeat; None without any."""
 
+    def observed(self, ends: EndOffsets) -> Progress:
+        """The same progress once the log's end was observed anew."""
+        position, applying_to, consistent_position, beginning, _, _, current_until, as_of = self
+        newest = ends.newest
+        if newest is None:
+            return self
+        proven = None if consistent_position is None else ends.current_until(consistent_position)
+        if proven is not None:
+            current_until = proven
+        return Progress(
+            position,
+            applying_to,
+            consistent_position,
+            beginning,
+            newest.offset,
+            newest.sent_boot_ms,
+            current_until,
+            as_of,
+        )
+
 
 EMPTY_PROGRESS = Progress(0, 0, None, 0, None, 0.0, None, None)
 

@@ -156,7 +156,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         10,
         WORKER,
-        "Pause between looks at idle logs; longer where a look at all takes longer.",
+        "Pause between looks at idle logs, longer where they are many; SQLite's are read at once when written to.",
         least=1,
     ),
     Setting(

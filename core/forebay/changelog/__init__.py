@@ -2,5 +2,6 @@
 
 from forebay.changelog.base import Batch, Changelog, Consumer, Heartbeat, Record, heartbeat_key
 from forebay.changelog.urls import open_changelog
+from forebay.changelog.wake import Wake
 
-__all__ = ["Batch", "Changelog", "Consumer", "Heartbeat", "Record", "heartbeat_key", "open_changelog"]
+__all__ = ["Batch", "Changelog", "Consumer", "Heartbeat", "Record", "Wake", "heartbeat_key", "open_changelog"]

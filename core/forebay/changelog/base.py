@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.changelog.wake import Wake
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
@@ -87,15 +87,22 @@ class Consumer(Protocol):
         """Stop reading a partition."""
         ...
 
-    def wait(self, wake: threading.Event, timeout_s: float) -> None:
+    def wait(self, wake: Wake, timeout_s: float) -> None:
         """Return when something may be new, when ``wake`` is set, or after the time-out at the latest."""
         ...
 
     def poll(self, max_records: int) -> Iterable[Batch]:
         """What is new, at most so many records a partition, with an end observation for each reached one.
 
-        A partition whose log cannot be reached is left out, so its lag grows by itself. Logs may be read
-        only as their batches are taken.
+        A partition whose log cannot be reached is left out, so its lag grows by itself, and so may be one in which
+        nothing is new. Logs may be read only as their batches are taken.
+        """
+        ...
+
+    def current(self) -> tuple[float, list[TopicPartition]]:
+        """A time (boot clock) and partitions in which, by then, nothing was that no batch had brought.
+
+        Their last batch still says where they end. It costs next to nothing for each, unlike a batch.
         """
         ...
 

@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from urllib.parse import quote
 
 from forebay.changelog import sqlite_partition
 from forebay.changelog.base import Batch, Consumer, Record
+from forebay.changelog.file_events import FileEvents
+from forebay.changelog.wake import Wake
 from forebay.errors import BatchConflict, ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
 from forebay.lag import EndOffset, boot_ms
 from forebay.tasks import TopicPartition
@@ -29,6 +30,7 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )
 DEFAULT_MIN_COMPACTION_LAG_MS = 3_600_000
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
+_LOOK_AT_EACH_MS = 5_000.0
 _CACHE_KIB_PER_PARTITION = 64
 """What a consumer keeps of each log; SQLite's own 2 MB, times thousands of partitions, would bound nothing."""
 
@@ -117,7 +119,7 @@ class SqliteChangelog:
 
     def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader."""
-        return SqliteConsumer(self)
+        return SqliteConsumer(self, replay=replay)
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The current ends; partitions that cannot be reached are left out."""
@@ -237,52 +239,102 @@ class _Assigned:
 
 
 class SqliteConsumer:
-    """Polls partitions, each over a connection of its own; an unchanged one costs a few microseconds."""
+    """Reads partitions, each over a connection of its own, once the kernel says that their files were written to.
 
-    def __init__(self, changelog: SqliteChangelog) -> None:
+    Where it cannot, and for a ``replay``, every one is looked at each time.
+    """
+
+    def __init__(self, changelog: SqliteChangelog, *, replay: bool = False) -> None:
         self._changelog = changelog
         self._positions: dict[TopicPartition, int] = {}
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._failing: dict[TopicPartition, str] = {}
         """Why partitions cannot be read, as it was logged."""
+        self._unread: set[TopicPartition] = set()
+        """Those that may hold more than was read of them."""
+        self._events = None if replay else _file_events()
+        self._files: dict[str, TopicPartition] = {}
+        self._looked_again_boot_ms = boot_ms()
+        self._to_look_at_again: list[TopicPartition] = []
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on."""
         self.unassign(topic_partition)
         self._positions[topic_partition] = position
+        self._unread.add(topic_partition)
+        path = self._changelog.path(topic_partition)
+        self._files |= {path: topic_partition, f"{path}-wal": topic_partition}
 
     def unassign(self, topic_partition: TopicPartition) -> None:
         """Stop reading a partition."""
-        self._positions.pop(topic_partition, None)
+        if self._positions.pop(topic_partition, None) is None:
+            return
         self._failing.pop(topic_partition, None)
+        self._unread.discard(topic_partition)
+        path = self._changelog.path(topic_partition)
+        del self._files[path], self._files[f"{path}-wal"]
         self._disconnect(topic_partition)
 
-    def wait(self, wake: threading.Event, timeout_s: float) -> None:
-        """Return when ``wake`` is set, or after the time-out: SQLite tells nobody what is new."""
-        wake.wait(timeout_s)
+    def wait(self, wake: Wake, timeout_s: float) -> None:
+        """Return once a file is written to, when ``wake`` is set, or after the time-out."""
+        if self._events is None:
+            wake.wait(timeout_s)
+        elif self._unread <= self._failing.keys():
+            wake.wait(timeout_s, self._events.fileno())
 
     def close(self) -> None:
         """Close every connection."""
         for topic_partition in list(self._positions):
             self.unassign(topic_partition)
+        if self._events is not None:
+            self._events.close()
 
     def poll(self, max_records: int) -> Iterator[Batch]:
         """What is new in each partition; those that cannot be read are left out."""
+        self._take_events()
         # One by one: so many new objects at once would have Python look through all that it has for garbage,
         # which holds everything up for a tenth of a second where there are a thousand partitions.
-        for tp in list(self._positions):
+        for tp in list(self._unread):
             if tp not in self._positions:
                 continue
+            self._unread.discard(tp)
             try:
                 batch = self._read(tp, max_records)
             except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
                 self._disconnect(tp)
+                self._unread.add(tp)
                 if self._failing.get(tp) != str(error):
                     self._failing[tp] = str(error)
                     log.error("%s cannot be read; it is tried again: %s", tp, error)
             else:
                 self._failing.pop(tp, None)
+                if batch.position < batch.end.offset:
+                    self._unread.add(tp)
                 yield batch
+
+    def current(self) -> tuple[float, list[TopicPartition]]:
+        """A time, and the partitions whose files were not written to between their last look and then."""
+        asked = boot_ms()
+        self._take_events()
+        return asked, [tp for tp in self._positions if tp not in self._unread]
+
+    def _take_events(self) -> None:
+        changed = None if self._events is None else self._events.changed()
+        if changed is None:
+            self._unread.update(self._positions)
+        else:
+            self._unread.update(self._files[path] for path in changed & self._files.keys())
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Look at each now and then regardless: nobody tells that the whole changelog was replaced."""
+        now = boot_ms()
+        due = int(len(self._positions) * (now - self._looked_again_boot_ms) / _LOOK_AT_EACH_MS)
+        if due:
+            self._looked_again_boot_ms = now
+            self._to_look_at_again = self._to_look_at_again or list(self._positions)
+            self._unread.update(tp for tp in self._to_look_at_again[:due] if tp in self._positions)
+            del self._to_look_at_again[:due]
 
     def _read(self, tp: TopicPartition, max_records: int) -> Batch:
         sent = boot_ms()
@@ -329,6 +381,7 @@ class SqliteConsumer:
             source = None
         if source is None:
             path = self._changelog.path(tp)
+            self._watch(os.path.dirname(path))
             inode = os.stat(path).st_ino
             connection = sqlite_partition.connect(path)
             source = self._assigned[tp] = _Assigned(path, connection, connection.cursor(), inode)
@@ -336,10 +389,37 @@ class SqliteConsumer:
             sqlite_partition.check_format(connection, path)
         return source
 
+    def _watch(self, directory: str) -> None:
+        if self._events is not None:
+            try:
+                self._events.watch(directory)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                _warn_of_no_events(error)
+                self._events.close()
+                self._events = None
+
     def _disconnect(self, tp: TopicPartition) -> None:
         source = self._assigned.pop(tp, None)
         if source is not None:
             source.connection.close()
+
+
+def _file_events() -> FileEvents | None:
+    try:
+        return FileEvents()
+    except OSError as error:
+        _warn_of_no_events(error)
+        return None
+
+
+def _warn_of_no_events(error: OSError) -> None:
+    log.warning(
+        "The kernel will not say which logs are written to (%s), so all are looked at again and again, which "
+        "takes a part of a core where they are many. Raise fs.inotify.max_user_instances or max_user_watches.",
+        error.strerror,
+    )
 
 
 @contextlib.contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TypeVar
 
-from forebay.changelog import Batch, Changelog, Consumer
+from forebay.changelog import Batch, Changelog, Consumer, Wake
 from forebay.errors import ForebayError
 from forebay.lag import EndOffset, Progress, boot_ms, epoch_ms
 from forebay.stores import CommittedOffset
@@ -24,9 +25,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RECORDS_PER_POLL = 2_000
-_PAUSE_BY_LOOK = 3
-"""By what a look at all logs takes: a thousand that are idle should not take most of a core."""
-_LONGEST_PAUSE_S = 0.25
+_PAUSE_BY_NOTING = 19
+"""By what it takes to note that idle replicas are current: a thousand should take a twentieth of a core."""
+_LONGEST_PAUSE_MS = 250.0
+_NOTED_AT_ONCE = 100
+_READERS_TURN_S = 0.0001
+"""How long Python's lock is let go of between them: whoever waits for it needs that long to wake."""
 _PACED_POLL_S = 0.1
 _RETRY_MS = 2_000.0
 _HOUSEKEEPING_MS = 200.0
@@ -54,7 +58,8 @@ class Applier:
         housekeeping: Callable[[], None],
     ) -> None:
         self._consumer: Consumer = changelog.consumer()
-        self._poll_interval_s = poll_interval_ms / 1000
+        self._poll_interval_ms = float(poll_interval_ms)
+        self._current_due_boot_ms = 0.0
         self._records_per_second = records_per_second
         self._obstacle = obstacle
         self._on_untrusted = on_untrusted
@@ -66,7 +71,7 @@ class Applier:
         self.obstacles: dict[TopicPartition, str] = {}
         """What keeps records from being applied, and the remedy."""
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="forebay-applier", daemon=True)
 
@@ -108,6 +113,7 @@ class Applier:
                 replica.refuse_misses(key)
         replica.ends.clear()
         replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
+        replica.moment_kept_boot_ms = replica.progress.current_until_boot_ms or 0.0
         replica.watches.wake_all()
         self._replicas[tp] = replica
         self._consumer.assign(tp, committed.position)
@@ -136,16 +142,17 @@ class Applier:
             self._wake.clear()
             self._run_commands()
             self._keep_house()
-            applied, begun_ms = 0, boot_ms()
+            applied = 0
             for batch in self._consumer.poll(self._records_per_poll()):
                 replica = self._replicas.get(batch.topic_partition)
                 if replica is not None:
                     applied += len(batch.records)
                     self._apply_safely(replica, batch)
+            due_in_ms = self._current_due_boot_ms - boot_ms()
+            if due_in_ms <= 0:
+                due_in_ms = self.note_current()
             if not applied:
-                took_s = (boot_ms() - begun_ms) / 1000
-                pause_s = min(_PAUSE_BY_LOOK * took_s, _LONGEST_PAUSE_S)
-                self._consumer.wait(self._wake, max(self._poll_interval_s, pause_s))
+                self._consumer.wait(self._wake, due_in_ms / 1000)
             elif self._records_per_second:
                 self._wake.wait(applied / self._records_per_second)
         self._run_commands()
@@ -163,25 +170,52 @@ class Applier:
             self._commands.get_nowait()()
 
     def _apply_safely(self, replica: Replica, batch: Batch) -> None:
-        tp = replica.topic_partition
         try:
             self.apply(replica, batch)
         except Exception as error:
-            # What was applied stands and is served; the rest is tried again, and the lag grows meanwhile.
-            obstacle = self._obstacle(error)
-            again = f"tried again in {_RETRY_MS / 1000:.0f} s"
-            replica.failure = obstacle or str(error) or repr(error)
-            if obstacle is None:
-                unforeseen = not isinstance(error, ForebayError)
-                log.error("%s could not be applied; %s: %s", tp, again, error, exc_info=unforeseen)
-            else:
-                log.error("%s could not be applied; %s. %s", tp, again, obstacle)
-                self.obstacles[tp] = obstacle
-            self._consumer.unassign(tp)
-            self._retry_at[tp] = boot_ms() + _RETRY_MS
-            self.observe_end(replica, batch.end)
+            self._give_up_for_now(replica, error, batch.end)
         else:
-            self.obstacles.pop(tp, None)
+            self.obstacles.pop(replica.topic_partition, None)
+
+    def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
+        """What was applied stands and is served; the rest is tried again, and the lag grows meanwhile."""
+        tp = replica.topic_partition
+        obstacle = self._obstacle(error)
+        again = f"tried again in {_RETRY_MS / 1000:.0f} s"
+        replica.failure = obstacle or str(error) or repr(error)
+        if obstacle is None:
+            unforeseen = not isinstance(error, ForebayError)
+            log.error("%s could not be applied; %s: %s", tp, again, error, exc_info=unforeseen and error)
+        else:
+            log.error("%s could not be applied; %s. %s", tp, again, obstacle)
+            self.obstacles[tp] = obstacle
+        self._consumer.unassign(tp)
+        self._retry_at[tp] = boot_ms() + _RETRY_MS
+        self.observe_end(replica, end)
+
+    def note_current(self) -> float:
+        """Publish of the replicas in whose logs nothing is new that nothing is; in how many ms to do so again."""
+        took_s = -time.thread_time()
+        sent_boot_ms, current = self._consumer.current()
+        for number, tp in enumerate(current, 1):
+            if number % _NOTED_AT_ONCE == 0:
+                time.sleep(_READERS_TURN_S)
+            replica = self._replicas.get(tp)
+            if replica is None or replica.ends.newest is None:
+                continue
+            end = EndOffset(replica.ends.newest.offset, sent_boot_ms)
+            replica.ends.observe(end)
+            replica.progress = replica.progress.observed(replica.ends)
+            if sent_boot_ms - replica.moment_kept_boot_ms > _MOMENT_KEPT_EVERY_MS:
+                replica.moment_kept_boot_ms = sent_boot_ms
+                try:
+                    self._keep_moment(replica)
+                except Exception as error:
+                    self._give_up_for_now(replica, error, end)
+        took_s += time.thread_time()
+        pause_ms = max(self._poll_interval_ms, min(_PAUSE_BY_NOTING * took_s * 1000, _LONGEST_PAUSE_MS))
+        self._current_due_boot_ms = boot_ms() + pause_ms
+        return pause_ms
 
     def _keep_house(self) -> None:
         """Follow again what failed a while ago, from its committed offset, and let the owner look after things."""
@@ -214,7 +248,6 @@ class Applier:
         replica.learn_partitions(batch.partitions)
         if not batch.records and batch.position == before.position and before.complete:
             replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
-            self._keep_moment(replica, before)
             return
         stopped_by = None
         if replica.spec.foreign:
@@ -250,13 +283,13 @@ class Applier:
             raise stopped_by
         replica.failure = None
 
-    def _keep_moment(self, replica: Replica, before: CommittedOffset) -> None:
+    def _keep_moment(self, replica: Replica) -> None:
         """Commit now and then that an idle log was read to its end: a restart must not look like an absence."""
+        tp = replica.topic_partition
         current_until = _epoch(replica.progress.current_until_boot_ms)
-        kept = before.current_until_epoch_ms or 0.0
-        if current_until is not None and current_until - kept > _MOMENT_KEPT_EVERY_MS:
-            kept_offset = before._replace(current_until_epoch_ms=current_until)
-            replica.store.commit({replica.topic_partition: kept_offset})
+        before = replica.store.committed_offset(tp)
+        if before is not None and before.complete and current_until is not None:
+            replica.store.commit({tp: before._replace(current_until_epoch_ms=current_until)})
 
     def _note_completeness(self, replica: Replica, committed: CommittedOffset) -> None:
         if committed.complete and not replica.complete:
@@ -273,19 +306,16 @@ class Applier:
     def _progress(
         self, replica: Replica, committed: CommittedOffset, batch: Batch, as_of_boot_ms: float | None
     ) -> Progress:
-        consistent = committed.consistent_position
-        proven = None if consistent is None else replica.ends.current_until(consistent)
-        current_until = replica.progress.current_until_boot_ms if proven is None else proven
         return Progress(
             committed.position,
             committed.content_before,
-            consistent,
+            committed.consistent_position,
             batch.beginning,
-            batch.end.offset,
-            batch.end.sent_boot_ms,
-            current_until,
+            None,
+            0.0,
+            replica.progress.current_until_boot_ms,
             as_of_boot_ms,
-        )
+        ).observed(replica.ends)
 
 
 def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> Progress:

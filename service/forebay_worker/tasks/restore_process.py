@@ -13,14 +13,13 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.changelog import Batch, Consumer, open_changelog
+from forebay.changelog import Batch, Consumer, Wake, open_changelog
 from forebay.lag import epoch_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
@@ -37,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 _SILENCE_S = 10.0
 _SIZED_EVERY = 8
 _PAUSE_S = 0.005
-_NEVER_SET = threading.Event()
+_NEVER_SET = Wake()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import contextlib
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
-from forebay.changelog import Batch, Heartbeat, Record
+from forebay.changelog import Batch, Heartbeat, Record, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite_partition import heartbeat_key
@@ -98,6 +97,8 @@ class Reader:
     tp: TopicPartition
     position: int = 0
     batches: list[Batch] = field(default_factory=list)
+    looks: list[float] = field(default_factory=list)
+    """When it was asked where the log ends, as often as nothing was new."""
 
     def __enter__(self) -> "Reader":
         self.consumer = self.changelog.consumer()
@@ -108,13 +109,15 @@ class Reader:
         self.consumer.close()
 
     def poll(self, most: int = 1000) -> list[Batch]:
-        self.consumer.wait(threading.Event(), 0.02)
+        self.consumer.wait(Wake(), 0.02)
         polled = self.consumer.poll(most)
         self.batches += polled
+        looked_boot_ms, current = self.consumer.current()
+        self.looks += [looked_boot_ms] * (self.tp in current)
         return polled
 
     def poll_until(self, condition: Callable[[], object], what: str, most: int = 1000) -> None:
-        wait_until(lambda: self.poll(most) and condition(), what)
+        wait_until(lambda: (self.poll(most) or self.batches) and condition(), what)
 
     def read(self, to: int, most: int = 1000) -> list[Record]:
         """Everything up to an offset."""
@@ -215,10 +218,36 @@ def test_an_open_transaction_holds_the_end_back(changelog, admin):
             Writer(changelog, tp).send((b"a", b"3"))
             assert changelog.end_offsets([tp]) == {tp: 1}
             reader.read(to=1)
-            reader.poll_until(lambda: len(reader.batches) > 3, "more looks at the end")
+            looks = len(reader.looks)
+            reader.poll_until(lambda: len(reader.looks) > looks + 2, "more looks at the end")
+            assert reader.looks == sorted(set(reader.looks))
             assert (reader.newest.position, reader.newest.end.offset) == (1, 1)
         reader.read(to=4)
     assert reader.values == [b"1", b"2", b"3"]
+
+
+def test_of_more_partitions_than_are_asked_for_at_once_each_has_its_turn(changelog, admin, monkeypatch):
+    monkeypatch.setattr("forebay.changelog.kafka.consumer._ENDS_AT_ONCE", 1)
+    store = spec(partitions=3)
+    changelog.ensure(store)
+    looks = {TopicPartition(store.topic, partition): set[float]() for partition in range(3)}
+    consumer = changelog.consumer()
+    try:
+        for tp in looks:
+            consumer.assign(tp, 0)
+
+        def looked() -> bool:
+            consumer.wait(Wake(), 0.02)
+            consumer.poll(10)
+            looked_boot_ms, current = consumer.current()
+            for tp in current:
+                looks[tp].add(looked_boot_ms)
+            return all(len(seen) > 1 for seen in looks.values())
+
+        wait_until(looked, "two looks at each end")
+    finally:
+        consumer.close()
+    assert not set.intersection(*looks.values())
 
 
 def test_a_heartbeat_is_told_by_its_header_and_its_key(changelog, admin):

@@ -5,10 +5,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
-from forebay.changelog import Batch, Consumer, Record, heartbeat_key, sqlite_partition
+from forebay.changelog import Batch, Consumer, Record, Wake, heartbeat_key, sqlite_partition
+from forebay.changelog.file_events import FileEvents
 from forebay.changelog.sqlite import SqliteChangelog
 from forebay.errors import ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
 from forebay.tasks import TopicPartition
@@ -51,6 +53,15 @@ def consuming(changelog: SqliteChangelog, position: int = 0, tp: TopicPartition 
 def poll_one(consumer: Consumer, max_records: int = 1000) -> Batch:
     (batch,) = consumer.poll(max_records)
     return batch
+
+
+def caught_up(consumer: Consumer) -> bool:
+    """Whether nothing more is read, and the consumer says so."""
+    for _ in range(2):  # To open a log may make a file beside it.
+        assert [batch.records for batch in consumer.poll(10) if batch.records] == []
+        if ZERO in consumer.current()[1]:
+            return True
+    return False
 
 
 def pairs(batch: Batch) -> list[tuple[int, bytes, bytes | None]]:
@@ -131,7 +142,7 @@ def test_a_log_is_read_from_any_offset_in_portions_of_any_size(changelog: Sqlite
                     records += batch.records
                     assert batch.position == at + len(batch.records)
                     at = batch.position
-                assert poll_one(consumer).records == []
+                assert caught_up(consumer)
             assert records == [(n, b"k%d" % n, b"%d" % n, n, False) for n in range(position, 10)]
 
 
@@ -142,7 +153,7 @@ def test_an_open_consumer_sees_what_is_appended_later_once(changelog: SqliteChan
         batch = poll_one(consumer)
         assert pairs(batch) == [(0, b"a", b"1"), (1, b"b", None)]
         assert batch.end.offset == 2
-        assert poll_one(consumer).records == []
+        assert caught_up(consumer)
         append(changelog, ZERO, "c=3", 1)
         assert pairs(poll_one(consumer)) == [(2, b"c", b"3")]
 
@@ -155,8 +166,80 @@ def test_each_look_at_an_idle_log_observes_its_end_anew(
     append(changelog, ZERO, "a=1", 0)
     with consuming(changelog) as consumer:
         assert poll_one(consumer).end == (1, 5000.0)
+        assert caught_up(consumer)
         now = 5010.0
-        assert poll_one(consumer).end == (1, 5010.0)
+        assert consumer.current() == (5010.0, [ZERO])
+
+
+def test_a_log_is_not_called_current_between_a_write_and_its_reading(changelog: SqliteChangelog) -> None:
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert caught_up(consumer)
+        for batch_id in range(20):
+            append(changelog, ZERO, f"a={batch_id}", batch_id)
+            assert consumer.current()[1] == []
+            assert pairs(poll_one(consumer)) == [(batch_id, b"a", b"%d" % batch_id)]
+            assert caught_up(consumer)
+
+
+def test_a_log_is_not_called_current_before_all_of_it_is_read(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1 b=1 c=1", 0)
+    with consuming(changelog) as consumer:
+        assert consumer.current()[1] == []
+        assert len(poll_one(consumer, 2).records) == 2
+        assert consumer.current()[1] == []
+
+
+def test_only_logs_that_were_written_to_are_read_again(changelog: SqliteChangelog) -> None:
+    with consuming(changelog) as consumer:
+        consumer.assign(ONE, 0)
+        assert len(list(consumer.poll(10))) == 2
+        assert caught_up(consumer)
+        append(changelog, ONE, "a=1", 0)
+        assert [batch.topic_partition for batch in consumer.poll(10)] == [ONE]
+
+
+def test_waiting_ends_once_a_log_is_written_to_or_somebody_wakes(changelog: SqliteChangelog) -> None:
+    wake = Wake()
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert caught_up(consumer)
+        for act in (lambda: append(changelog, ZERO, "a=1", 0), wake.set):
+            begun = time.monotonic()
+            timer = Timer(0.05, act)
+            timer.start()
+            consumer.wait(wake, DEADLINE_S)
+            timer.join()
+            assert time.monotonic() - begun < DEADLINE_S / 2
+        assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
+
+
+def test_a_write_that_was_seen_while_asking_what_is_current_is_not_waited_for(changelog: SqliteChangelog) -> None:
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert caught_up(consumer)
+        append(changelog, ZERO, "a=1", 0)
+        assert consumer.current()[1] == []
+        begun = time.monotonic()
+        consumer.wait(Wake(), DEADLINE_S)
+        assert time.monotonic() - begun < DEADLINE_S / 2
+
+
+@pytest.mark.parametrize("refused", ["__init__", "watch"])
+def test_where_the_kernel_tells_nothing_all_logs_are_looked_at_and_the_remedy_is_named(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FileEvents, refused, refuse)
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert "fs.inotify" in caplog.text
+        for batch_id in range(3):
+            append(changelog, ZERO, f"a={batch_id}", batch_id)
+            assert pairs(poll_one(consumer)) == [(batch_id, b"a", b"%d" % batch_id)]
+        assert poll_one(consumer).records == []
 
 
 def test_partitions_are_read_side_by_side_until_unassigned(changelog: SqliteChangelog) -> None:
@@ -276,30 +359,37 @@ def made_anew(directory: Path) -> SqliteChangelog:
     return changelog
 
 
-def test_an_open_consumer_notices_within_a_second_that_the_log_was_deleted_and_made_anew(
-    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("forebay.changelog.sqlite.boot_ms", lambda: now)
+def test_an_open_consumer_notices_that_the_log_was_deleted_and_made_anew(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1 b=1", 0)
     with consuming(changelog) as consumer:
         before = poll_one(consumer)
         identity = made_anew(changelog.directory).identity("t")
-        now += 1001.0
         after = poll_one(consumer)
         assert after.identity == identity != before.identity
         assert after.end.offset == 0
 
 
-def test_an_open_consumer_reads_nothing_from_a_deleted_log_and_comes_back_to_a_new_one(
+def test_an_open_consumer_notices_within_seconds_that_the_changelog_was_put_aside_for_another(
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
     monkeypatch.setattr("forebay.changelog.sqlite.boot_ms", lambda: now)
     with consuming(changelog) as consumer:
+        before = poll_one(consumer)
+        assert caught_up(consumer)
+        changelog.directory.rename(changelog.directory.with_name("aside"))
+        another = SqliteChangelog(changelog.directory)
+        another.ensure_topic("t", 2)
+        now += 5001.0
+        assert poll_one(consumer).identity == another.identity("t") != before.identity
+
+
+def test_an_open_consumer_reads_nothing_from_a_deleted_log_and_comes_back_to_a_new_one(
+    changelog: SqliteChangelog,
+) -> None:
+    with consuming(changelog) as consumer:
         poll_one(consumer)
         shutil.rmtree(changelog.directory)
-        now += 1001.0
         assert list(consumer.poll(10)) == []
         changelog = SqliteChangelog(changelog.directory)
         changelog.ensure_topic("t", 2)
@@ -307,7 +397,7 @@ def test_an_open_consumer_reads_nothing_from_a_deleted_log_and_comes_back_to_a_n
         assert pairs(poll_one(consumer)) == [(0, b"z", b"1")]
 
 
-def test_an_undisturbed_log_is_checked_again_and_again_without_rereading(
+def test_an_undisturbed_log_is_checked_now_and_then_without_rereading(
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -315,8 +405,9 @@ def test_an_undisturbed_log_is_checked_again_and_again_without_rereading(
     append(changelog, ZERO, "a=1", 0)
     with consuming(changelog) as consumer:
         assert len(poll_one(consumer).records) == 1
+        assert caught_up(consumer)
         for _ in range(3):
-            now += 1001.0
+            now += 5001.0
             assert poll_one(consumer).records == []
 
 
@@ -512,7 +603,7 @@ def test_a_writer_killed_within_a_batch_leaves_nothing_of_it(changelog: SqliteCh
         assert pairs(poll_one(consumer)) == [(0, b"first", b"v")]
         process.kill()
         process.wait(DEADLINE_S)
-        assert poll_one(consumer).records == []
+        assert caught_up(consumer)
         append(changelog, ZERO, "a=1 b=2", 1)
         assert pairs(poll_one(consumer)) == [(1, b"a", b"1"), (2, b"b", b"2")]
 

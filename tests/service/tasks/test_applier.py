@@ -42,6 +42,7 @@ class Follower:
     def poll(self, most: int = 1000) -> None:
         for batch in self.applier._consumer.poll(most):
             self.applier.apply(self.replica, batch)
+        self.applier.note_current()
 
     def close(self) -> None:
         self.applier._consumer.close()
@@ -196,7 +197,8 @@ class KeepsTombstonesForATime:
 
     def consumer(self) -> "KeepsTombstonesForATime":
         self._consumer = self._changelog.consumer()
-        self.assign, self.close = self._consumer.assign, self._consumer.close
+        self.assign, self.current = self._consumer.assign, self._consumer.current
+        self.close = self._consumer.close
         return self
 
     def poll(self, most: int) -> list[Batch]:

@@ -7,7 +7,6 @@ position past transaction markers, aborted records and compacted ones comes from
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -31,12 +30,15 @@ from forebay.changelog.kafka.topics import (
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.changelog.wake import Wake
 from forebay.lag import EndOffset, boot_ms, epoch_ms
 from forebay.tasks import TopicPartition
 
 log = logging.getLogger(__name__)
 
 _END_INTERVAL_MS = 100.0
+_ENDS_AT_ONCE = 250
+"""How many known ends are asked for anew at a time: each costs Python 20 us, so this is a twentieth of a core."""
 _BEGINNING_INTERVAL_MS = 30_000.0
 _DESCRIPTION_INTERVAL_MS = 1_000.0
 _CONFIG_INTERVAL_MS = 60_000.0
@@ -57,6 +59,8 @@ class _Assigned:
     """The largest record timestamp read: compaction never touched what follows a young record."""
     lost: bool = False
     """The position is not in the log."""
+    at_end: bool = False
+    """Whether the last batch brought all up to the end that was last observed."""
 
 
 @dataclass
@@ -119,13 +123,20 @@ class KafkaConsumer:
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._not_fetched: set[TopicPartition] = set()
         self._news: set[TopicPartition] = set()
+        """Those of which more was heard than what ``_current`` says."""
+        self._current: list[TopicPartition] = []
+        """Those whose end was found where it was before, and had been reached, when it was asked for last."""
+        self._current_boot_ms = 0.0
         self._descriptions: dict[str, Any] = {}
         self._configs: dict[str, dict[str, str]] = {}
         self._states: dict[str, TopicState] = {}
         self._waiting: list[Message] = []
-        self._ends = _Question(_END_INTERVAL_MS, lambda admin: self._ask_offsets(admin, OffsetSpec.latest()))
+        self._to_ask: list[TopicPartition] = []
+        self._ends = _Question(
+            _END_INTERVAL_MS, lambda admin: ask_offsets(admin, self._ends_to_ask(), OffsetSpec.latest())
+        )
         self._beginnings = _Question(
-            _BEGINNING_INTERVAL_MS, lambda admin: self._ask_offsets(admin, OffsetSpec.earliest())
+            _BEGINNING_INTERVAL_MS, lambda admin: ask_offsets(admin, list(self._assigned), OffsetSpec.earliest())
         )
         self._describing = _Question(
             _DESCRIPTION_INTERVAL_MS, lambda admin: ask_descriptions(admin, self._topic_names())
@@ -154,7 +165,7 @@ class KafkaConsumer:
         self._assigned.clear()
         self._client.close()
 
-    def wait(self, wake: threading.Event, timeout_s: float) -> None:
+    def wait(self, wake: Wake, timeout_s: float) -> None:
         """Return when something may be new, when ``wake`` is set, or after the time-out at the latest."""
         if not wake.is_set() and not self._waiting:
             self._waiting = self._client.consume(1, timeout_s)
@@ -177,6 +188,11 @@ class KafkaConsumer:
         self._news.clear()
         batches = (self._batch(tp, by_partition.get(tp, []), reached.get(tp, 0)) for tp in sorted(changed))
         return [batch for batch in batches if batch is not None]
+
+    def current(self) -> tuple[float, list[TopicPartition]]:
+        """When ends were asked for last, and the partitions whose end was where the last batch had come to."""
+        current, self._current = self._current, []
+        return self._current_boot_ms, [tp for tp in current if tp in self._assigned and tp not in self._news]
 
     def _by_partition(self, messages: list[Message]) -> dict[TopicPartition, list[Message]]:
         if messages and len(self._assigned) == 1:
@@ -227,6 +243,7 @@ class KafkaConsumer:
         # Where nothing was read yet, nothing was missed: the log has only let go of its beginning meanwhile.
         if assigned.lost and (before == 0 or floor <= before <= end.offset):
             assigned.lost = False
+        assigned.at_end = after == end.offset and not assigned.lost
         return Batch(
             tp,
             records,
@@ -249,8 +266,7 @@ class KafkaConsumer:
         for tp, found in self._ends.answers():
             assigned = self._assigned.get(tp)
             if assigned is not None and found.offset >= 0 and _counts(self._ends, assigned, assigned.end):
-                assigned.end = EndOffset(found.offset, self._ends.sent_boot_ms)
-                self._news.add(tp)
+                self._take_end(tp, assigned, EndOffset(found.offset, self._ends.sent_boot_ms))
         # A topic that is being replaced has no end for a moment.
         if self._ends.failed and self._describing.sent_boot_ms < self._ends.sent_boot_ms:
             self._describing.at_once = True
@@ -258,10 +274,24 @@ class KafkaConsumer:
             assigned = self._assigned.get(tp)
             if assigned is not None and _counts(self._beginnings, assigned, assigned.beginning):
                 assigned.beginning = found.offset
+                self._news.add(tp)
         self._descriptions |= self._describing.answers()
         self._configs |= ((topic, config_values(found)) for topic, found in self._configuring.answers())
         for topic in self._descriptions.keys() & self._configs.keys():
-            self._states[topic] = topic_state(self._descriptions.pop(topic), self._configs[topic])
+            state = topic_state(self._descriptions.pop(topic), self._configs[topic])
+            if state != self._states.get(topic):
+                self._states[topic] = state
+                self._news.update(tp for tp in self._assigned if tp.topic == topic)
+
+    def _take_end(self, tp: TopicPartition, assigned: _Assigned, end: EndOffset) -> None:
+        if self._current_boot_ms != end.sent_boot_ms:
+            self._current, self._current_boot_ms = [], end.sent_boot_ms
+        known = assigned.end
+        if assigned.at_end and known is not None and known.offset == end.offset == assigned.position:
+            self._current.append(tp)
+        else:
+            self._news.add(tp)
+        assigned.end = end
 
     def _fetch_more(self) -> None:
         for tp in list(self._not_fetched):
@@ -285,8 +315,14 @@ class KafkaConsumer:
             for question in (self._ends, self._beginnings, self._describing, self._configuring):
                 question.send_if_due(admin, now)
 
-    def _ask_offsets(self, admin: AdminClient, spec: OffsetSpec) -> dict[TopicPartition, Future[Any]]:
-        return ask_offsets(admin, list(self._assigned), spec)
+    def _ends_to_ask(self) -> list[TopicPartition]:
+        """All ends that are not known, or some of those that are, in turn."""
+        unknown = [tp for tp, assigned in self._assigned.items() if assigned.end is None]
+        if unknown:
+            return unknown
+        self._to_ask = self._to_ask or list(self._assigned)
+        some, self._to_ask = self._to_ask[:_ENDS_AT_ONCE], self._to_ask[_ENDS_AT_ONCE:]
+        return [tp for tp in some if tp in self._assigned]
 
     def _topic_names(self) -> list[str]:
         return sorted({tp.topic for tp in self._assigned})
