@@ -23,11 +23,15 @@ class FileEvents:
     def __init__(self) -> None:
         self._inotify = INotify(nonblocking=True)
         self._directories: dict[int, str] = {}
+        self._watched: set[str] = set()
 
     def watch(self, directory: str) -> None:
-        """Watch the files of a directory from now on; once more does no harm."""
+        """Watch the files of a directory from now on, unless they are watched already."""
+        if directory in self._watched:
+            return
         mask = _OF_FILES | _OF_THE_DIRECTORY | flags.ONLYDIR
         self._directories[self._inotify.add_watch(directory, mask)] = directory
+        self._watched.add(directory)
 
     def changed(self) -> set[str] | None:
         """The paths of files that changed since the last call, None where any may have.
@@ -42,7 +46,7 @@ class FileEvents:
                 all_may_have = True
             elif mask & _DIRECTORY_GONE:
                 all_may_have = True
-                self._directories.pop(descriptor, None)
+                self._watched.discard(self._directories.pop(descriptor, ""))
                 if mask & flags.MOVE_SELF:
                     with contextlib.suppress(OSError):
                         self._inotify.rm_watch(descriptor)

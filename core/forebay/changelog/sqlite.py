@@ -30,7 +30,11 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )
 DEFAULT_MIN_COMPACTION_LAG_MS = 3_600_000
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
+_PATIENCE = "PRAGMA busy_timeout=30000"
 _LOOK_AT_EACH_MS = 5_000.0
+_LEAST_PAUSE_MS = 1.0
+_PAUSE_BY_LOOK = 10
+"""By what a look at logs that are being written to takes, until the next."""
 _CACHE_KIB_PER_PARTITION = 64
 """What a consumer keeps of each log; SQLite's own 2 MB, times thousands of partitions, would bound nothing."""
 
@@ -252,6 +256,9 @@ class SqliteConsumer:
         """Why partitions cannot be read, as it was logged."""
         self._unread: set[TopicPartition] = set()
         """Those that may hold more than was read of them."""
+        self._unsettled: set[TopicPartition] = set()
+        """Those that were read while somebody was about to write: the kernel may have told of it already."""
+        self._look_took_ms = 0.0
         self._events = None if replay else _file_events()
         self._files: dict[str, TopicPartition] = {}
         self._looked_again_boot_ms = boot_ms()
@@ -271,6 +278,7 @@ class SqliteConsumer:
             return
         self._failing.pop(topic_partition, None)
         self._unread.discard(topic_partition)
+        self._unsettled.discard(topic_partition)
         path = self._changelog.path(topic_partition)
         del self._files[path], self._files[f"{path}-wal"]
         self._disconnect(topic_partition)
@@ -280,6 +288,8 @@ class SqliteConsumer:
         if self._events is None:
             wake.wait(timeout_s)
         elif self._unread <= self._failing.keys():
+            if self._unsettled:
+                timeout_s = min(timeout_s, max(_LEAST_PAUSE_MS, _PAUSE_BY_LOOK * self._look_took_ms) / 1000)
             wake.wait(timeout_s, self._events.fileno())
 
     def close(self) -> None:
@@ -291,15 +301,20 @@ class SqliteConsumer:
 
     def poll(self, max_records: int) -> Iterator[Batch]:
         """What is new in each partition; those that cannot be read are left out."""
+        begun_boot_ms = boot_ms()
         self._take_events()
         # One by one: so many new objects at once would have Python look through all that it has for garbage,
         # which holds everything up for a tenth of a second where there are a thousand partitions.
-        for tp in list(self._unread):
+        for tp in self._unread | self._unsettled:
             if tp not in self._positions:
                 continue
             self._unread.discard(tp)
+            self._unsettled.discard(tp)
             try:
-                batch = self._read(tp, max_records)
+                source = self._source(tp)
+                if self._events is not None and _is_written_to(source.cursor):
+                    self._unsettled.add(tp)
+                batch = self._read(tp, source, max_records)
             except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
                 self._disconnect(tp)
                 self._unread.add(tp)
@@ -311,12 +326,13 @@ class SqliteConsumer:
                 if batch.position < batch.end.offset:
                     self._unread.add(tp)
                 yield batch
+        self._look_took_ms = boot_ms() - begun_boot_ms
 
     def current(self) -> tuple[float, list[TopicPartition]]:
         """A time, and the partitions whose files were not written to between their last look and then."""
         asked = boot_ms()
         self._take_events()
-        return asked, [tp for tp in self._positions if tp not in self._unread]
+        return asked, [tp for tp in self._positions if tp not in self._unread and tp not in self._unsettled]
 
     def _take_events(self) -> None:
         changed = None if self._events is None else self._events.changed()
@@ -336,9 +352,8 @@ class SqliteConsumer:
             self._unread.update(tp for tp in self._to_look_at_again[:due] if tp in self._positions)
             del self._to_look_at_again[:due]
 
-    def _read(self, tp: TopicPartition, max_records: int) -> Batch:
+    def _read(self, tp: TopicPartition, source: _Assigned, max_records: int) -> Batch:
         sent = boot_ms()
-        source = self._source(tp)
         cursor = source.cursor
         (data_version,) = cursor.execute("PRAGMA data_version").fetchone()
         records: list[Record] = []
@@ -375,13 +390,14 @@ class SqliteConsumer:
 
     def _source(self, tp: TopicPartition) -> _Assigned:
         source = self._assigned.get(tp)
+        path = self._changelog.path(tp) if source is None else source.path
+        # What is written from now on is told, so that it must be watched before it is read.
+        self._watch(os.path.dirname(path))
         # A log that was deleted and made anew is another file under the same name.
         if source is not None and os.stat(source.path).st_ino != source.inode:
             self._disconnect(tp)
             source = None
         if source is None:
-            path = self._changelog.path(tp)
-            self._watch(os.path.dirname(path))
             inode = os.stat(path).st_ino
             connection = sqlite_partition.connect(path)
             source = self._assigned[tp] = _Assigned(path, connection, connection.cursor(), inode)
@@ -404,6 +420,19 @@ class SqliteConsumer:
         source = self._assigned.pop(tp, None)
         if source is not None:
             source.connection.close()
+
+
+def _is_written_to(cursor: sqlite3.Cursor) -> bool:
+    """Whether somebody has the log's write lock: what its file holds by now may become visible any time."""
+    cursor.execute("PRAGMA busy_timeout=0")
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute("ROLLBACK")
+        return False
+    except sqlite3.OperationalError:
+        return True
+    finally:
+        cursor.execute(_PATIENCE)
 
 
 def _file_events() -> FileEvents | None:

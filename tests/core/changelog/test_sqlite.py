@@ -182,6 +182,23 @@ def test_a_log_is_not_called_current_between_a_write_and_its_reading(changelog: 
             assert caught_up(consumer)
 
 
+def test_a_log_is_not_called_current_while_somebody_is_about_to_commit(changelog: SqliteChangelog) -> None:
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert caught_up(consumer)
+        with closing(sqlite_partition.connect(changelog.path(ZERO))) as writer:
+            writer.execute("PRAGMA cache_size=1")
+            with sqlite_partition.transaction(writer):
+                # More than the cache holds, so that the kernel tells of writes before there is a commit to see.
+                rows = ((offset, b"k%d" % offset, bytes(4096)) for offset in range(50))
+                writer.executemany("INSERT INTO log VALUES (?, ?, ?, 1, 0)", rows)
+                assert poll_one(consumer).records == []
+                assert consumer.current()[1] == []
+                writer.execute("UPDATE state SET next_offset = 50")
+        assert len(poll_one(consumer).records) == 50
+        assert caught_up(consumer)
+
+
 def test_a_log_is_not_called_current_before_all_of_it_is_read(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1 b=1 c=1", 0)
     with consuming(changelog) as consumer:
@@ -395,6 +412,19 @@ def test_an_open_consumer_reads_nothing_from_a_deleted_log_and_comes_back_to_a_n
         changelog.ensure_topic("t", 2)
         append(changelog, ZERO, "z=1", 0)
         assert pairs(poll_one(consumer)) == [(0, b"z", b"1")]
+
+
+def test_an_open_consumer_follows_a_log_whose_directory_was_away_for_a_moment(changelog: SqliteChangelog) -> None:
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert caught_up(consumer)
+        directory = changelog.directory / "t"
+        directory.rename(directory.with_name("aside"))
+        directory.with_name("aside").rename(directory)
+        assert caught_up(consumer)
+        append(changelog, ZERO, "a=1", 0)
+        assert consumer.current()[1] == []
+        assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
 
 
 def test_an_undisturbed_log_is_checked_now_and_then_without_rereading(
