@@ -25,6 +25,7 @@ ForebayError
     ├── 404  UnknownKey, UnknownStore, UnknownPath
     ├── 405  MethodNotAllowed
     ├── 409  WrongStoreKind, PositionOfAnotherLog, UnknownPartitioner
+    ├── 410  HistoryExpired
     ├── 412  LagExceedsTolerance, PositionNotReached, NotActive
     ├── 413  BodyTooLarge
     ├── 421  NotHostedHere
@@ -177,6 +178,12 @@ class UnknownKey(Problem):
     """No such key, said by a replica that is consistent and meets the tolerance."""
 
     status, name, title = 404, "unknown-key", "The store has no such key"
+
+
+class HistoryExpired(Problem):
+    """What a key was at a time so long ago is not known any more."""
+
+    status, name, title = 410, "history-expired", "The version is not kept any more"
 
 
 class UnknownStore(Problem):

@@ -16,6 +16,7 @@ from forebay.errors import (
     BadKey,
     BadParameter,
     DeadlineExceeded,
+    HistoryExpired,
     LagExceedsTolerance,
     NoReplica,
     NotReady,
@@ -56,6 +57,7 @@ from forebay_router.whole_router import WholeRouter
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
     BadKey,
     BadParameter,
+    HistoryExpired,
     UnknownKey,
     UnknownStore,
     WrongStoreKind,

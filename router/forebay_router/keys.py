@@ -21,7 +21,7 @@ from forebay.topology import StoreSpec
 from forebay_router.replica_read import ReplicaRequest
 from forebay_router.router import Router
 
-_SETTLED = frozenset({200, 400, 409})
+_SETTLED = frozenset({200, 400, 409, 410})
 _GRAVEST_FIRST = (503, 504, 429, 412)
 
 
@@ -75,7 +75,7 @@ async def _search(
 
 
 def settled(answer: Answer) -> bool:
-    """Whether one partition's answer is that of all: it has the key, or the request is at fault."""
+    """Whether one partition's answer is that of all: it has the key, had it, or the request is at fault."""
     return answer.status in _SETTLED
 
 

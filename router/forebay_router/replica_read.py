@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forebay_router.router import Router
 
 _UNKNOWN_STORE = b'{"type":"urn:forebay:problem:unknown-store"'
-_FINAL = frozenset({200, 400, 404, 409})
+_FINAL = frozenset({200, 400, 404, 409, 410})
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
 _LARGE_ANSWER_MS = 250.0
 """A page or a batch takes longer than the single keys from which the hedge delay is learnt."""

@@ -13,6 +13,7 @@ from forebay.authentication import Authenticator
 from forebay.errors import (
     BadKey,
     BadParameter,
+    HistoryExpired,
     LagExceedsTolerance,
     LogDiverged,
     NotActive,
@@ -56,6 +57,7 @@ _CURSOR_WAIT_MS = 500
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
     BadKey,
     BadParameter,
+    HistoryExpired,
     UnknownKey,
     UnknownStore,
     WrongStoreKind,

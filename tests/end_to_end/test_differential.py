@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from forebay.client import Answer, Client
-from forebay.errors import UnknownKey
+from forebay.errors import HistoryExpired, UnknownKey
 from forebay.position import Position, encode_position, log_digest
 from forebay.topology import StoreSpec
 from tests.cluster import Cluster, running_cluster
@@ -55,9 +55,15 @@ retention_ms = 1000000000
 name = "prices"
 kind = "versioned"
 history_retention_ms = 1000000000
+
+[[subtopology.store]]
+name = "recent"
+kind = "versioned"
+history_retention_ms = 2000
 """
+VERSIONED = ["prices", "recent"]
 EXAMPLES = 80
-STORES = ["names", "numbers", "anywhere", "hours", "visits", "prices"]
+STORES = ["names", "numbers", "anywhere", "hours", "visits", "prices", "recent"]
 
 WORDS = st.text("ab\x00é", max_size=3)
 NAMED = st.text("ab\x00é", min_size=1, max_size=2)
@@ -78,6 +84,7 @@ ROWS = {
         max_size=8,
     ),
     "prices": st.dictionaries(st.tuples(NAMED, TIMES), VALUES, max_size=8),
+    "recent": st.dictionaries(st.tuples(NAMED, TIMES), VALUES, max_size=8),
 }
 """By store, what one batch writes; None deletes."""
 LISTING = st.fixed_dictionaries(
@@ -92,8 +99,8 @@ class Service:
     cluster: Cluster
     client: Client
     model: dict[str, dict[Any, int]] = field(default_factory=lambda: {store: {} for store in STORES})
-    history: dict[str, dict[int, int | None]] = field(default_factory=dict)
-    """Versions by key and time."""
+    history: dict[tuple[str, str], dict[int, int | None]] = field(default_factory=dict)
+    """Versions by store and key, then by time."""
     positions: dict[str, str] = field(default_factory=dict)
     batches: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     examples: int = 0
@@ -111,17 +118,44 @@ class Service:
         self.positions[store] = encode_position(Position(log, ends))
 
     def note(self, store: str, key: Any, value: int | None) -> None:
-        if store == "prices":
-            self.history.setdefault(key[0], {})[key[1]] = value
+        if store in VERSIONED:
+            self.history.setdefault((store, key[0]), {})[key[1]] = value
         elif value is None:
             self.model[store].pop(key, None)
         else:
             self.model[store][key] = value
 
-    def as_of(self, key: str, at: int | None) -> int | None:
-        versions = self.history.get(key, {})
+    def as_of(self, store: str, key: str, at: int | None) -> int | str | None:
+        versions = self.history.get((store, key), {})
+        kept = self.kept(store, key)
+        if at is not None and len(kept) < len(versions) and at < kept[0]:
+            return "expired"
         times = [time for time in versions if at is None or time <= at]
         return versions[max(times)] if times else None
+
+    def kept(self, store: str, key: str) -> list[int]:
+        """From when a key's versions are valid, but for those that another replaced before history begins."""
+        spec = self.cluster.topology.stores[store]
+        partition = place(spec, key.encode())
+        newest = max(
+            (
+                time
+                for (other, name), versions in self.history.items()
+                if other == store and place(spec, name.encode()) == partition
+                for time in versions
+            ),
+            default=0,
+        )
+        times = sorted(self.history.get((store, key), {}))
+        replaced = {
+            time for time, following in itertools.pairwise(times) if following <= newest - history_ms(spec)
+        }
+        return [time for time in times if time not in replaced]
+
+
+def history_ms(spec: StoreSpec) -> int:
+    assert spec.history_retention_ms is not None
+    return spec.history_retention_ms
 
 
 def split_key(spec: StoreSpec, key: Any) -> tuple[bytes, bytes, int]:
@@ -198,15 +232,17 @@ def read_keys(service: Service, data: st.DataObject) -> None:
 
 
 def read_as_of(service: Service, data: st.DataObject) -> None:
-    key, at = data.draw(NAMED), data.draw(MOMENTS)
-    assert get(service, "prices", key, as_of=at, **options(service, data, "prices")) == service.as_of(key, at)
+    store, key, at = data.draw(st.sampled_from(VERSIONED)), data.draw(NAMED), data.draw(MOMENTS)
+    assert get(service, store, key, as_of=at, **options(service, data, store)) == service.as_of(store, key, at)
 
 
-def get(service: Service, store: str, key: Any, **more: Any) -> int | None:
+def get(service: Service, store: str, key: Any, **more: Any) -> int | str | None:
     try:
         return int(service.client.get(store, key, **more).value)
     except UnknownKey:
         return None
+    except HistoryExpired:
+        return "expired"
 
 
 def none_if_missing(answer: Any) -> int | None:
@@ -279,14 +315,14 @@ def list_sessions(service: Service, data: st.DataObject) -> None:
 
 
 def list_versions(service: Service, data: st.DataObject) -> None:
-    key, start, end, listing = data.draw(NAMED), data.draw(MOMENTS), data.draw(MOMENTS), data.draw(LISTING)
-    versions = sorted(service.history.get(key, {}).items())
-    times = [at for at, _ in versions]
+    store, key = data.draw(st.sampled_from(VERSIONED)), data.draw(NAMED)
+    start, end, listing = data.draw(MOMENTS), data.draw(MOMENTS), data.draw(LISTING)
+    history = service.history.get((store, key), {})
+    times = service.kept(store, key)
+    versions = [(at, history[at]) for at in times]
     low = 0 if start is None else bisect.bisect_left(times, start)
     high = len(times) if end is None else bisect.bisect_left(times, end)
-    found = service.client.versions(
-        "prices", key, start=start, end=end, **listing, **options(service, data, "prices")
-    )
+    found = service.client.versions(store, key, start=start, end=end, **listing, **options(service, data, store))
     assert [(item.valid_from_ms, item.value) for item in found] == cut(versions[low:high], listing)
 
 

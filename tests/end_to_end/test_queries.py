@@ -1,6 +1,7 @@
 """Every kind of read through the router, against a plain in-memory model, also after a worker was killed."""
 
 import bisect
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -44,6 +45,11 @@ retention_ms = 1000000000
 name = "prices"
 kind = "versioned"
 history_retention_ms = 1000000000
+
+[[subtopology.store]]
+name = "recent"
+kind = "versioned"
+history_retention_ms = 1500
 """
 
 
@@ -92,8 +98,8 @@ def time8(time_ms: int) -> bytes:
 
 
 def put_versions(cluster: Cluster, model: Model) -> None:
-    spec = cluster.topology.stores["prices"]
-    for key in ("tea", "rum"):
+    for spec, key in itertools.product(map(cluster.topology.stores.get, ("prices", "recent")), ("tea", "rum")):
+        assert spec is not None
         model.prices[key] = {1000: 1, 2000: 2, 3000: None, 4000: 4}
         partition = cluster.partition(spec, key.encode())
         rows = [
@@ -202,6 +208,24 @@ def test_versions_history_and_as_of(served):
     assert get(router, path, as_of="1970-01-01T00:00:01Z").json()["value"] == 1
     assert get(router, path, as_of=3500).status_code == 404
     assert get(router, path, as_of=10).status_code == 404
+
+
+def test_what_a_key_was_before_the_history_that_is_kept_is_gone_and_not_said_never_to_have_been(served):
+    _, router, _ = served
+    path = "/v1/stores/recent/keys/tea"
+    gone = get(router, path, as_of=1500)
+    assert (gone.status_code, gone.json()["type"]) == (410, "urn:forebay:problem:history-expired")
+    assert gone.json()["role"] == "active"
+    assert "1500 ms" in gone.json()["detail"]
+    # What was in force when history begins, at 2500, is known since it came.
+    assert get(router, path, as_of=2000).json()["value"] == 2
+    assert get(router, path, as_of=3000).status_code == 404
+    assert get(router, path).json()["value"] == 4
+    history = pages(router, f"{path}/versions", "versions", limit=2)
+    assert history == [{"valid_from_ms": t, "value": price} for t, price in ((2000, 2), (3000, None), (4000, 4))]
+    assert pages(router, f"{path}/versions", "versions", limit=2, reverse="true") == history[::-1]
+    batch = httpx.post(f"http://{router}/v1/stores/recent/batch-get?as_of=1999", json={"keys": ["tea", "none"]})
+    assert [result["problem"]["status"] for result in batch.json()["results"]] == [410, 404]
 
 
 def test_several_keys_at_once_each_with_its_own_answer_or_problem(served):

@@ -11,6 +11,7 @@ from typing import Any
 
 from forebay.errors import (
     BadParameter,
+    HistoryExpired,
     LagExceedsTolerance,
     LogDiverged,
     NotActive,
@@ -31,6 +32,7 @@ from forebay.rest.answers import Answer, Provenance, Told, problem_answer, prove
 from forebay.rest.parameters import ReadParameters
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology
+from forebay_worker.queries.values import is_forgotten
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
 
@@ -226,7 +228,7 @@ class Admission:
                 admitted, PositionNotReached(f"The replica has not reached offset {offset} of its partition.")
             )
 
-    def miss(self, admitted: Admitted, plain: bytes | None) -> Problem:
+    def miss(self, admitted: Admitted, plain: bytes | None, as_of_ms: int | None = None) -> Problem:
         """What something missing means: only a replica that is consistent may say that it does not exist."""
         replica = admitted.replica
         members: dict[str, Any] = {"store": replica.spec.name}
@@ -251,6 +253,12 @@ class Admission:
             return NotReady(
                 "The replica is in the middle of a replay, where a missing key proves nothing.",
                 retry_after_s=1,
+                **members,
+            )
+        if plain is not None and is_forgotten(replica, plain, as_of_ms):
+            return HistoryExpired(
+                f"What {members['key']!r} was then is not known any more: the store {replica.spec.name!r} keeps "
+                f"{replica.spec.history_retention_ms} ms of history.",
                 **members,
             )
         return UnknownKey(f"The store {replica.spec.name!r} has no key {members.get('key')!r}.", **members)

@@ -55,7 +55,7 @@ class KeyRead:
         value = value_of(replica, plain, parameters)
         told = admission.told(admitted)
         if value is None:
-            raise Refused(admission.miss(admitted, plain), told.source)
+            raise Refused(admission.miss(admitted, plain, parameters.as_of_ms), told.source)
         return Answer(200, told.json_head, key_document(spec, plain, value, told.members))
 
 
@@ -115,12 +115,12 @@ class Reads:
             return [Batched(problem_answer(problem), True)] * len(plains)
         told = self._admission.told(admitted)
         return [
-            self._batched_miss(admitted, plain, told)
+            self._batched_miss(admitted, plain, parameters, told)
             if value is None
             else Batched(Answer(200, b"", key_document(spec, plain, value, told.members)), False)
             for plain, value in zip(plains, values, strict=True)
         ]
 
-    def _batched_miss(self, admitted: Admitted, plain: bytes, told: Told) -> Batched:
-        refused = Refused(self._admission.miss(admitted, plain), told.source)
+    def _batched_miss(self, admitted: Admitted, plain: bytes, parameters: ReadParameters, told: Told) -> Batched:
+        refused = Refused(self._admission.miss(admitted, plain, parameters.as_of_ms), told.source)
         return Batched(refused.answer(), refused.may_wait)

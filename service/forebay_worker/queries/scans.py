@@ -27,7 +27,7 @@ from forebay.rest.scans import (
     make_scan,
 )
 from forebay_worker.queries.admission import Admission, Admitted
-from forebay_worker.queries.values import unreadable
+from forebay_worker.queries.values import oldest_version, unreadable
 from forebay_worker.tasks.expiry import oldest_kept_ms
 from forebay_worker.tasks.replica import Replica
 
@@ -103,6 +103,8 @@ def _chunks(
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """Stored keys and items of what is asked for, about so many at a time."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
+    if scan.route.items == "versions" and scan.plain is not None:
+        start = max(start, oldest_version(replica, scan.plain) or start)
     found = replica.store.scan(start, end, reverse=scan.reverse)
     oldest = oldest_kept_ms(scan.spec, replica.stream_time_ms)
     while pairs := list(itertools.islice(found, size)):

@@ -8,6 +8,7 @@ from forebay.errors import BadParameter, NotReady, Problem
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import DELETED_VERSION
 from forebay.topology import StoreSpec
+from forebay_worker.tasks.expiry import history_begins_ms
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,32 @@ def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> byte
         else keys.prefix(plain) + b"\xff"
     )
     for _, value in replica.store.scan(keys.prefix(plain), end, reverse=True):
-        return None if value[:1] == DELETED_VERSION else value[1:]
+        if value[:1] == DELETED_VERSION or is_forgotten(replica, plain, parameters.as_of_ms):
+            return None
+        return value[1:]
     return None
+
+
+def oldest_version(replica: Replica, plain: bytes) -> bytes | None:
+    """The stored key of a key's oldest version that is kept for good; None where it has none that old.
+
+    That is the one in force when the store's history begins; those before it may have been deleted.
+    """
+    begins_ms = history_begins_ms(replica.spec, replica.stream_time_ms)
+    if begins_ms is None:
+        return None
+    keys = replica.spec.stored_keys
+    versions = replica.store.scan(keys.prefix(plain), keys.stored(plain, begins_ms + 1), reverse=True)
+    return next((stored for stored, _ in versions), None)
+
+
+def is_forgotten(replica: Replica, plain: bytes, as_of_ms: int | None) -> bool:
+    """Whether what a key was at a time is not known any more."""
+    begins_ms = history_begins_ms(replica.spec, replica.stream_time_ms)
+    if as_of_ms is None or begins_ms is None or as_of_ms >= begins_ms:
+        return False
+    oldest = oldest_version(replica, plain)
+    return oldest is not None and replica.spec.stored_keys.parse(oldest).times_ms[0] > as_of_ms
 
 
 def unreadable(replica: Replica, error: Exception) -> Problem:

@@ -1,15 +1,17 @@
-"""Expiry: windows and sessions past their store's retention, by stream time, so that all replicas agree."""
+"""Expiry: what is past its store's retention, by stream time, so that all replicas agree."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.replica import Replica
 
 _ENTRIES_PER_SWEEP = 2_000
+_PASSES_PER_HISTORY = 16
+"""A store of versions may be so much larger, by a part of its retention, than it must."""
 
 
 def oldest_kept_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
@@ -22,12 +24,24 @@ def oldest_kept_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
     return stream_time_ms - spec.retention_ms - (spec.window_size_ms or 0) + 1
 
 
+def history_begins_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
+    """Since when a versioned store has all that was in force; None where it has all of history.
+
+    A version is expired once another of its key has been in force for ``history_retention_ms`` of stream time,
+    the newest valid-from (KIP-889). Unlike there, none is refused for coming late, and the last one never goes,
+    not even a deletion: what comes late and is older must not seem to be in force.
+    """
+    if stream_time_ms is None or spec.history_retention_ms is None:
+        return None
+    return stream_time_ms - spec.history_retention_ms
+
+
 @dataclass
 class _Pass:
-    """One walk over a store: where it is, and the oldest time that it keeps."""
+    """One walk over a store: from where it goes on, and the oldest time, or moment of history, that it keeps."""
 
     oldest_ms: int
-    after: bytes = USER_TAG
+    start: bytes = USER_TAG
 
 
 @dataclass
@@ -39,17 +53,21 @@ class Expiry:
 
     def sweep(self, replica: Replica) -> int:
         """Walk on through a replica's store; in the applier's thread. Returns how many entries went."""
-        oldest = oldest_kept_ms(replica.spec, replica.stream_time_ms)
+        spec = replica.spec
+        versioned = spec.kind == "versioned"
+        oldest = (history_begins_ms if versioned else oldest_kept_ms)(spec, replica.stream_time_ms)
         if oldest is None:
             return 0
         at = self._passes.get(id(replica))
         if at is None:
-            step_ms = replica.spec.window_size_ms or replica.spec.gap_ms or 1
+            step_ms = (
+                spec.window_size_ms or spec.gap_ms or (spec.history_retention_ms or 0) // _PASSES_PER_HISTORY or 1
+            )
             if oldest - self._done.get(id(replica), oldest - step_ms) < step_ms:
                 return 0
             at = self._passes[id(replica)] = _Pass(oldest)
-        seen = list(islice(replica.store.scan(at.after, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP))
-        expired = [key for key, _ in seen if replica.spec.stored_keys.parse(key).times_ms[0] < at.oldest_ms]
+        seen = [key for key, _ in islice(replica.store.scan(at.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP)]
+        expired = _superseded(spec, seen, at.oldest_ms) if versioned else _ended(spec, seen, at.oldest_ms)
         for key in expired:
             replica.store.delete(key)
         if expired:
@@ -58,10 +76,31 @@ class Expiry:
             del self._passes[id(replica)]
             self._done[id(replica)] = at.oldest_ms
         else:
-            at.after = seen[-1][0] + b"\x00"
+            # Whether a version is superseded, only the next one says.
+            at.start = seen[-1] if versioned else seen[-1] + b"\x00"
         return len(expired)
 
     def forget(self, replica: Replica) -> None:
         """Drop what is remembered of a replica that was released."""
         self._passes.pop(id(replica), None)
         self._done.pop(id(replica), None)
+
+
+def _part_of_history_ms(spec: StoreSpec) -> int:
+    return max(1, (spec.history_retention_ms or 0) // _PASSES_PER_HISTORY)
+
+
+def _ended(spec: StoreSpec, seen: list[bytes], oldest_ms: int) -> list[bytes]:
+    """The windows or sessions that ended too long ago."""
+    parse = spec.stored_keys.parse
+    return [key for key in seen if parse(key).times_ms[0] < oldest_ms]
+
+
+def _superseded(spec: StoreSpec, seen: list[bytes], begins_ms: int) -> list[bytes]:
+    """The versions of which the next was in force already when history begins."""
+    keys = spec.stored_keys
+    return [
+        version
+        for version, following in pairwise(seen)
+        if keys.prefix_of(version) == keys.prefix_of(following) and keys.parse(following).times_ms[0] <= begins_ms
+    ]

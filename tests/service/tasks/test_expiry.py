@@ -1,12 +1,17 @@
 """What is past its retention goes by stream time: whoever saw it come, or was built later, has the same."""
 
+from itertools import pairwise
+from unittest.mock import patch
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.expiry import Expiry, oldest_kept_ms
+from forebay_worker.tasks.expiry import Expiry, history_begins_ms, oldest_kept_ms
 from forebay_worker.tasks.replica import Replica
 
 RETENTION_MS = 1_000
@@ -36,6 +41,33 @@ def test_what_ends_too_long_before_stream_time_goes_and_nothing_else(spec):
     kept = [times(spec, end_ms) for end_ms in range(19_100, 20_001, 100)]
     assert [(key.plain, key.times_ms) for key in found] == [(key, at) for key in (b"a", b"b") for at in kept]
     assert oldest_kept_ms(spec, 20_000) == kept[0][0] - 99
+
+
+VERSIONS = StoreSpec("v", "versioned", "string", "json", "murmur2", "t", 1, history_retention_ms=1_000)
+WRITTEN = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.integers(0, 30)), max_size=40)
+
+
+@settings(deadline=None)
+@given(written=WRITTEN, at_once=st.integers(2, 7), sweeps=st.integers(0, 10))
+def test_versions_go_that_were_replaced_before_history_begins_and_no_others(written, at_once, sweeps):
+    replica, expiry = Replica(VERSIONS, TaskId(0, 0), MemoryStore("s")), Expiry()
+    with patch("forebay_worker.tasks.expiry._ENTRIES_PER_SWEEP", at_once):
+        for number, (key, hundreds) in enumerate(written):
+            replica.store.put(VERSIONS.stored_keys.stored(key, 100 * hundreds), b"1")
+            replica.store.commit({})
+            replica.stream_time_ms = max(100 * hundreds, replica.stream_time_ms or 0)
+            if number % 11 < sweeps:
+                expiry.sweep(replica)
+        # As after a restart, so that a pass is due however little history moved on.
+        last = Expiry()
+        for _ in range(len(written)):
+            last.sweep(replica)
+    found = [VERSIONS.stored_keys.parse(stored) for stored, _ in replica.store.scan(USER_TAG, END_OF_USER_KEYS)]
+    for key in {key for key, _ in written}:
+        versions = sorted({100 * hundreds for written_to, hundreds in written if written_to == key})
+        begins_ms = history_begins_ms(VERSIONS, replica.stream_time_ms)
+        replaced = {at for at, following in pairwise(versions) if following <= begins_ms}
+        assert [at.times_ms[0] for at in found if at.plain == key] == [at for at in versions if at not in replaced]
 
 
 def test_what_has_no_retention_stays():
