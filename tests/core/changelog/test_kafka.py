@@ -270,10 +270,11 @@ def test_a_heartbeat_is_told_by_its_header_and_its_key(changelog, admin):
     ]
 
 
-def test_a_superseded_writer_is_told_so_and_stays_superseded(changelog, kafka_url):
+@pytest.mark.parametrize("process", ["the same", "another"])
+def test_a_superseded_writer_is_told_so_and_stays_superseded(changelog, kafka_url, process):
     store = spec()
     changelog.ensure(store)
-    other = KafkaChangelog(kafka_url)
+    other = changelog if process == "the same" else KafkaChangelog(kafka_url)
 
     def beat(through: KafkaChangelog, query: str) -> dict[int, int]:
         value = Heartbeat(1, query, 1).value()

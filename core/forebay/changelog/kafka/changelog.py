@@ -25,7 +25,8 @@ class KafkaChangelog:
         self.kafka = KafkaUrl.parse(url)
         self._topics = KafkaTopics(self.kafka)
         self._lock = threading.Lock()
-        self._writers: dict[tuple[str, str], HeartbeatWriter] = {}
+        self._writers: dict[tuple[str, str], dict[str, HeartbeatWriter]] = {}
+        """By topic and writer, those of all queries that wrote as it."""
         self._partitions: dict[str, int] = {}
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
@@ -47,12 +48,14 @@ class KafkaChangelog:
     def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
         """Append a heartbeat to every partition; see ``Changelog``."""
         with self._lock:
-            beats = self._writers.get((topic, writer))
-            if beats is None or beats.query_id != query_id:
-                beats = self._writers[topic, writer] = HeartbeatWriter(self.kafka, topic, writer, query_id)
+            queries = self._writers.setdefault((topic, writer), {})
+            if query_id not in queries:
+                for other in queries.values():
+                    other.supersede()
+                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer)
             if topic not in self._partitions:
                 self._partitions[topic] = self._topics.describe(topic).partitions
-            return beats.append(self._partitions[topic], value)
+            return queries[query_id].append(self._partitions[topic], value)
 
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""
@@ -60,7 +63,7 @@ class KafkaChangelog:
 
     def retire_writer(self, topic: str, writer: str) -> None:
         """Take a writer that is gone for good out of the store's age."""
-        HeartbeatWriter(self.kafka, topic, writer, "").append(self._topics.describe(topic).partitions, None)
+        HeartbeatWriter(self.kafka, topic, writer).append(self._topics.describe(topic).partitions, None)
 
     def reset(self, spec: StoreSpec) -> str:
         """Delete a store's topic and make it anew: another topic id, so every replica is rebuilt."""

@@ -23,8 +23,7 @@ class HeartbeatWriter:
     Opening it fences an earlier one of the same topic and writer, whose next heartbeat raises ``BatchConflict``.
     """
 
-    def __init__(self, url: KafkaUrl, topic: str, writer: str, query_id: str) -> None:
-        self.query_id = query_id
+    def __init__(self, url: KafkaUrl, topic: str, writer: str) -> None:
         self._topic = topic
         self._writer = writer
         self._producer: Producer | None = None
@@ -65,6 +64,15 @@ class HeartbeatWriter:
             raise self._translated(error) from None
         return ends
 
+    def supersede(self) -> BatchConflict:
+        """Refuse whatever comes from now on: claiming the name again would only throw the other one out."""
+        self.close()
+        self._superseded = BatchConflict(
+            f"Two queries write as {self._writer!r} to {self._topic!r}: this one was superseded. Stop one, or "
+            "give each its own writer=."
+        )
+        return self._superseded
+
     def close(self) -> None:
         """Let go of the connection; what was not committed is aborted by the next writer or by time."""
         self._producer = None
@@ -86,10 +94,5 @@ class HeartbeatWriter:
     def _translated(self, error: KafkaException) -> ChangelogError:
         kafka_error = error.args[0]
         if kafka_error.code() in _FENCED:
-            # Claiming the name again would only throw the other one out.
-            self._superseded = BatchConflict(
-                f"Two queries write as {self._writer!r} to {self._topic!r}: this one was superseded. Stop one, or "
-                "give each its own writer=."
-            )
-            return self._superseded
+            return self.supersede()
         return ChangelogError(f"A heartbeat of {self._writer!r} could not be written: {kafka_error.str()}.")
