@@ -5,11 +5,13 @@ Imports only the standard library: the Spark sink ships this module to executors
 
 from __future__ import annotations
 
+import struct
 from typing import Protocol
 
 SEED = 0x9747B28C
 M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
+_WORD = struct.Struct("<I")
 
 
 class StreamPartitioner(Protocol):
@@ -23,16 +25,15 @@ class StreamPartitioner(Protocol):
 def murmur2(data: bytes) -> int:
     """The 32-bit MurmurHash2 that Kafka's Java clients use, as a signed integer."""
     length = len(data)
+    whole = length & ~3
     h = (SEED ^ length) & _MASK
-    for i in range(0, length & ~3, 4):
-        k = (int.from_bytes(data[i : i + 4], "little") * M) & _MASK
-        k ^= k >> 24
-        h = ((h * M) ^ (k * M)) & _MASK
-    tail = data[length & ~3 :]
-    if tail:
-        h = ((h ^ int.from_bytes(tail, "little")) * M) & _MASK
+    for (k,) in _WORD.iter_unpack(data[:whole]):
+        k = k * M & _MASK
+        h = (h * M ^ (k ^ k >> 24) * M) & _MASK
+    if length > whole:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * M & _MASK
     h ^= h >> 13
-    h = (h * M) & _MASK
+    h = h * M & _MASK
     h ^= h >> 15
     return h - (1 << 32) if h & 0x80000000 else h
 
