@@ -274,6 +274,7 @@ class Applier:
             else:
                 replica.store.put(key, value)
         replica.store.commit({tp: after})
+        replica.moment_kept_boot_ms = batch.end.sent_boot_ms
         replica.stream_time_ms = after.stream_time_ms
         replica.progress = progress
         replica.watches.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))

@@ -45,7 +45,7 @@ class Replica:
     """Since when the newest known generation designates this replica active; None if it does not."""
     ends: EndOffsets = field(default_factory=EndOffsets)
     moment_kept_boot_ms: float = 0.0
-    """When it was last committed that the log was read to its end, though nothing was new."""
+    """When it was last committed up to when the log was read."""
     records_applied: int = 0
     records_skipped: int = 0
     """Records of a foreign store that its codecs could not read."""
