@@ -9,8 +9,8 @@ from bench.comparison import Effort
 from bench.figures import Row
 from bench.records import records
 
-from forebay.changelog import sqlite_partition
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.tasks import TopicPartition
 
 RECORDS = 200_000

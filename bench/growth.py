@@ -18,7 +18,7 @@ from bench.open_loop import for_seconds, read_steadily
 from bench.records import VALUE_BYTES, records
 from bench.wrk import Load, Requests, load
 
-from forebay.changelog import sqlite_partition
+from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.tasks import TopicPartition
 from tests.cluster import Cluster
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.topology import StoreSpec, load_topology
 from tests.logs import KafkaLog, Log, Row, SqliteLog
 

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from confluent_kafka import Producer
 
-from forebay.changelog import Changelog, Heartbeat, sqlite_partition
+from forebay.changelog import Changelog, Heartbeat
 from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 

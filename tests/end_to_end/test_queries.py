@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.changelog import sqlite_partition
+from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.tasks import TopicPartition
 from tests.cluster import Cluster, running_cluster
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.topology import load_topology
 from tests.cluster import running_cluster
 from tests.logs import SqliteLog

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from forebay.changelog import Record
-from forebay.changelog.sqlite import SqliteChangelog
-from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.changelog.wake import Wake
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition

@@ -11,7 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.changelog import Changelog, open_changelog
-from forebay.changelog.sqlite import DEFAULT_DELETE_RETENTION_MS, DEFAULT_MIN_COMPACTION_LAG_MS, SqliteChangelog
+from forebay.changelog.sqlite.changelog import (
+    DEFAULT_DELETE_RETENTION_MS,
+    DEFAULT_MIN_COMPACTION_LAG_MS,
+    SqliteChangelog,
+)
 from forebay.errors import SettingError, TopicMissing
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology, load_topology

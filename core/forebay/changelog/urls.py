@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import unquote, urlsplit
 
 from forebay.changelog.base import Changelog
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SettingError
 
 

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from forebay.changelog import Changelog
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.spark.executor import Target, keyed_records, write_rows
 from forebay.topology import StoreSpec

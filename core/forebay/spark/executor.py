@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.changelog.record_headers import VALID_FROM_HEADER
-from forebay.changelog.sqlite_partition import (
+from forebay.changelog.sqlite.partition import (
     WriteRefused,
     append_batch,
     check_directory,

@@ -18,8 +18,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from forebay import partitioning
-from forebay.changelog import Heartbeat, open_changelog, record_headers, sqlite_partition
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog import Heartbeat, open_changelog, record_headers
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import Position, encode_position, log_digest

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from forebay.changelog import Changelog
-from forebay.changelog.sqlite_partition import enable_wal, transaction
+from forebay.changelog.sqlite.partition import enable_wal, transaction
 from forebay.errors import ConfigurationError, ForebayError
 from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import NO_GENERATION, Generation

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, Ne
 from forebay.changelog import Batch, Heartbeat, Record, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
-from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import (
     BatchConflict,
     ChangelogUnreachable,

@@ -9,9 +9,10 @@ from threading import Timer
 
 import pytest
 
-from forebay.changelog import Batch, Consumer, Record, Wake, heartbeat_key, sqlite_partition
-from forebay.changelog.file_events import FileEvents
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog import Batch, Consumer, Record, Wake, heartbeat_key
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.file_events import FileEvents
 from forebay.errors import ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
@@ -162,7 +163,7 @@ def test_each_look_at_an_idle_log_observes_its_end_anew(
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 5000.0
-    monkeypatch.setattr("forebay.changelog.sqlite.boot_ms", lambda: now)
+    monkeypatch.setattr("forebay.changelog.sqlite.consumer.boot_ms", lambda: now)
     append(changelog, ZERO, "a=1", 0)
     with consuming(changelog) as consumer:
         assert poll_one(consumer).end == (1, 5000.0)
@@ -390,7 +391,7 @@ def test_an_open_consumer_notices_within_seconds_that_the_changelog_was_put_asid
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("forebay.changelog.sqlite.boot_ms", lambda: now)
+    monkeypatch.setattr("forebay.changelog.sqlite.consumer.boot_ms", lambda: now)
     with consuming(changelog) as consumer:
         before = poll_one(consumer)
         assert caught_up(consumer)
@@ -431,7 +432,7 @@ def test_an_undisturbed_log_is_checked_now_and_then_without_rereading(
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("forebay.changelog.sqlite.boot_ms", lambda: now)
+    monkeypatch.setattr("forebay.changelog.sqlite.consumer.boot_ms", lambda: now)
     append(changelog, ZERO, "a=1", 0)
     with consuming(changelog) as consumer:
         assert len(poll_one(consumer).records) == 1
@@ -495,8 +496,8 @@ def test_a_directory_keeps_its_id_and_no_two_share_one(tmp_path: Path) -> None:
 
 PRELUDE = """
 import sys
-from forebay.changelog import sqlite_partition as sp
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite import partition as sp
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.tasks import TopicPartition
 directory, name = sys.argv[1], sys.argv[2]
 def go():

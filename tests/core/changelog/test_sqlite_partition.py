@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.changelog import sqlite_partition
-from forebay.changelog.sqlite_partition import WriteRefused, heartbeat_key
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.partition import WriteRefused, heartbeat_key
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=50)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from forebay.changelog import open_changelog
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SettingError
 
 

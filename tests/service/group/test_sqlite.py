@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog import sqlite_partition
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ConfigurationError
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.tasks import TaskId, TopicPartition

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog import sqlite_partition
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition

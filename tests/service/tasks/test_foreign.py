@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog import Batch, Record, heartbeat_key, sqlite_partition
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog import Batch, Record, heartbeat_key
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.lag import EndOffset
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.tasks import TaskId, TopicPartition

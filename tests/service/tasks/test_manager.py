@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog import sqlite_partition
-from forebay.changelog.sqlite import SqliteChangelog
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogUnreachable
 from forebay.stored_keys import USER_TAG
 from forebay.tasks import TaskId, TopicPartition

@@ -29,7 +29,7 @@ from forebay.changelog.kafka.topics import (
 )
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
-from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.changelog.wake import Wake
 from forebay.lag import EndOffset, boot_ms, epoch_ms
 from forebay.tasks import TopicPartition

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import HEARTBEAT_HEADER
-from forebay.changelog.sqlite_partition import heartbeat_key
+from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import BatchConflict, ChangelogError
 
 _TIMEOUT_S = 10.0

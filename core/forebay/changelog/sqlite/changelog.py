@@ -8,17 +8,13 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from forebay.changelog import sqlite_partition
-from forebay.changelog.base import Batch, Consumer, Record
-from forebay.changelog.file_events import FileEvents
-from forebay.changelog.wake import Wake
+from forebay.changelog.base import Consumer
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.errors import BatchConflict, ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
-from forebay.lag import EndOffset, boot_ms
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 
@@ -30,13 +26,6 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )
 DEFAULT_MIN_COMPACTION_LAG_MS = 3_600_000
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
-_PATIENCE = "PRAGMA busy_timeout=30000"
-_LOOK_AT_EACH_MS = 5_000.0
-_LEAST_PAUSE_MS = 1.0
-_PAUSE_BY_LOOK = 10
-"""By what a look at logs that are being written to takes, until the next."""
-_CACHE_KIB_PER_PARTITION = 64
-"""What a consumer keeps of each log; SQLite's own 2 MB, times thousands of partitions, would bound nothing."""
 
 
 class SqliteChangelog:
@@ -123,7 +112,7 @@ class SqliteChangelog:
 
     def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader."""
-        return SqliteConsumer(self, replay=replay)
+        return SqliteConsumer(self.path, replay=replay)
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The current ends; partitions that cannot be reached are left out."""
@@ -226,229 +215,6 @@ class SqliteChangelog:
                 os.link(mine, path)
             mine.unlink()
         return path.read_text().strip()
-
-
-@dataclass
-class _Assigned:
-    path: str
-    connection: sqlite3.Connection
-    cursor: sqlite3.Cursor
-    """The one that all is read by: the connection keeps a reference to each that was made of it."""
-    inode: int
-    data_version: int = -1
-    end: int = 0
-    beginning: int = 0
-    tombstone_floor: int = 0
-    identity: str = ""
-
-
-class SqliteConsumer:
-    """Reads partitions, each over a connection of its own, once the kernel says that their files were written to.
-
-    Where it cannot, and for a ``replay``, every one is looked at each time.
-    """
-
-    def __init__(self, changelog: SqliteChangelog, *, replay: bool = False) -> None:
-        self._changelog = changelog
-        self._positions: dict[TopicPartition, int] = {}
-        self._assigned: dict[TopicPartition, _Assigned] = {}
-        self._failing: dict[TopicPartition, str] = {}
-        """Why partitions cannot be read, as it was logged."""
-        self._unread: set[TopicPartition] = set()
-        """Those that may hold more than was read of them."""
-        self._unsettled: set[TopicPartition] = set()
-        """Those that were read while somebody was about to write: the kernel may have told of it already."""
-        self._look_took_ms = 0.0
-        self._events = None if replay else _file_events()
-        self._files: dict[str, TopicPartition] = {}
-        self._looked_again_boot_ms = boot_ms()
-        self._to_look_at_again: list[TopicPartition] = []
-
-    def assign(self, topic_partition: TopicPartition, position: int) -> None:
-        """Read a partition from this position on."""
-        self.unassign(topic_partition)
-        self._positions[topic_partition] = position
-        self._unread.add(topic_partition)
-        path = self._changelog.path(topic_partition)
-        self._files |= {path: topic_partition, f"{path}-wal": topic_partition}
-
-    def unassign(self, topic_partition: TopicPartition) -> None:
-        """Stop reading a partition."""
-        if self._positions.pop(topic_partition, None) is None:
-            return
-        self._failing.pop(topic_partition, None)
-        self._unread.discard(topic_partition)
-        self._unsettled.discard(topic_partition)
-        path = self._changelog.path(topic_partition)
-        del self._files[path], self._files[f"{path}-wal"]
-        self._disconnect(topic_partition)
-
-    def wait(self, wake: Wake, timeout_s: float) -> None:
-        """Return once a file is written to, when ``wake`` is set, or after the time-out."""
-        if self._events is None:
-            wake.wait(timeout_s)
-        elif self._unread <= self._failing.keys():
-            if self._unsettled:
-                timeout_s = min(timeout_s, max(_LEAST_PAUSE_MS, _PAUSE_BY_LOOK * self._look_took_ms) / 1000)
-            wake.wait(timeout_s, self._events.fileno())
-
-    def close(self) -> None:
-        """Close every connection."""
-        for topic_partition in list(self._positions):
-            self.unassign(topic_partition)
-        if self._events is not None:
-            self._events.close()
-
-    def poll(self, max_records: int) -> Iterator[Batch]:
-        """What is new in each partition; those that cannot be read are left out."""
-        begun_boot_ms = boot_ms()
-        self._take_events()
-        # One by one: so many new objects at once would have Python look through all that it has for garbage,
-        # which holds everything up for a tenth of a second where there are a thousand partitions.
-        for tp in self._unread | self._unsettled:
-            if tp not in self._positions:
-                continue
-            self._unread.discard(tp)
-            self._unsettled.discard(tp)
-            try:
-                source = self._source(tp)
-                if self._events is not None and _is_written_to(source.cursor):
-                    self._unsettled.add(tp)
-                batch = self._read(tp, source, max_records)
-            except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
-                self._disconnect(tp)
-                self._unread.add(tp)
-                if self._failing.get(tp) != str(error):
-                    self._failing[tp] = str(error)
-                    log.error("%s cannot be read; it is tried again: %s", tp, error)
-            else:
-                self._failing.pop(tp, None)
-                if batch.position < batch.end.offset:
-                    self._unread.add(tp)
-                yield batch
-        self._look_took_ms = boot_ms() - begun_boot_ms
-
-    def current(self) -> tuple[float, list[TopicPartition]]:
-        """A time, and the partitions whose files were not written to between their last look and then."""
-        asked = boot_ms()
-        self._take_events()
-        return asked, [tp for tp in self._positions if tp not in self._unread and tp not in self._unsettled]
-
-    def _take_events(self) -> None:
-        changed = None if self._events is None else self._events.changed()
-        if changed is None:
-            self._unread.update(self._positions)
-        else:
-            self._unread.update(self._files[path] for path in changed & self._files.keys())
-            self._look_again()
-
-    def _look_again(self) -> None:
-        """Look at each now and then regardless: nobody tells that the whole changelog was replaced."""
-        now = boot_ms()
-        due = int(len(self._positions) * (now - self._looked_again_boot_ms) / _LOOK_AT_EACH_MS)
-        if due:
-            self._looked_again_boot_ms = now
-            self._to_look_at_again = self._to_look_at_again or list(self._positions)
-            self._unread.update(tp for tp in self._to_look_at_again[:due] if tp in self._positions)
-            del self._to_look_at_again[:due]
-
-    def _read(self, tp: TopicPartition, source: _Assigned, max_records: int) -> Batch:
-        sent = boot_ms()
-        cursor = source.cursor
-        (data_version,) = cursor.execute("PRAGMA data_version").fetchone()
-        records: list[Record] = []
-        position = self._positions[tp]
-        if data_version != source.data_version or position < source.end:
-            # One read transaction, so that records and end are of one moment.
-            cursor.execute("BEGIN")
-            try:
-                state = cursor.execute("SELECT identity, next_offset, tombstone_floor FROM state").fetchone()
-                first = cursor.execute("SELECT min(offset) FROM log").fetchone()[0]
-                rows = cursor.execute(
-                    "SELECT offset, key, value, timestamp_ms, heartbeat FROM log "
-                    "WHERE offset >= ? ORDER BY offset LIMIT ?",
-                    (position, max_records),
-                ).fetchall()
-            finally:
-                cursor.execute("COMMIT")
-            source.identity, source.end, source.tombstone_floor = state
-            source.beginning = source.end if first is None else first
-            source.data_version = data_version
-            records = rows
-        after = records[-1][0] + 1 if len(records) == max_records else max(position, source.end)
-        self._positions[tp] = after
-        return Batch(
-            tp,
-            records,
-            after,
-            after - position != len(records),
-            EndOffset(source.end, sent),
-            source.beginning,
-            source.tombstone_floor,
-            source.identity,
-        )
-
-    def _source(self, tp: TopicPartition) -> _Assigned:
-        source = self._assigned.get(tp)
-        path = self._changelog.path(tp) if source is None else source.path
-        # What is written from now on is told, so that it must be watched before it is read.
-        self._watch(os.path.dirname(path))
-        # A log that was deleted and made anew is another file under the same name.
-        if source is not None and os.stat(source.path).st_ino != source.inode:
-            self._disconnect(tp)
-            source = None
-        if source is None:
-            inode = os.stat(path).st_ino
-            connection = sqlite_partition.connect(path)
-            source = self._assigned[tp] = _Assigned(path, connection, connection.cursor(), inode)
-            connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB_PER_PARTITION}")
-            sqlite_partition.check_format(connection, path)
-        return source
-
-    def _watch(self, directory: str) -> None:
-        if self._events is not None:
-            try:
-                self._events.watch(directory)
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                _warn_of_no_events(error)
-                self._events.close()
-                self._events = None
-
-    def _disconnect(self, tp: TopicPartition) -> None:
-        source = self._assigned.pop(tp, None)
-        if source is not None:
-            source.connection.close()
-
-
-def _is_written_to(cursor: sqlite3.Cursor) -> bool:
-    """Whether somebody has the log's write lock: what its file holds by now may become visible any time."""
-    cursor.execute("PRAGMA busy_timeout=0")
-    try:
-        cursor.execute("BEGIN IMMEDIATE")
-        cursor.execute("ROLLBACK")
-        return False
-    except sqlite3.OperationalError:
-        return True
-    finally:
-        cursor.execute(_PATIENCE)
-
-
-def _file_events() -> FileEvents | None:
-    try:
-        return FileEvents()
-    except OSError as error:
-        _warn_of_no_events(error)
-        return None
-
-
-def _warn_of_no_events(error: OSError) -> None:
-    log.warning(
-        "The kernel will not say which logs are written to (%s), so all are looked at again and again, which "
-        "takes a part of a core where they are many. Raise fs.inotify.max_user_instances or max_user_watches.",
-        error.strerror,
-    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""The embedded changelog: SQLite databases in a directory of one machine."""
