@@ -183,7 +183,16 @@ def test_a_log_is_not_called_current_between_a_write_and_its_reading(changelog: 
             assert caught_up(consumer)
 
 
+class WakeThatTells(Wake):
+    """Says what it was to wait for."""
+
+    def wait(self, timeout_s: float, *readable: int) -> bool:
+        self.timeout_s, self.readable = timeout_s, readable
+        return False
+
+
 def test_a_log_is_not_called_current_while_somebody_is_about_to_commit(changelog: SqliteChangelog) -> None:
+    wake = WakeThatTells()
     with consuming(changelog) as consumer:
         poll_one(consumer)
         assert caught_up(consumer)
@@ -195,6 +204,10 @@ def test_a_log_is_not_called_current_while_somebody_is_about_to_commit(changelog
                 writer.executemany("INSERT INTO log VALUES (?, ?, ?, 1, 0)", rows)
                 assert poll_one(consumer).records == []
                 assert consumer.current()[1] == []
+                # The kernel tells of every page that is written: whoever heard that would never rest.
+                consumer.wait(wake, 1.0)
+                assert wake.readable == ()
+                assert wake.timeout_s < 1.0
                 writer.execute("UPDATE state SET next_offset = 50")
         assert len(poll_one(consumer).records) == 50
         assert caught_up(consumer)

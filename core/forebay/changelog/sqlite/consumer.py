@@ -85,9 +85,10 @@ class SqliteConsumer:
         """Return once a file is written to, when ``wake`` is set, or after the time-out."""
         if self._events is None:
             wake.wait(timeout_s)
+        elif self._unsettled:
+            # A long transaction has the kernel tell of writes all the time.
+            wake.wait(min(timeout_s, max(_LEAST_PAUSE_MS, _PAUSE_BY_LOOK * self._look_took_ms) / 1000))
         elif self._unread <= self._failing.keys():
-            if self._unsettled:
-                timeout_s = min(timeout_s, max(_LEAST_PAUSE_MS, _PAUSE_BY_LOOK * self._look_took_ms) / 1000)
             wake.wait(timeout_s, self._events.fileno())
 
     def close(self) -> None:
