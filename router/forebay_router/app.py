@@ -45,6 +45,7 @@ from forebay.rest.routes import (
     add_changes_route,
     add_read_route,
 )
+from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
 from forebay_router.batches import batch_get
 from forebay_router.changes import RoutedChanges
 from forebay_router.keys import read_key
@@ -111,7 +112,7 @@ def make_app(
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(router, route, metrics))
     add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(router, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, _changes_endpoint(router, metrics))
-    add_document_routes(app, router, whole.status_document)
+    add_document_routes(app, router, whole.status_document, ROUTER_STATUS_SCHEMA)
     return app
 
 

@@ -46,6 +46,7 @@ from forebay.rest.routes import (
     add_read_route,
 )
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
+from forebay.rest.schemas import WORKER_STATUS_SCHEMA
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.queries.admission import Refused
 from forebay_worker.queries.changes import KeyChanges
@@ -107,7 +108,7 @@ def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticato
         add_read_route(app, route, _READ_PROBLEMS, _endpoint(worker, route, metrics), worker=True)
     add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(worker, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, _changes_endpoint(worker, metrics), worker=True)
-    add_document_routes(app, worker, status_document)
+    add_document_routes(app, worker, status_document, WORKER_STATUS_SCHEMA)
     return app
 
 

@@ -1,6 +1,7 @@
 """What live processes answer to requests made from their OpenAPI documents is what the documents say."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import requests
@@ -98,6 +99,21 @@ def write(cluster: Cluster) -> None:
     cluster.log.append(spec, {1: [(b"k1", b"1", 1)]}, "anywhere", 1)
 
 
+def undocumented(value: Any, schema: dict[str, Any]) -> set[str]:
+    """Members of objects anywhere in a value of which its schema says nothing."""
+    if "oneOf" in schema:
+        return min((undocumented(value, choice) for choice in schema["oneOf"]), key=len)
+    if isinstance(value, list):
+        return {name for item in value for name in undocumented(item, schema.get("items", {}))}
+    if not isinstance(value, dict) or "properties" not in schema:
+        return set()
+    known = schema["properties"]
+    below = {
+        f"{name}.{inner}" for name in value.keys() & known for inner in undocumented(value[name], known[name])
+    }
+    return below | (value.keys() - known)
+
+
 @pytest.mark.parametrize(("tier", "method", "path"), operations())
 def test_answers_are_as_documented(served, tier, method, path):
     operation = schemathesis.openapi.from_dict(DOCUMENTS[tier])[path][method]
@@ -130,5 +146,8 @@ def test_answers_are_as_documented(served, tier, method, path):
             case.validate_response(
                 response, checks=[status_code_conformance, content_type_conformance, response_schema_conformance]
             )
+            if response.status_code == 200 and "json" in response.headers["content-type"]:
+                documented = DOCUMENTS[tier]["paths"][path][method.lower()]["responses"]["200"]["content"]
+                assert undocumented(response.json(), documented["application/json"]["schema"]) == set()
 
         check()

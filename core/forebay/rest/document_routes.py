@@ -19,6 +19,15 @@ from forebay.rest.documents import (
     store_metadata_document,
     stores_document,
 )
+from forebay.rest.schemas import (
+    KEY_METADATA_SCHEMA,
+    LAGS_SCHEMA,
+    METADATA_SCHEMA,
+    STORE_METADATA_SCHEMA,
+    STORE_SCHEMA,
+    STORES_SCHEMA,
+    Schema,
+)
 from forebay.topology import StoreSpec
 
 
@@ -44,36 +53,39 @@ class Described(Protocol):
 
 
 def add_document_routes(
-    app: FastAPI, described: Described, status_document: Callable[[], Awaitable[dict[str, Any]]]
+    app: FastAPI,
+    described: Described,
+    status_document: Callable[[], Awaitable[dict[str, Any]]],
+    status_schema: Schema,
 ) -> None:
     """Add the routes to an application; ``status_document`` is what ``/v1/status`` answers."""
 
-    def get(path: str, operation_id: str, *problems: type[Problem]) -> Callable[..., object]:
+    def get(path: str, operation_id: str, schema: Schema, *problems: type[Problem]) -> Callable[..., object]:
         return app.get(
             path,
             tags=["metadata"],
             operation_id=operation_id,
             response_class=Response,
-            responses=responses(NotReady, *problems),
+            responses=responses(NotReady, *problems, schema=schema),
         )
 
-    @get("/v1/stores", "list_stores")
+    @get("/v1/stores", "list_stores", STORES_SCHEMA)
     async def stores() -> Response:
         """Every store: kind, codecs, partitions."""
         document = stores_document(*described.application(), described.metadata.stores.values())
         return respond(json_answer(document))
 
-    @get("/v1/stores/{store}", "describe_store", UnknownStore)
+    @get("/v1/stores/{store}", "describe_store", STORE_SCHEMA, UnknownStore)
     async def store(store: str) -> Response:
         """One store: kind, codecs, partitions."""
         return respond(json_answer(described.spec(store).document()))
 
-    @get("/v1/metadata", "all_metadata")
+    @get("/v1/metadata", "all_metadata", METADATA_SCHEMA)
     async def all_metadata() -> Response:
         """StreamsMetadata of every host, as of the newest generation known here."""
         return respond(json_answer(metadata_document(*described.application(), described.metadata)))
 
-    @get("/v1/metadata/stores/{store}", "metadata_for_store", UnknownStore)
+    @get("/v1/metadata/stores/{store}", "metadata_for_store", STORE_METADATA_SCHEMA, UnknownStore)
     async def store_metadata(store: str) -> Response:
         """The hosts that are active for a store, and those that hold standbys."""
         described.spec(store)
@@ -82,6 +94,7 @@ def add_document_routes(
     @get(
         "/v1/metadata/stores/{store}/keys/{key}",
         "metadata_for_key",
+        KEY_METADATA_SCHEMA,
         UnknownStore,
         BadKey,
         UnknownPartitioner,
@@ -94,12 +107,12 @@ def add_document_routes(
         found = described.metadata.key_query_metadata(store, plain)
         return respond(json_answer(key_metadata_document(store, codec, plain, found)))
 
-    @get("/v1/lags", "lags")
+    @get("/v1/lags", "lags", LAGS_SCHEMA)
     async def lags() -> Response:
         """Per store, partition and host known here: position, end offset, lag, role."""
         return respond(json_answer({"lags": described.replicas_document()}))
 
-    @get("/v1/status", "status")
+    @get("/v1/status", "status", status_schema)
     async def status() -> Response:
         """This process: tier, incarnation, sequence, state, generation, and more by tier."""
         return respond(json_answer(await status_document()))

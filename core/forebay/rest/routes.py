@@ -13,7 +13,6 @@ from forebay.errors import BodyTooLarge, Problem
 from forebay.rest.application import ANSWER_HEADERS, responses
 from forebay.rest.batches import MOST_KEYS
 from forebay.rest.changes import LAST_EVENT_ID_PARAMETER
-from forebay.rest.documents import BATCH_SCHEMA, KEY_SCHEMA, list_schema
 from forebay.rest.events import EVENTS_MEDIA_TYPE
 from forebay.rest.parameters import (
     ALL_KEYS_SCAN_PARAMETERS,
@@ -24,6 +23,7 @@ from forebay.rest.parameters import (
     openapi_parameters,
 )
 from forebay.rest.scans import SCAN_ROUTES, ScanRoute
+from forebay.rest.schemas import BATCH_SCHEMA, KEY_SCHEMA, list_schema
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -1,0 +1,194 @@
+"""OpenAPI schemas of what both tiers answer. A later version may answer with more members, never with fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def _object(required: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Schema:
+    return {
+        "type": "object",
+        "required": list(required),
+        "properties": {**required, **(optional or {})},
+    }
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _enum(*values: str) -> Schema:
+    return {"type": "string", "enum": list(values)}
+
+
+_STRING: Schema = {"type": "string"}
+_BOOLEAN: Schema = {"type": "boolean"}
+_NATURAL: Schema = {"type": "integer", "minimum": 0}
+_FIGURE: Schema = {"type": ["integer", "null"], "minimum": 0}
+_NUMBER: Schema = {"type": "integer"}
+_HOST: Schema = {"type": "string", "description": "host:port"}
+_HOST_OR_NONE: Schema = {"type": ["string", "null"]}
+
+LAG_SCHEMA = _object({"record_lag": _FIGURE, "time_lag_ms": _FIGURE, "age_ms": _FIGURE})
+ROLE_SCHEMA = _enum("active", "restoring", "standby")
+_PROVENANCE = {
+    "partition": _NATURAL,
+    "position": _STRING,
+    "role": ROLE_SCHEMA,
+    "host": _HOST,
+    "lag": LAG_SCHEMA,
+}
+KEY_SCHEMA = _object({"store": _STRING, "key": {}, "value": {}, **_PROVENANCE})
+PROBLEM_REFERENCE: Schema = {"$ref": "#/components/schemas/Problem"}
+BATCH_SCHEMA = _object(
+    {"results": _array({"oneOf": [KEY_SCHEMA, _object({"key": {}, "problem": PROBLEM_REFERENCE})]})}
+)
+_SPAN = {"start_ms": _NUMBER, "end_ms": _NUMBER, "value": {}}
+_ITEMS: dict[str, dict[str, Any]] = {
+    "entries": {"key": {}, "value": {}},
+    "windows": _SPAN,
+    "sessions": _SPAN,
+    "versions": {"valid_from_ms": _NUMBER, "value": {}},
+}
+
+
+def list_schema(items: str, keyed: bool) -> Schema:
+    """The schema of a list answer: of one key, or of all."""
+    item = _ITEMS[items] if keyed or items == "entries" else {"key": {}, **_ITEMS[items]}
+    return _object(
+        {
+            "store": _STRING,
+            **({"key": {}} if keyed else {}),
+            items: _array(_object(item)),
+            "next": {"type": ["string", "null"]},
+            "complete": _BOOLEAN,
+            "lag": LAG_SCHEMA,
+            "partitions": _array(_object(_PROVENANCE)),
+        },
+        {"missing": _array(_NATURAL)},
+    )
+
+
+STORE_SCHEMA = _object(
+    {
+        "name": _STRING,
+        "kind": _enum("key-value", "window", "session", "versioned"),
+        "key": _STRING,
+        "value": _STRING,
+        "partitioner": _STRING,
+        "topic": _STRING,
+        "partitions": _NATURAL,
+        "supplier": _STRING,
+        "foreign": _BOOLEAN,
+        "on_bad_value": _enum("stop", "skip"),
+        "accept_uncompacted": _BOOLEAN,
+    },
+    {
+        "window_size_ms": _NATURAL,
+        "retention_ms": _NATURAL,
+        "gap_ms": _NATURAL,
+        "history_retention_ms": _NATURAL,
+        "max_record_lag": _NATURAL,
+        "max_time_lag_ms": _NATURAL,
+        "max_age_ms": _NATURAL,
+    },
+)
+_APPLICATION = {"application_id": _STRING, "topology": _STRING}
+STORES_SCHEMA = _object({**_APPLICATION, "stores": _array(STORE_SCHEMA)})
+
+_TOPIC_PARTITIONS: Schema = {
+    **_array({**_array({"type": ["string", "integer"]}), "minItems": 2, "maxItems": 2}),
+    "description": "[topic, partition] each",
+}
+_STREAMS_METADATA = _object(
+    {
+        "host": _HOST,
+        "active_store_names": _array(_STRING),
+        "active_topic_partitions": _TOPIC_PARTITIONS,
+        "standby_store_names": _array(_STRING),
+        "standby_topic_partitions": _TOPIC_PARTITIONS,
+    }
+)
+_GENERATION = {"incarnation": _NUMBER, "generation": _NUMBER}
+METADATA_SCHEMA = _object({**_APPLICATION, **_GENERATION, "hosts": _array(_STREAMS_METADATA)})
+STORE_METADATA_SCHEMA = _object(
+    {"store": _STRING, "active": _array(_STREAMS_METADATA), "standby": _array(_STREAMS_METADATA)}
+)
+KEY_METADATA_SCHEMA = _object(
+    {
+        "store": _STRING,
+        "key": {},
+        "active_host": _HOST_OR_NONE,
+        "standby_hosts": _array(_HOST),
+        "partition": _NATURAL,
+    }
+)
+
+_REPLICA_SCHEMA = _object(
+    {
+        "store": _STRING,
+        "partition": _NATURAL,
+        "task": _STRING,
+        "role": ROLE_SCHEMA,
+        "host": _HOST,
+        "position": _NATURAL,
+        "end_offset": _FIGURE,
+        "complete": {**_BOOLEAN, "description": "Whether an end of the log was ever reached."},
+        **LAG_SCHEMA["properties"],
+    },
+    {
+        "failure": {**_STRING, "description": "Why records cannot be applied."},
+        "restored_records": _NATURAL,
+        "restored_records_per_second": _NATURAL,
+    },
+)
+LAGS_SCHEMA = _object({"lags": _array(_REPLICA_SCHEMA)})
+
+_PROCESS = {
+    "application_id": {"type": ["string", "null"]},
+    "process_id": _STRING,
+    "incarnation": _NUMBER,
+    "sequence": _NATURAL,
+    "state": _STRING,
+    "generation": _object(_GENERATION),
+}
+WORKER_STATUS_SCHEMA = _object(
+    {
+        "tier": _enum("worker"),
+        "topology": _STRING,
+        "host": _HOST,
+        **_PROCESS,
+        "obstacle": {
+            "type": ["string", "null"],
+            "description": "What of the machine's is in the way, and the remedy.",
+        },
+        "ceiling": _object({"max_record_lag": _FIGURE, "max_time_lag_ms": _FIGURE, "max_age_ms": _FIGURE}),
+        "tasks": _array(_REPLICA_SCHEMA),
+    }
+)
+_KNOWN_WORKER = {
+    "host": _HOST,
+    "live": _BOOLEAN,
+    "suspect": _BOOLEAN,
+    "recovering": _BOOLEAN,
+    "in_flight": _NATURAL,
+}
+_ROUTER_PROCESS = _object(
+    {
+        "process_id": {"type": ["string", "null"]},
+        "state": {**_STRING, "description": "silent where it does not answer"},
+        "workers_live": _FIGURE,
+    }
+)
+ROUTER_STATUS_SCHEMA = _object(
+    {
+        "tier": _enum("router"),
+        **_PROCESS,
+        "workers": _array(_object(_KNOWN_WORKER)),
+        "refused_by": _array(_HOST),
+        "processes": _array(_ROUTER_PROCESS),
+    }
+)
