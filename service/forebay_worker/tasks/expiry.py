@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
-from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stored_keys import END_OF_USER_KEYS, MIN_TIME_MS, USER_TAG
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.replica import Replica
 
@@ -33,7 +33,7 @@ def history_begins_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None
     """
     if stream_time_ms is None or spec.history_retention_ms is None:
         return None
-    return stream_time_ms - spec.history_retention_ms
+    return max(MIN_TIME_MS, stream_time_ms - spec.history_retention_ms)
 
 
 @dataclass
@@ -60,9 +60,7 @@ class Expiry:
             return 0
         at = self._passes.get(id(replica))
         if at is None:
-            step_ms = (
-                spec.window_size_ms or spec.gap_ms or (spec.history_retention_ms or 0) // _PASSES_PER_HISTORY or 1
-            )
+            step_ms = spec.window_size_ms or spec.gap_ms or _part_of_history_ms(spec)
             if oldest - self._done.get(id(replica), oldest - step_ms) < step_ms:
                 return 0
             at = self._passes[id(replica)] = _Pass(oldest)

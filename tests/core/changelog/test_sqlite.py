@@ -65,6 +65,14 @@ def caught_up(consumer: Consumer) -> bool:
     return False
 
 
+class WakeThatTells(Wake):
+    """Says what it was to wait for."""
+
+    def wait(self, timeout_s: float, *readable: int) -> bool:
+        self.timeout_s, self.readable = timeout_s, readable
+        return False
+
+
 def pairs(batch: Batch) -> list[tuple[int, bytes, bytes | None]]:
     return [record[:3] for record in batch.records]
 
@@ -183,14 +191,6 @@ def test_a_log_is_not_called_current_between_a_write_and_its_reading(changelog: 
             assert caught_up(consumer)
 
 
-class WakeThatTells(Wake):
-    """Says what it was to wait for."""
-
-    def wait(self, timeout_s: float, *readable: int) -> bool:
-        self.timeout_s, self.readable = timeout_s, readable
-        return False
-
-
 def test_a_log_is_not_called_current_while_somebody_is_about_to_commit(changelog: SqliteChangelog) -> None:
     wake = WakeThatTells()
     with consuming(changelog) as consumer:
@@ -270,7 +270,13 @@ def test_where_the_kernel_tells_nothing_all_logs_are_looked_at_and_the_remedy_is
         for batch_id in range(3):
             append(changelog, ZERO, f"a={batch_id}", batch_id)
             assert pairs(poll_one(consumer)) == [(batch_id, b"a", b"%d" % batch_id)]
+        now = iter(range(0, 10**6, 20))
+        monkeypatch.setattr("forebay.changelog.sqlite.consumer.boot_ms", lambda: float(next(now)))
         assert poll_one(consumer).records == []
+        # Looks that take long must not follow one another all the time.
+        wake = WakeThatTells()
+        consumer.wait(wake, 0.01)
+        assert 0.06 <= wake.timeout_s <= 0.25
 
 
 def test_partitions_are_read_side_by_side_until_unassigned(changelog: SqliteChangelog) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import NotReady
+from forebay.errors import HistoryExpired, NotReady, UnknownKey
 from forebay.lag import Progress, boot_ms
 from forebay.metadata import StreamsMetadataState
 from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
@@ -21,23 +21,39 @@ from forebay_worker.tasks.replica import Replica
 MEBIBYTE = 1 << 20
 
 
-@pytest.fixture
-def closed(tmp_path: Path) -> Admission:
+def held(directory: Path, **of_the_store: object) -> tuple[Admission, Replica]:
+    """A replica with one record, and who decides whether it may answer."""
+    store = {"name": "counts", **of_the_store}
     topology = parse_topology(
-        {"application_id": "a", "subtopology": [{"name": "s", "partitions": 1, "store": [{"name": "counts"}]}]}
+        {"application_id": "a", "subtopology": [{"name": "s", "partitions": 1, "store": [store]}]}
     )
     spec = topology.stores["counts"]
-    store = RocksDbStore("counts", tmp_path / "counts", RocksDbMemory(8 * MEBIBYTE, 8 * MEBIBYTE).options())
-    store.put(spec.stored_keys.prefix(b"k"), b"1")
-    store.commit({TopicPartition(spec.topic, 0): CommittedOffset(1, 1)})
+    rocksdb = RocksDbStore("counts", directory / "counts", RocksDbMemory(8 * MEBIBYTE, 8 * MEBIBYTE).options())
+    rocksdb.put(spec.stored_keys.stored(b"k", *[5_000] * spec.stored_keys.times), b"1")
+    rocksdb.commit({TopicPartition(spec.topic, 0): CommittedOffset(1, 1)})
     now = boot_ms()
-    replica = Replica(spec, TaskId(0, 0), store, "log", Progress(1, 1, 1, 0, 1, now, now, now), complete=True)
-    replicas = {("counts", 0): replica}
+    replica = Replica(spec, TaskId(0, 0), rocksdb, "log", Progress(1, 1, 1, 0, 1, now, now, now), complete=True)
     metadata = StreamsMetadataState(topology.stores, local_lags=dict)
-    admission = Admission(topology, metadata, "here:1", lambda: replicas, lambda: now + 60_000, 5_000)
+    replicas = {("counts", 0): replica}
+    return Admission(topology, metadata, "here:1", lambda: replicas, lambda: now + 60_000, 5_000), replica
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Admission:
+    admission, replica = held(tmp_path)
     assert Reads(admission).key("counts", ReadParameters()).answer(b"k").status == 200
-    store.close()
+    replica.store.close()
     return admission
+
+
+def test_a_version_of_which_it_was_still_to_be_said_why_there_is_none(tmp_path):
+    admission, replica = held(tmp_path, kind="versioned", history_retention_ms=1_000)
+    replica.stream_time_ms = 10_000
+    admitted = admission.admit(replica, ReadParameters())
+    assert isinstance(admission.miss(admitted, b"k", 4_000), HistoryExpired)
+    assert isinstance(admission.miss(admitted, b"other", 4_000), UnknownKey)
+    replica.store.close()
+    assert isinstance(admission.miss(admitted, b"k", 4_000), NotReady)
 
 
 def test_one_key(closed):

@@ -20,8 +20,11 @@ log = logging.getLogger(__name__)
 _PATIENCE = "PRAGMA busy_timeout=30000"
 _LOOK_AT_EACH_MS = 5_000.0
 _LEAST_PAUSE_MS = 1.0
-_PAUSE_BY_LOOK = 10
+_LONGEST_PAUSE_MS = 250.0
+_PAUSE_BY_LOOK_AT_SOME = 10
 """By what a look at logs that are being written to takes, until the next."""
+_PAUSE_BY_LOOK_AT_ALL = 3
+"""The same where nobody tells which: a thousand should not take most of a core."""
 _CACHE_KIB_PER_PARTITION = 64
 """What a consumer keeps of each log; SQLite's own 2 MB, times thousands of partitions, would bound nothing."""
 
@@ -82,12 +85,17 @@ class SqliteConsumer:
         self._disconnect(topic_partition)
 
     def wait(self, wake: Wake, timeout_s: float) -> None:
-        """Return once a file is written to, when ``wake`` is set, or after the time-out."""
+        """Return once a file is written to, when ``wake`` is set, or after the time-out.
+
+        Later where the kernel does not tell and the last look took long.
+        """
         if self._events is None:
-            wake.wait(timeout_s)
+            pause_ms = min(_PAUSE_BY_LOOK_AT_ALL * self._look_took_ms, _LONGEST_PAUSE_MS)
+            wake.wait(max(timeout_s, pause_ms / 1000))
         elif self._unsettled:
             # A long transaction has the kernel tell of writes all the time.
-            wake.wait(min(timeout_s, max(_LEAST_PAUSE_MS, _PAUSE_BY_LOOK * self._look_took_ms) / 1000))
+            pause_ms = max(_PAUSE_BY_LOOK_AT_SOME * self._look_took_ms, _LEAST_PAUSE_MS)
+            wake.wait(min(timeout_s, pause_ms / 1000))
         elif self._unread <= self._failing.keys():
             wake.wait(timeout_s, self._events.fileno())
 
