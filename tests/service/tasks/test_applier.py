@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forebay.changelog import Batch, Heartbeat
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.lag import boot_ms, lag_of
 from forebay.partitioning import Murmur2Partitioner
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
@@ -338,8 +339,6 @@ def test_age_is_that_of_the_oldest_writer_until_it_is_retired(log):
         follower.poll()
 
     def age_ms() -> float | None:
-        from forebay.lag import boot_ms, lag_of
-
         return lag_of(follower.replica.progress, boot_ms()).age_ms
 
     follower.poll()
@@ -354,6 +353,25 @@ def test_age_is_that_of_the_oldest_writer_until_it_is_retired(log):
     follower.poll()
     assert age_ms() < 60_000
     assert follower.content == {}
+    follower.close()
+
+
+def test_time_lag_stays_small_while_nothing_is_written_and_grows_while_nobody_looks(log, pass_time):
+    log.append((b"a", b"1"))
+    follower = Follower(log.changelog)
+    follower.poll()
+    follower.poll()
+    before = lag_of(follower.replica.progress, boot_ms())
+    pass_time(1_000)
+    grown = lag_of(follower.replica.progress, boot_ms())
+    follower.poll()
+    after = lag_of(follower.replica.progress, boot_ms())
+    assert before.record_lag == grown.record_lag == after.record_lag == 0
+    assert grown.time_lag_ms >= 1_000 > after.time_lag_ms
+    log.append((b"a", b"2"))
+    pass_time(1_000)
+    follower.applier.note_current()
+    assert lag_of(follower.replica.progress, boot_ms()).time_lag_ms >= 1_000
     follower.close()
 
 
