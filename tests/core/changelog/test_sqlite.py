@@ -419,6 +419,11 @@ def test_an_open_consumer_notices_within_seconds_that_the_changelog_was_put_asid
         another.ensure_topic("t", 2)
         now += 5001.0
         assert poll_one(consumer).identity == another.identity("t") != before.identity
+        consumer.assign(ZERO, 0)
+        assert caught_up(consumer)
+        append(another, ZERO, "a=1", 0)
+        assert consumer.current()[1] == []
+        assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
 
 
 def test_an_open_consumer_reads_nothing_from_a_deleted_log_and_comes_back_to_a_new_one(

@@ -23,15 +23,11 @@ class FileEvents:
     def __init__(self) -> None:
         self._inotify = INotify(nonblocking=True)
         self._directories: dict[int, str] = {}
-        self._watched: set[str] = set()
 
     def watch(self, directory: str) -> None:
-        """Watch the files of a directory from now on, unless they are watched already."""
-        if directory in self._watched:
-            return
+        """Watch the files of what has this name now; where that is watched already, nothing changes."""
         mask = _OF_FILES | _OF_THE_DIRECTORY | flags.ONLYDIR
         self._directories[self._inotify.add_watch(directory, mask)] = directory
-        self._watched.add(directory)
 
     def changed(self) -> set[str] | None:
         """The paths of files that changed since the last call, None where any may have.
@@ -46,7 +42,7 @@ class FileEvents:
                 all_may_have = True
             elif mask & _DIRECTORY_GONE:
                 all_may_have = True
-                self._watched.discard(self._directories.pop(descriptor, ""))
+                self._directories.pop(descriptor, None)
                 if mask & flags.MOVE_SELF:
                     with contextlib.suppress(OSError):
                         self._inotify.rm_watch(descriptor)
