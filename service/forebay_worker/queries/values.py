@@ -54,8 +54,10 @@ def oldest_version(replica: Replica, plain: bytes) -> bytes | None:
 
 def is_forgotten(replica: Replica, plain: bytes, as_of_ms: int | None) -> bool:
     """Whether what a key was at a time is not known any more."""
+    if as_of_ms is None:
+        return False
     begins_ms = history_begins_ms(replica.spec, replica.stream_time_ms)
-    if as_of_ms is None or begins_ms is None or as_of_ms >= begins_ms:
+    if begins_ms is None or as_of_ms >= begins_ms:
         return False
     oldest = oldest_version(replica, plain)
     return oldest is not None and replica.spec.stored_keys.parse(oldest).times_ms[0] > as_of_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
@@ -17,7 +18,7 @@ from forebay.tasks import TopicPartition
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = "PRAGMA busy_timeout=30000"
+_NO_MORE_WATCHES = frozenset({errno.ENOSPC, errno.ENOMEM})
 _LOOK_AT_EACH_MS = 5_000.0
 _LEAST_PAUSE_MS = 1.0
 _LONGEST_PAUSE_MS = 250.0
@@ -119,7 +120,7 @@ class SqliteConsumer:
             self._unsettled.discard(tp)
             try:
                 source = self._source(tp)
-                if self._events is not None and _is_written_to(source.cursor):
+                if self._events is not None and sqlite_partition.is_written_to(source.cursor):
                     self._unsettled.add(tp)
                 batch = self._read(tp, source, max_records)
             except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
@@ -216,9 +217,9 @@ class SqliteConsumer:
         if self._events is not None:
             try:
                 self._events.watch(directory)
-            except FileNotFoundError:
-                raise
             except OSError as error:
+                if error.errno not in _NO_MORE_WATCHES:
+                    raise
                 _warn_of_no_events(error)
                 self._events.close()
                 self._events = None
@@ -227,19 +228,6 @@ class SqliteConsumer:
         source = self._assigned.pop(tp, None)
         if source is not None:
             source.connection.close()
-
-
-def _is_written_to(cursor: sqlite3.Cursor) -> bool:
-    """Whether somebody has the log's write lock: what its file holds by now may become visible any time."""
-    cursor.execute("PRAGMA busy_timeout=0")
-    try:
-        cursor.execute("BEGIN IMMEDIATE")
-        cursor.execute("ROLLBACK")
-        return False
-    except sqlite3.OperationalError:
-        return True
-    finally:
-        cursor.execute(_PATIENCE)
 
 
 def _file_events() -> FileEvents | None:

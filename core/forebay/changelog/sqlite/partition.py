@@ -17,6 +17,8 @@ from urllib.parse import quote
 _FORMAT = 1
 _BATCHES_KEPT = 64
 _WAL_ATTEMPTS = 250
+_PATIENCE_S = 30
+"""How long to wait for whoever else has a log's write lock."""
 _CHUNK = 4096
 DIRECTORY_ID_FILE = "directory.id"
 
@@ -55,7 +57,11 @@ def connect(path: str, *, create: bool = False) -> sqlite3.Connection:
     """A connection in autocommit mode; raises ``sqlite3.OperationalError`` where the file is missing."""
     mode = "rwc" if create else "rw"
     connection = sqlite3.connect(
-        f"file:{quote(path)}?mode={mode}", uri=True, timeout=30, isolation_level=None, check_same_thread=False
+        f"file:{quote(path)}?mode={mode}",
+        uri=True,
+        timeout=_PATIENCE_S,
+        isolation_level=None,
+        check_same_thread=False,
     )
     connection.execute("PRAGMA synchronous=FULL")
     return connection
@@ -93,6 +99,19 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+def is_written_to(cursor: sqlite3.Cursor) -> bool:
+    """Whether somebody has the log's write lock: what its file holds by now may become visible any time."""
+    cursor.execute("PRAGMA busy_timeout=0")
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute("ROLLBACK")
+        return False
+    except sqlite3.OperationalError:
+        return True
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout={1000 * _PATIENCE_S}")
 
 
 def create(path: str, identity: str) -> str:
