@@ -6,10 +6,13 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar
 
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.parameters import Prefer
+
+_Host = TypeVar("_Host")
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def equals(holders: Iterable[Holder], tolerance: Tolerance) -> tuple[HostInfo, .
     return tuple(holder.host for holder in holders if _rank(holder, tolerance) <= _Rank.WITHIN_TOLERANCE)
 
 
-def less_loaded(hosts: Sequence[HostInfo], load: Callable[[HostInfo], int], choose: random.Random) -> HostInfo:
+def less_loaded(hosts: Sequence[_Host], load: Callable[[_Host], int], choose: random.Random) -> _Host:
     """Of two hosts chosen at random, the one with less load (Mitzenmacher's power of two choices)."""
     if len(hosts) == 1:
         return hosts[0]

@@ -7,6 +7,8 @@ _LEAST_DELAY_MS = 8.0
 MOST_DELAY_MS = 250.0
 _START_DELAY_MS = 25.0
 _STEP = 0.05
+_RISE = 1 + _STEP * _QUANTILE
+_FALL = 1 - _STEP * (1 - _QUANTILE)
 _SHARE = 0.1
 _LEAST_BURST = 10.0
 
@@ -19,9 +21,9 @@ class HedgeDelay:
 
     def observe(self, elapsed_ms: float) -> None:
         """Take an answer's time into account."""
-        step = _STEP * self._estimate_ms
-        self._estimate_ms += step * _QUANTILE if elapsed_ms > self._estimate_ms else -step * (1 - _QUANTILE)
-        self._estimate_ms = min(max(self._estimate_ms, _LEAST_DELAY_MS / 2), MOST_DELAY_MS / 2)
+        estimate = self._estimate_ms
+        estimate *= _RISE if elapsed_ms > estimate else _FALL
+        self._estimate_ms = min(max(estimate, _LEAST_DELAY_MS / 2), MOST_DELAY_MS / 2)
 
     @property
     def delay_ms(self) -> float:

@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from typing import NamedTuple
 
 from forebay.codecs import from_segment
 from forebay.errors import InternalError, Problem
-from forebay.hot_path import HotPathProtocol, HotRequest, Slot
+from forebay.hot_path import HotPathProtocol, HotRequest, RequestForm, Slot
 from forebay.lag import Tolerance, boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
@@ -27,25 +27,66 @@ from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
 from forebay_router.replica_read import is_final
 from forebay_router.router import Router
+from forebay_router.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 _PATH = READ_ROUTES[0].path
 _CHOICE_MAX_AGE_MS = 25.0
-_MOST_CHOICES = 10_000
+_MOST_READS = 4096
+_MOST_WAYS_TO_CHOOSE = 256
 _TICK_S = 0.005
 _LOOK_AGAIN_MS = 50.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class _Target:
+    """A worker that may be asked for a partition: ``rest`` is a request to it from ``partition=`` on."""
+
+    host: HostInfo
+    upstream: Upstream
+    rest: bytes
+    reported: bool = False
+    """What an answer says of its replica was noted since this was chosen."""
+
+
+class _Choice(NamedTuple):
+    """Whom to choose among for a partition, and when that was thought about."""
+
+    made_boot_ms: float
+    targets: tuple[_Target, ...]
+
+
+_Choices = dict[int, _Choice]
+"""By partition."""
+
+
+@dataclass(slots=True, eq=False)
+class _KeyRead:
+    """A read of one key but for the key: what its store and query say, worked out once for all alike."""
+
+    spec: StoreSpec
+    query: bytes
+    parameters: ReadParameters
+    tolerance: Tolerance
+    spread: bool
+    choices: _Choices
+    """Shared by all reads that choose in the same way."""
+    before: bytes
+    """A request to a worker up to the key."""
+    between: bytes
+    """And from there on, up to ``partition=``."""
+
+
+@dataclass(slots=True, eq=False)
 class _Outstanding:
     """A read on its way to its first candidate."""
 
-    request: HotRequest
-    parameters: ReadParameters
+    read: _KeyRead
+    segment: bytes
+    partition: int
     slot: Slot
-    host: HostInfo
-    held: tuple[str, int]
+    target: _Target
     sent_boot_ms: float
     settled: bool = False
     """Answered, or gone on as an ordinary read."""
@@ -61,8 +102,8 @@ class RouterHotPath:
     def __init__(self, router: Router, metrics: RouterMetrics) -> None:
         self._router = router
         self._metrics = metrics
-        self._choices: dict[tuple[str, int, Tolerance, bool], tuple[float, tuple[HostInfo, ...]]] = {}
-        self._reported: dict[tuple[HostInfo, tuple[str, int]], float] = {}
+        self._reads: dict[tuple[str, bytes], _KeyRead] = {}
+        self._choices: dict[tuple[str, Tolerance, bool], _Choices] = {}
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,77 +111,114 @@ class RouterHotPath:
     def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
         """A slot that will be filled, None where the route must answer."""
         router = self._router
-        spec = router.cluster.metadata.stores.get(request.store)
-        if spec is None or spec.kind != "key-value":
-            return None
+        segment = request.segment
         try:
-            if spec.stream_partitioner is None:
+            read = self._read(request.form)
+            if read is None:
                 return None
-            parameters = parse_parameters(request.query, KEY_PARAMETERS)
-            partition = spec.partition_of(from_segment(spec.key_codec, request.segment))
+            partition = read.spec.partition_of(from_segment(read.spec.key_codec, segment))
         except Problem:
-            return None
-        timeout_ms = parameters.timeout_ms
-        if parameters.wait_ms or (timeout_ms is not None and timeout_ms < MOST_DELAY_MS):
-            # One that is slow is only noticed after the hedge delay.
             return None
         overload = router.overload()
         if overload is not None:
             self._metrics.count(_PATH, overload.status)
             return problem_answer(overload)
         now = boot_ms()
-        host = self._choose(spec, partition, parameters, now)
-        if host is None:
+        target = self._choose(read, partition, now)
+        if target is None:
             return None
         slot = protocol.slot(request)
-        read = _Outstanding(request, parameters, slot, host, (spec.name, partition), now)
-        sent = _render(request, partition, host, router.credentials())
+        outstanding = _Outstanding(read, segment, partition, slot, target, now)
+        # Nothing received is passed on but key and query, both checked.
+        sent = b"".join((read.before, segment, read.between, target.rest))
         most_load = router.settings.max_in_flight_per_worker
-        if not router.upstreams.send(host, sent, lambda answer: self._answered(read, answer), most_load):
+        if not target.upstream.send(sent, lambda answer: self._answered(outstanding, answer), most_load):
             return None
         router.in_flight += 1
         router.budget.earn(now)
-        self._outstanding.append(read)
-        self._tick()
+        self._outstanding.append(outstanding)
+        if not self._ticking:
+            self._tick()
         return slot
 
-    def _choose(
-        self, spec: StoreSpec, partition: int, parameters: ReadParameters, now_boot_ms: float
-    ) -> HostInfo | None:
-        """The best candidate, or one of those that are as good; None where the ordinary read must look for one."""
-        hosts = self._best(spec, partition, parameters, now_boot_ms)
-        if len(hosts) < 2:
-            return hosts[0] if hosts else None
-        return less_loaded(hosts, self._router.upstreams.load, self._router.choose)
-
-    def _best(
-        self, spec: StoreSpec, partition: int, parameters: ReadParameters, now_boot_ms: float
-    ) -> tuple[HostInfo, ...]:
-        """Whom to choose among, thought about anew after a few milliseconds or once one is lost."""
+    def _read(self, form: RequestForm) -> _KeyRead | None:
+        """How reads of a form are answered, None where the route must; raises ``Problem``."""
+        spec = self._router.cluster.metadata.stores.get(form.store)
+        found = self._reads.get((form.store, form.query))
+        if found is not None and found.spec is spec:
+            return found
+        if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
+            return None
+        parameters = parse_parameters(form.query, KEY_PARAMETERS)
+        timeout_ms = parameters.timeout_ms
+        if parameters.wait_ms or (timeout_ms is not None and timeout_ms < MOST_DELAY_MS):
+            # One that is slow is only noticed after the hedge delay.
+            return None
+        if len(self._reads) >= _MOST_READS:
+            self._reads.clear()
         tolerance = parameters.tolerance_for(spec)
         spread = parameters.prefer == "any" and not parameters.require_active
-        key = (spec.name, partition, tolerance, spread)
-        found = self._choices.get(key)
-        fit = self._router.cluster.recovered
-        if found is not None and now_boot_ms - found[0] < _CHOICE_MAX_AGE_MS and all(map(fit, found[1])):
-            return found[1]
-        if len(self._choices) > _MOST_CHOICES:
+        read = _KeyRead(
+            spec,
+            form.query,
+            parameters,
+            tolerance,
+            spread,
+            self._choices_of(spec.name, tolerance, spread),
+            b"GET /v1/stores/%b/keys/" % spec.name_bytes,
+            b"?%b&" % form.query if form.query else b"?",
+        )
+        self._reads[form.store, form.query] = read
+        return read
+
+    def _choices_of(self, store: str, tolerance: Tolerance, spread: bool) -> _Choices:
+        if len(self._choices) >= _MOST_WAYS_TO_CHOOSE:
             self._choices.clear()
-        holders = self._router.cluster.holders(spec, partition, self._router.upstreams.load)
-        hosts = equals(holders, tolerance) if spread else candidates(holders, tolerance)[:1]
-        # One that recovers is probed by ordinary reads.
-        hosts = hosts if all(map(fit, hosts)) else ()
-        self._choices[key] = (now_boot_ms, hosts)
-        return hosts
+            self._reads.clear()
+        return self._choices.setdefault((store, tolerance, spread), {})
+
+    def _choose(self, read: _KeyRead, partition: int, now_boot_ms: float) -> _Target | None:
+        """The best candidate, or one of those that are as good; None where the ordinary read must look for one."""
+        choice = read.choices.get(partition)
+        fit = self._router.cluster.recovered
+        if choice is None or now_boot_ms - choice.made_boot_ms >= _CHOICE_MAX_AGE_MS:
+            choice = self._think(read, partition, now_boot_ms)
+        for target in choice.targets:
+            if not fit(target.host):
+                # One was lost. One that recovers is probed by ordinary reads.
+                choice = self._think(read, partition, now_boot_ms)
+                break
+        targets = choice.targets
+        if len(targets) < 2:
+            return targets[0] if targets else None
+        return less_loaded(targets, _load_of, self._router.choose)
+
+    def _think(self, read: _KeyRead, partition: int, now_boot_ms: float) -> _Choice:
+        """Whom to choose among; nobody, where one of them recovers."""
+        router = self._router
+        holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
+        hosts = equals(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]
+        if not all(map(router.cluster.recovered, hosts)):
+            hosts = ()
+        targets = tuple(self._target(host, partition) for host in hosts)
+        choice = read.choices[partition] = _Choice(now_boot_ms, targets)
+        return choice
+
+    def _target(self, host: HostInfo, partition: int) -> _Target:
+        told = (partition, str(host).encode(), self._router.credentials())
+        rest = b"partition=%d HTTP/1.1\r\nhost: %b\r\n%b\r\n" % told
+        return _Target(host, self._router.upstreams[host], rest)
 
     def _answered(self, read: _Outstanding, answer: Answer | None) -> None:
         """Take a worker's answer, None where the connection ended first: that alone does not mean it is down."""
         router = self._router
         if answer is not None:
-            now = boot_ms()
-            router.cluster.answered(read.host, late=read.settled)
-            router.delay.observe(now - read.sent_boot_ms)
-            self._report(read, answer, now)
+            target = read.target
+            router.cluster.answered(target.host, late=read.settled)
+            router.delay.observe(boot_ms() - read.sent_boot_ms)
+            if not target.reported:
+                target.reported = True
+                router.cluster.heard(target.host, (read.read.spec.name, read.partition), answer.head)
         if read.settled:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer)
@@ -151,15 +229,6 @@ class RouterHotPath:
             router.in_flight -= 1
             self._fill(read, answer)
 
-    def _report(self, read: _Outstanding, answer: Answer, now_boot_ms: float) -> None:
-        """Note what the answer says of its replica, as often as the choice of one is thought about anew."""
-        key = read.host, read.held
-        if now_boot_ms - self._reported.get(key, 0.0) >= _CHOICE_MAX_AGE_MS:
-            if len(self._reported) > _MOST_CHOICES:
-                self._reported.clear()
-            self._reported[key] = now_boot_ms
-            self._router.cluster.heard(read.host, read.held, answer.head)
-
     def _answered_after_all(self, read: _Outstanding, answer: Answer) -> None:
         """The first worker was faster than those asked since."""
         if read.ordinary is not None and not read.ordinary.done():
@@ -167,7 +236,7 @@ class RouterHotPath:
             self._fill(read, answer)
 
     def _fill(self, read: _Outstanding, answer: Answer) -> None:
-        self._metrics.count_answer(_PATH, read.request.store, answer)
+        self._metrics.count_answer(_PATH, read.read.spec.name, answer)
         read.slot.fill(answer)
 
     def _go_on_as_ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
@@ -178,14 +247,13 @@ class RouterHotPath:
         read.ordinary.add_done_callback(self._tasks.discard)
 
     async def _ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
-        request = read.request
-        path = b"/v1/stores/%b/keys/%b" % (request.store.encode(), request.segment)
+        asked = read.read
+        store = asked.spec.name
+        path = b"/v1/stores/%b/keys/%b" % (asked.spec.name_bytes, read.segment)
         try:
             left_ms = int(self._left_ms(read))
-            parameters = replace(read.parameters, timeout_ms=max(1, left_ms))
-            answer = await read_key(
-                self._router, request.store, request.segment, path, request.query, parameters, silent
-            )
+            parameters = replace(asked.parameters, timeout_ms=max(1, left_ms))
+            answer = await read_key(self._router, store, read.segment, path, asked.query, parameters, silent)
             self._router.counts["hedges_won"] += read.hedged and is_final(answer)
         except Problem as problem:
             answer = problem_answer(problem)
@@ -196,9 +264,8 @@ class RouterHotPath:
         self._fill(read, answer)
 
     def _tick(self) -> None:
-        if not self._ticking:
-            self._ticking = True
-            asyncio.get_running_loop().call_later(_TICK_S, self._look_for_slow_reads)
+        self._ticking = True
+        asyncio.get_running_loop().call_later(_TICK_S, self._look_for_slow_reads)
 
     def _look_for_slow_reads(self) -> None:
         """Let reads that waited past the hedge delay go on as ordinary ones, within the budget of hedges."""
@@ -209,7 +276,7 @@ class RouterHotPath:
             read = self._outstanding.popleft()
             if read.settled:
                 continue
-            router.cluster.silent(read.host)
+            router.cluster.silent(read.target.host)
             self._hedge(read)
         if self._outstanding:
             self._tick()
@@ -222,20 +289,22 @@ class RouterHotPath:
         elif router.budget.spend():
             router.counts["hedges"] += 1
             read.hedged = True
-            self._go_on_as_ordinary(read, read.host)
-        elif router.cluster.well(read.host):
+            self._go_on_as_ordinary(read, read.target.host)
+        elif router.cluster.well(read.target.host):
             router.counts["hedges_refused"] += not read.refused
             read.refused = True
             self._wait(read)
         else:
             # The worker hangs: this is no hedge.
-            self._go_on_as_ordinary(read, read.host)
+            self._go_on_as_ordinary(read, read.target.host)
 
     def _has_another(self, read: _Outstanding) -> bool:
-        spec = self._router.cluster.metadata.stores.get(read.held[0])
+        asked = read.read
+        spec = self._router.cluster.metadata.stores.get(asked.spec.name)
         if spec is None:
             return False
-        return any(host != read.host for host in self._router.candidates(spec, read.held[1], read.parameters))
+        hosts = self._router.candidates(spec, read.partition, asked.parameters)
+        return any(host != read.target.host for host in hosts)
 
     def _wait(self, read: _Outstanding) -> None:
         pause_ms = max(0.0, min(self._left_ms(read), _LOOK_AGAIN_MS))
@@ -245,26 +314,13 @@ class RouterHotPath:
         if read.settled:
             return
         if self._left_ms(read) <= 0:
-            self._go_on_as_ordinary(read, read.host)
+            self._go_on_as_ordinary(read, read.target.host)
         else:
             self._hedge(read)
 
     def _left_ms(self, read: _Outstanding) -> float:
-        return self._router.timeout_ms(read.parameters) - (boot_ms() - read.sent_boot_ms)
+        return self._router.timeout_ms(read.read.parameters) - (boot_ms() - read.sent_boot_ms)
 
 
-def _render(request: HotRequest, partition: int, host: HostInfo, credentials: bytes) -> bytes:
-    """A request of the router's own making; nothing received is passed on but key and query, both checked."""
-    return b"GET /v1/stores/%b/keys/%b?%bpartition=%d%b" % (
-        request.store.encode(),
-        request.segment,
-        request.query + b"&" if request.query else b"",
-        partition,
-        _rest(host, credentials),
-    )
-
-
-@lru_cache(maxsize=1024)
-def _rest(host: HostInfo, credentials: bytes) -> bytes:
-    """A request to a worker, behind its target."""
-    return b" HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (str(host).encode(), credentials)
+def _load_of(target: _Target) -> int:
+    return target.upstream.load

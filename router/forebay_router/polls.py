@@ -45,7 +45,7 @@ class WorkerDocuments:
             self._credentials(),
         )
         async with self._turns, asyncio.timeout(_TIMEOUT_S):
-            answer = await self._upstreams.request(address, request, alone=True)
+            answer = await self._upstreams[address].request(request, alone=True)
         if answer.status != 200:
             raise PollRefused(answer.status)
         return answer.body

@@ -152,7 +152,7 @@ class ReplicaRead:
         return False
 
     def _ask(self, host: HostInfo, request: bytes) -> asyncio.Task[Answer]:
-        claim = self._router.upstreams.claim(host)
+        claim = self._router.upstreams[host].claim()
         task = asyncio.create_task(self._timed(host, request, claim))
         # It may end before it begins.
         task.add_done_callback(lambda _: claim.release())
@@ -160,7 +160,7 @@ class ReplicaRead:
 
     async def _timed(self, host: HostInfo, request: bytes, claim: Claim) -> Answer:
         begun = boot_ms()
-        answer = await self._router.upstreams.request(host, request, alone=self._alone, claim=claim)
+        answer = await self._router.upstreams[host].request(request, alone=self._alone, claim=claim)
         if not self._alone:
             self._router.delay.observe(boot_ms() - begun)
         if self._request.single and answer.status == 200:

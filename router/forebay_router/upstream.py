@@ -1,359 +1,165 @@
-"""Connections to workers: a few per worker, requests pipelined, answers matched in order.
-
-An ``Answer`` of a worker's has its header lines as they came, without content-length.
-"""
+"""Connections to workers: a few that reads share to each, and others for what is slow or large."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import cast
 
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
+from forebay_router.connection import Connection, InFlight, OnAnswer, UpstreamClosed, connect, exchange
 
-_CONNECTIONS_PER_WORKER = 4
-_MOST_IDLE_PER_WORKER = 16
-_CONNECT_TIMEOUT_S = 1.0
-_UNACKNOWLEDGED_MS = 2_000
-"""How long a worker's machine may leave what it was sent unacknowledged; a process that hangs leaves that to its
-system."""
-_MOST_HEAD_BYTES = 64 << 10
-_LENGTH = b"\r\ncontent-length: "
-
-
-class UpstreamClosed(ConnectionError):
-    """The connection ended before the answer was whole."""
-
-
-OnAnswer = Callable[["Answer | None"], None]
-"""Called once with the answer, or with None if the connection ended before it was whole."""
-
-
-class Connection(asyncio.Protocol):
-    """One connection to a worker. Requests are answered in the order in which they were sent.
-
-    Whoever loses interest in an answer keeps its place: it is read and dropped.
-    """
-
-    def __init__(self) -> None:
-        self._pending: deque[OnAnswer] = deque()
-        self._chunks: list[bytes] = []
-        self._awaited = 0
-        self._unsent: list[bytes] = []
-        self._transport: asyncio.Transport | None = None
-        self.closed = False
-
-    @property
-    def load(self) -> int:
-        """How many answers are outstanding."""
-        return len(self._pending)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = cast(asyncio.Transport, transport)
-
-    @property
-    def gathering(self) -> bool:
-        """Whether requests wait for the end of the event loop's turn, to be sent together."""
-        return bool(self._unsent)
-
-    def send(self, request: bytes, on_answer: OnAnswer, *, at_once: bool) -> None:
-        """Send a request: at once, or with all others of the event loop's turn."""
-        if self.closed or self._transport is None:
-            asyncio.get_running_loop().call_soon(on_answer, None)
-            return
-        self._pending.append(on_answer)
-        if at_once and not self._unsent:
-            self._transport.write(request)
-            return
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(request)
-
-    def _flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if not self.closed and self._transport is not None:
-            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
-
-    def data_received(self, data: bytes) -> None:
-        """Match answers to requests; anything that is not an answer to one closes the connection."""
-        if self._awaited > len(data):
-            # In the middle of a large body: nothing can be parsed before it is all here.
-            self._chunks.append(data)
-            self._awaited -= len(data)
-            return
-        buffer = b"".join([*self._chunks, data]) if self._chunks else data
-        self._chunks.clear()
-        at = 0
-        while at < len(buffer):
-            try:
-                parsed = _parse(buffer, at)
-            except ValueError:
-                self.close()
-                return
-            if parsed is None:
-                break
-            answer, at, keep = parsed
-            if not self._pending:
-                self.close()
-                return
-            self._pending.popleft()(answer)
-            if not keep:
-                self.close()
-                return
-        self._awaited = 0
-        if at < len(buffer):
-            self._chunks.append(buffer[at:])
-            self._awaited = _left_of_body(buffer, at)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell all that still wait."""
-        self.closed = True
-        while self._pending:
-            self._pending.popleft()(None)
-
-    def close(self) -> None:
-        """Close; what is outstanding gets None."""
-        self.closed = True
-        if self._transport is not None:
-            self._transport.abort()
-
-
-async def _exchange(connection: Connection, request: bytes) -> Answer:
-    """Send and wait; raises ``UpstreamClosed``."""
-    future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
-
-    def on_answer(answer: Answer | None) -> None:
-        if not future.done():
-            future.set_result(answer)
-
-    connection.send(request, on_answer, at_once=connection.load == 0)
-    answer = await future
-    if answer is None:
-        raise UpstreamClosed("the worker closed the connection")
-    return answer
-
-
-def _parse(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
-    """The answer that begins at ``at``, where it ends, and whether the connection stays; None if cut short.
-
-    Raises ``ValueError`` for what is not a final HTTP/1.1 answer with a content-length.
-    """
-    end = buffer.find(b"\r\n\r\n", at)
-    if end < 0:
-        if len(buffer) - at > _MOST_HEAD_BYTES:
-            raise ValueError("head too long")
-        return None
-    status, lines, length, keep = _read_head(buffer, at, end)
-    if length < 0:
-        raise ValueError("no content-length")
-    body_at = end + 4
-    if len(buffer) < body_at + length:
-        return None
-    return Answer(status, lines, buffer[body_at : body_at + length]), body_at + length, keep
-
-
-def _left_of_body(buffer: bytes, at: int) -> int:
-    """How many bytes of the answer at ``at`` are still to come, 0 while its head is not all there."""
-    end = buffer.find(b"\r\n\r\n", at)
-    if end < 0:
-        return 0
-    _, _, length, _ = _read_head(buffer, at, end)
-    return max(0, end + 4 + length - len(buffer))
-
-
-def _read_head(buffer: bytes, at: int, end: int) -> tuple[int, bytes, int, bool]:
-    """Status, header lines, length of the body (-1 if not told), and whether the connection stays.
-
-    ``end`` is that of the last header. Raises ``ValueError``.
-    """
-    length_at = buffer.rfind(_LENGTH, at, end)
-    if length_at >= 0:
-        digits = buffer[length_at + len(_LENGTH) : end]
-        told = _before_length(buffer[at : length_at + 2])
-        if told is not None and digits.isdigit():
-            # A worker of ours: the length is the last line.
-            return *told, int(digits), True
-    status, lines = _split_status(buffer[at : end + 2])
-    length, keep = -1, True
-    kept = []
-    for header in lines[:-2].split(b"\r\n"):
-        name, _, value = header.partition(b": ")
-        lowered = name.lower()
-        if lowered == b"content-length":
-            length = int(value)
-        elif lowered == b"transfer-encoding":
-            raise ValueError("chunked")
-        elif lowered == b"connection":
-            keep = value.lower() != b"close"
-        else:
-            kept.append(header + b"\r\n")
-    return status, b"".join(kept), length, keep
-
-
-@lru_cache(maxsize=1024)
-def _before_length(head: bytes) -> tuple[int, bytes] | None:
-    """Status and header lines that precede the length, None where a line among them says how to read on.
-
-    All answers of a replica in a millisecond have the same.
-    """
-    lowered = head.lower()
-    if any(name in lowered for name in (b"content-length", b"transfer-encoding", b"connection")):
-        return None
-    return _split_status(head)
-
-
-def _split_status(head: bytes) -> tuple[int, bytes]:
-    """Status, and the lines after the status line; raises ``ValueError`` unless it is a final answer's."""
-    line, _, lines = head.partition(b"\r\n")
-    if not line.startswith(b"HTTP/1.1 ") or line[9:10] == b"1":
-        raise ValueError("not a final answer")
-    return int(line[9:12]), lines
+_CONNECTIONS = 4
+_MOST_IDLE = 16
 
 
 class Claim:
     """A request's part in a worker's load while it is on no shared connection."""
 
-    def __init__(self, counts: Counter[HostInfo], host: HostInfo) -> None:
-        counts[host] += 1
-        self._counts: Counter[HostInfo] | None = counts
-        self._host = host
+    def __init__(self, in_flight: InFlight) -> None:
+        in_flight.count += 1
+        self._in_flight: InFlight | None = in_flight
 
     def release(self) -> None:
         """Count it no more; once is enough."""
-        if self._counts is not None:
-            self._counts[self._host] -= 1
-            self._counts = None
+        if self._in_flight is not None:
+            self._in_flight.count -= 1
+            self._in_flight = None
 
 
-@dataclass
-class Upstreams:
-    """The connections to all workers, opened when first needed and again after they were lost."""
+class Upstream:
+    """The connections to one worker, opened when first needed and again after they were lost."""
 
-    _pools: dict[HostInfo, list[Connection]] = field(default_factory=dict)
-    _opening: dict[HostInfo, asyncio.Task[Connection]] = field(default_factory=dict)
-    _idle: dict[HostInfo, list[Connection]] = field(default_factory=dict)
-    """Connections of their own that were used and are free."""
-    _apart: Counter[HostInfo] = field(default_factory=Counter)
-    """Requests that are on no shared connection: those alone, and those that wait for one to be opened."""
+    def __init__(self, host: HostInfo) -> None:
+        self.host = host
+        self._in_flight = InFlight()
+        self._shared: list[Connection] = []
+        self._opening: asyncio.Task[Connection] | None = None
+        self._idle: list[Connection] = []
+        """Connections of their own that were used and are free."""
+        self._latest: Connection | None = None
 
-    def claim(self, host: HostInfo) -> Claim:
-        """Count a request that is about to be sent to a worker."""
-        return Claim(self._apart, host)
+    @property
+    def load(self) -> int:
+        """How many requests are in flight, those included whose answer nobody waits for any more."""
+        return self._in_flight.count
 
-    async def request(
-        self, host: HostInfo, request: bytes, *, alone: bool = False, claim: Claim | None = None
-    ) -> Answer:
-        """Send a request to a worker, by the ``claim`` that was made for it if one was.
+    def claim(self) -> Claim:
+        """Count a request that is about to be sent."""
+        return Claim(self._in_flight)
 
-        ``alone`` gives it a connection of its own, for answers that are slow or large. Raises ``OSError`` if
-        the worker cannot be reached or goes away.
-        """
-        claim = claim or self.claim(host)
-        try:
-            if not alone:
-                connection = await self._connection(host)
-                claim.release()
-                try:
-                    return await _exchange(connection, request)
-                except UpstreamClosed:
-                    # A worker that drains closes behind an answer, and loses what came after it. Whether this one
-                    # is there, a new connection tells.
-                    claim = self.claim(host)
-            return await self._alone(host, request)
-        finally:
-            claim.release()
-
-    async def _alone(self, host: HostInfo, request: bytes) -> Answer:
-        idle = self._idle.setdefault(host, [])
-        while idle:
-            connection = idle.pop()
-            if not connection.closed:
-                try:
-                    return await self._lent(host, connection, request)
-                except UpstreamClosed:
-                    # It may have been closed for being idle; whether the worker is there, a new one tells.
-                    break
-        return await self._lent(host, await _connect(host), request)
-
-    async def _lent(self, host: HostInfo, connection: Connection, request: bytes) -> Answer:
-        """Use a connection for one exchange, and keep it for the next if that came to its end."""
-        answer = None
-        try:
-            answer = await _exchange(connection, request)
-        finally:
-            idle = self._idle.setdefault(host, [])
-            if answer is None or connection.closed or len(idle) >= _MOST_IDLE_PER_WORKER:
-                connection.close()
-            else:
-                idle.append(connection)
-        return answer
-
-    def send(self, host: HostInfo, request: bytes, on_answer: OnAnswer, most_load: int) -> bool:
-        """Send a request to a worker over a shared connection: at once if the worker is idle.
+    def send(self, request: bytes, on_answer: OnAnswer, most_load: int) -> bool:
+        """Send a request over a shared connection: at once if the worker is idle.
 
         What else a turn of the event loop has for the worker goes over one connection, the least loaded, at the
         turn's end. False, and nothing is sent, while there are not all connections, or ``most_load`` requests are
         in flight.
         """
-        pool = self._pools.get(host)
-        if pool is None or len(pool) < _CONNECTIONS_PER_WORKER:
-            return False
-        best = pool[0]
-        load = self._apart[host]
-        for connection in pool:
-            if connection.closed:
-                return False
-            load += connection.load
-            if connection.gathering or (connection.load < best.load and not best.gathering):
-                best = connection
+        load = self._in_flight.count
         if load >= most_load:
             return False
+        best = self._latest
+        if best is None or not best.gathering or best.closed:
+            best = self._latest = self._least_loaded()
+            if best is None:
+                return False
         best.send(request, on_answer, at_once=load == 0)
         return True
 
-    def load(self, host: HostInfo) -> int:
-        """How many requests are in flight at a worker, those included whose answer nobody waits for any more."""
-        return self._apart[host] + sum(connection.load for connection in self._pools.get(host, ()))
+    def _least_loaded(self) -> Connection | None:
+        """None while there are not all connections."""
+        if len(self._shared) < _CONNECTIONS:
+            return None
+        best = self._shared[0]
+        for connection in self._shared:
+            if connection.closed:
+                return None
+            if connection.load < best.load:
+                best = connection
+        return best
+
+    async def request(self, request: bytes, *, alone: bool = False, claim: Claim | None = None) -> Answer:
+        """Send a request, by the ``claim`` that was made for it if one was.
+
+        ``alone`` gives it a connection of its own, for answers that are slow or large. Raises ``OSError`` if
+        the worker cannot be reached or goes away.
+        """
+        claim = claim or self.claim()
+        try:
+            if not alone:
+                connection = await self.connection()
+                claim.release()
+                try:
+                    return await exchange(connection, request)
+                except UpstreamClosed:
+                    # A worker that drains closes behind an answer, and loses what came after it. Whether this one
+                    # is there, a new connection tells.
+                    claim = self.claim()
+            return await self._alone(request)
+        finally:
+            claim.release()
+
+    async def _alone(self, request: bytes) -> Answer:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed:
+                try:
+                    return await self._lent(connection, request)
+                except UpstreamClosed:
+                    # It may have been closed for being idle; whether the worker is there, a new one tells.
+                    break
+        # Its one request is counted by a claim.
+        return await self._lent(await connect(self.host, InFlight()), request)
+
+    async def _lent(self, connection: Connection, request: bytes) -> Answer:
+        """Use a connection for one exchange, and keep it for the next if that came to its end."""
+        answer = None
+        try:
+            answer = await exchange(connection, request)
+        finally:
+            if answer is None or connection.closed or len(self._idle) >= _MOST_IDLE:
+                connection.close()
+            else:
+                self._idle.append(connection)
+        return answer
+
+    async def connection(self) -> Connection:
+        """The least loaded of those shared; one more is opened meanwhile if there are not all."""
+        self._shared[:] = [connection for connection in self._shared if not connection.closed]
+        best = min(self._shared, key=lambda connection: connection.load, default=None)
+        if best is not None and len(self._shared) >= _CONNECTIONS:
+            return best
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(connect(self.host, self._in_flight))
+            self._opening.add_done_callback(self._opened)
+        opening = self._opening
+        return best if best is not None else await asyncio.shield(opening)
+
+    def _opened(self, task: asyncio.Task[Connection]) -> None:
+        self._opening = None
+        if not task.cancelled() and task.exception() is None:
+            self._shared.append(task.result())
 
     def close(self) -> None:
         """Close every connection."""
-        for pool in [*self._pools.values(), *self._idle.values()]:
-            for connection in pool:
-                connection.close()
-        self._pools.clear()
+        for connection in [*self._shared, *self._idle]:
+            connection.close()
+        self._shared.clear()
         self._idle.clear()
 
-    async def _connection(self, host: HostInfo) -> Connection:
-        pool = self._pools.setdefault(host, [])
-        pool[:] = [connection for connection in pool if not connection.closed]
-        best = min(pool, key=lambda connection: connection.load, default=None)
-        if best is not None and len(pool) >= _CONNECTIONS_PER_WORKER:
-            return best
-        opening = self._opening.get(host)
-        if opening is None:
-            opening = asyncio.ensure_future(_connect(host))
-            self._opening[host] = opening
-            opening.add_done_callback(lambda task: self._opened(host, task))
-        if best is not None:
-            return best
-        return await asyncio.shield(opening)
 
-    def _opened(self, host: HostInfo, task: asyncio.Task[Connection]) -> None:
-        del self._opening[host]
-        if not task.cancelled() and task.exception() is None:
-            self._pools.setdefault(host, []).append(task.result())
+class Upstreams(dict[HostInfo, Upstream]):
+    """All workers' connections, by host; one that was never asked for has none yet."""
 
+    def __missing__(self, host: HostInfo) -> Upstream:
+        return self.setdefault(host, Upstream(host))
 
-async def _connect(host: HostInfo) -> Connection:
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-        transport, connection = await loop.create_connection(Connection, host.host, host.port)
-    # A machine that vanished closes nothing: without this, the connection would be believed in for minutes.
-    transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-    return connection
+    def load(self, host: HostInfo) -> int:
+        """How many requests are in flight at a worker."""
+        found = self.get(host)
+        return 0 if found is None else found.load
+
+    def close(self) -> None:
+        """Close every connection."""
+        for upstream in self.values():
+            upstream.close()
+        self.clear()

@@ -35,7 +35,7 @@ class WorkerHotPath:
     def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
         """The answer, None where the route must give it."""
         try:
-            read = self._read(request.store, request.query)
+            read = self._read(request.form.store, request.form.query)
             if read.parameters.wait_ms:
                 return None
             answer = read.answer(request.segment)

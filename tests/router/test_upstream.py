@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from forebay.metadata import HostInfo
-from forebay_router.upstream import UpstreamClosed, Upstreams
+from forebay_router.connection import UpstreamClosed
+from forebay_router.upstream import Upstreams
 
 
 def answer(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> bytes:
@@ -53,7 +54,7 @@ async def ask(host: HostInfo, count: int = 1) -> list[object]:
     upstreams = Upstreams()
     try:
         async with asyncio.timeout(5):
-            connection = await upstreams._connection(host)
+            connection = await upstreams[host].connection()
             found: list[asyncio.Future[object]] = [
                 asyncio.get_running_loop().create_future() for _ in range(count)
             ]
@@ -97,7 +98,7 @@ async def test_what_is_no_final_answer_ends_the_connection_and_every_read_on_it(
 async def test_an_answer_that_nobody_asked_for_closes_the_connection():
     async with worker(answer(b"1") + answer(b"2")) as host:
         upstreams = Upstreams()
-        connection = await upstreams._connection(host)
+        connection = await upstreams[host].connection()
         future = asyncio.get_running_loop().create_future()
         connection.send(b"x", future.set_result, at_once=True)
         assert (await future).body == b"1"
@@ -108,8 +109,8 @@ async def test_an_answer_that_nobody_asked_for_closes_the_connection():
 async def test_a_worker_that_closes_after_its_answer_is_connected_to_anew():
     async with worker(answer(b"1", extra=b"connection: close\r\n")) as host:
         upstreams = Upstreams()
-        assert (await upstreams.request(host, b"x")).body == b"1"
-        assert (await upstreams.request(host, b"x")).body == b"1"
+        assert (await upstreams[host].request(b"x")).body == b"1"
+        assert (await upstreams[host].request(b"x")).body == b"1"
         upstreams.close()
 
 
@@ -117,19 +118,19 @@ async def test_a_refused_connection_is_an_error_of_the_os():
     async with worker() as host:
         pass
     with pytest.raises(ConnectionRefusedError):
-        await Upstreams().request(host, b"x")
+        await Upstreams()[host].request(b"x")
 
 
 async def test_a_lost_connection_fails_a_lone_request():
     async with worker(None) as host:
         with pytest.raises(UpstreamClosed):
-            await Upstreams().request(host, b"x", alone=True)
+            await Upstreams()[host].request(b"x", alone=True)
 
 
 async def test_requests_that_were_not_read_are_sent_again_each_on_a_connection_of_its_own():
     async with worker(answer(b"1", extra=b"connection: close\r\n")) as host:
         upstreams = Upstreams()
-        got = await asyncio.gather(*(upstreams.request(host, b"x") for _ in range(10)))
+        got = await asyncio.gather(*(upstreams[host].request(b"x") for _ in range(10)))
         assert [one.body for one in got] == [b"1"] * 10
         assert upstreams.load(host) == 0
         upstreams.close()
@@ -138,20 +139,20 @@ async def test_requests_that_were_not_read_are_sent_again_each_on_a_connection_o
 async def test_a_claim_counts_until_it_is_released_also_where_the_request_never_began():
     host = HostInfo("127.0.0.1", 1)
     upstreams = Upstreams()
-    claims = [upstreams.claim(host), upstreams.claim(host)]
+    claims = [upstreams[host].claim(), upstreams[host].claim()]
     assert upstreams.load(host) == 2
     claims[0].release()
     claims[0].release()
     assert upstreams.load(host) == 1
     with pytest.raises(ConnectionRefusedError):
-        await upstreams.request(host, b"x", claim=claims[1])
+        await upstreams[host].request(b"x", claim=claims[1])
     assert upstreams.load(host) == 0
 
 
 async def test_a_machine_that_acknowledges_nothing_is_not_believed_in_for_long():
     async with worker() as host:
         upstreams = Upstreams()
-        connection = await upstreams._connection(host)
+        connection = await upstreams[host].connection()
         link = connection._transport.get_extra_info("socket")
         assert 0 < link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 5_000
         upstreams.close()

@@ -6,6 +6,15 @@ makes up nearly all traffic. Anything it does not recognise with certainty falls
 
 from forebay.hot_path.guard import guarded
 from forebay.hot_path.protocol import HotPathProtocol, Slot, make_protocol
-from forebay.hot_path.recogniser import HotRequest, recognise
+from forebay.hot_path.recogniser import HotRequest, Recogniser, RequestForm, recognise
 
-__all__ = ["HotPathProtocol", "HotRequest", "Slot", "guarded", "make_protocol", "recognise"]
+__all__ = [
+    "HotPathProtocol",
+    "HotRequest",
+    "Recogniser",
+    "RequestForm",
+    "Slot",
+    "guarded",
+    "make_protocol",
+    "recognise",
+]

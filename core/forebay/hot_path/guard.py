@@ -24,9 +24,9 @@ def guarded(
         return handler
 
     def handle(request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
-        path = f"/v1/stores/{request.store}/keys/{request.segment.decode()}"
+        path = f"/v1/stores/{request.form.store}/keys/{request.segment.decode()}"
         try:
-            authenticator.authenticate("GET", path, request.authorization)
+            authenticator.authenticate("GET", path, request.form.authorization)
         except Problem as problem:
             refusals[problem.status] += 1
             return problem_answer(problem)

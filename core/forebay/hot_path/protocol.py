@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from forebay.errors import BadRequest
 from forebay.hot_path.cors import OriginHeaders
-from forebay.hot_path.recogniser import HotRequest, recognise
+from forebay.hot_path.recogniser import HotRequest, Recogniser, recognise
 from forebay.rest.answers import Answer, problem_answer
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._recogniser = Recogniser()
         self._in_message = self._in_head = False
         self._slots: deque[Slot] = deque()
         self._unsent: list[bytes] = []
@@ -102,7 +103,7 @@ class HotPathProtocol(HttpToolsProtocol):
         """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
         if not self._slots and not self._held and self._between_requests():
             # Nearly always: one whole request, and nothing else going on.
-            request = recognise(data)
+            request = self._recogniser.recognise(data)
             if request is not None and request.end == len(data):
                 outcome = self._handle(request, last=True)
                 if outcome is not None:
@@ -203,7 +204,7 @@ class HotPathProtocol(HttpToolsProtocol):
             return None
 
     def _lines(self, request: HotRequest) -> bytes:
-        return self.origins.lines(request.origin) if request.origin else b""
+        return self.origins.lines(request.form.origin) if request.form.origin else b""
 
     def slot(self, request: HotRequest) -> Slot:
         """A place for a request's answer; the handler that returns it fills it later."""
@@ -211,12 +212,14 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and go on with what was held back for them."""
-        while self._slots and self._slots[0].answer is not None:
-            self._send(cast(bytes, self._slots.popleft().answer))
-        if self._ended and not self._slots:
+        slots = self._slots
+        while slots and (answer := slots[0].answer) is not None:
+            slots.popleft()
+            self._send(answer)
+        if self._ended and not slots:
             self.send_now()
             self.transport.close()
-        if self._held and not self._slots and not self.transport.is_closing():
+        if self._held and not slots and not self.transport.is_closing():
             held, self._held = self._held, b""
             self.flow.resume_reading()
             self.data_received(held)

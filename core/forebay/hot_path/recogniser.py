@@ -13,8 +13,10 @@ from typing import NamedTuple
 _HEAD_END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 8192
 # A query that is longer is left to the parser: what it says is not remembered.
+_SEGMENT = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++"
+_WHOLE_SEGMENT = re.compile(_SEGMENT)
 _REQUEST_LINE = re.compile(
-    rb"GET /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/keys/((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++)"
+    rb"GET /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/keys/(" + _SEGMENT + rb")"
     rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]{0,1024}+))? HTTP/1\.1(?=\r\n)"
 )
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
@@ -35,18 +37,25 @@ _MOST_BLOCKS = 4096
 _DOTS = frozenset({b".", b".."})
 
 
-class HotRequest(NamedTuple):
-    """A recognised request: store, key segment and query as received, and where its bytes end.
+class RequestForm(NamedTuple):
+    """All of a recognised request but its key: what clients say again with every read.
 
-    ``origin`` is the browser's and ``authorization`` that header's value, each empty where there is none.
+    ``query`` is as received; ``origin`` is the browser's and ``authorization`` that header's value. Each is empty
+    where there is none.
     """
 
     store: str
-    segment: bytes
     query: bytes
+    origin: bytes
+    authorization: bytes
+
+
+class HotRequest(NamedTuple):
+    """A recognised request: its form, its key's segment as received, and where its bytes end."""
+
+    form: RequestForm
+    segment: bytes
     end: int
-    origin: bytes = b""
-    authorization: bytes = b""
 
 
 class _HeaderBlocks(dict[bytes, tuple[bytes, bytes] | None]):
@@ -115,4 +124,33 @@ def recognise(data: bytes, at: int = 0) -> HotRequest | None:
     store, segment, query = line.groups(b"")
     if segment in _DOTS:
         return None
-    return HotRequest(store.decode(), segment, query, head_end + 4, *told)
+    return HotRequest(RequestForm(store.decode(), query, *told), segment, head_end + 4)
+
+
+class Recogniser:
+    """Recognises the requests of one connection, one at a time.
+
+    Clients say the same each time but for the key. What differs from the last request in nothing else is not taken
+    apart again.
+    """
+
+    __slots__ = ("_after", "_before", "_form")
+
+    def __init__(self) -> None:
+        # Nothing begins with these.
+        self._before, self._after = b"\r\n", b"\r\n"
+        self._form = RequestForm("", b"", b"", b"")
+
+    def recognise(self, data: bytes) -> HotRequest | None:
+        """The same as the function of that name says of a request at the beginning of ``data``."""
+        before, after = self._before, self._after
+        if data.startswith(before) and data.endswith(after) and len(data) <= _MOST_HEAD_BYTES:
+            segment = data[len(before) : len(data) - len(after)]
+            if segment.isalnum() or (_WHOLE_SEGMENT.fullmatch(segment) and segment not in _DOTS):
+                return HotRequest(self._form, segment, len(data))
+        request = recognise(data)
+        if request is not None and request.end == len(data):
+            self._form = request.form
+            self._before = b"GET /v1/stores/%b/keys/" % request.form.store.encode()
+            self._after = data[len(self._before) + len(request.segment) :]
+        return request

@@ -154,7 +154,8 @@ class RocksDbStore:
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a stored key."""
-        return cast("bytes | None", self._db.get(key))
+        value: bytes | None = self._db.get(key)
+        return value
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """The values of several stored keys; releases the GIL meanwhile."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.hot_path import recognise
+from forebay.hot_path import Recogniser, recognise
 
 PLAIN = b"GET /v1/stores/counts/keys/a HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -108,8 +108,8 @@ def test_what_is_accepted_is_what_full_parsers_read(data):
     if found is None:
         return
     whole = data[: found.end]
-    target = b"/v1/stores/%b/keys/%b" % (found.store.encode(), found.segment)
-    target += b"?" + found.query if found.query or b"?" in whole.split(b" ")[1] else b""
+    target = b"/v1/stores/%b/keys/%b" % (found.form.store.encode(), found.segment)
+    target += b"?" + found.form.query if found.form.query or b"?" in whole.split(b" ")[1] else b""
     parsed, event = Parsed(whole), by_h11(whole)
     assert (parsed.method, parsed.url, parsed.complete, parsed.body) == (b"GET", target, 1, b"")
     assert parsed.keep_alive
@@ -126,6 +126,35 @@ def test_one_odd_byte_anywhere_is_never_read_differently(at, byte):
         by_h11(data[: found.end])
 
 
+SEGMENTS = st.sampled_from(
+    [b"a", b"a-1", b"%41", b"%4", b".", b"..", b"...", b"", b"a/b", b"a?b=c", b"a b", b"a\r\nB: c", b"x" * 8200]
+)
+QUERIES = st.sampled_from([b"", b"?", b"?prefer=any", b"?a=b?c"])
+HEADERS = st.sampled_from([b"", b"Origin: http://a\r\n", b"Authorization: Bearer a\r\n", b"Authorization: Bearer b\r\n"])
+BEHIND = st.sampled_from([b"", b"", b"GET ", PLAIN])
+ALIKE = st.builds(
+    lambda store, segment, query, headers, behind: (
+        b"GET /v1/stores/%b/keys/%b%b HTTP/1.1\r\nHost: x\r\n%b\r\n%b" % (store, segment, query, headers, behind)
+    ),
+    st.sampled_from([b"counts", b"c"]),
+    SEGMENTS,
+    QUERIES,
+    HEADERS,
+    BEHIND,
+)
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(received=st.lists(ALIKE | requests(), max_size=12))
+@example(received=[PLAIN, PLAIN[:-4]])
+@example(received=[PLAIN, PLAIN.replace(b"/a", b"/" + b"a" * 8192)])
+@example(received=[PLAIN, PLAIN.replace(b"Host: x", b"Host: y")])
+def test_what_came_before_on_a_connection_changes_nothing(received):
+    recogniser = Recogniser()
+    for data in received:
+        assert recogniser.recognise(data) == recognise(data)
+
+
 @pytest.mark.parametrize("cut", range(1, len(PLAIN)))
 def test_a_request_that_is_not_whole_is_left_alone(cut):
     assert recognise(PLAIN[:cut]) is None
@@ -137,7 +166,7 @@ def test_several_requests_are_recognised_one_after_another():
     for _ in range(3):
         found = recognise(data, at)
         assert found is not None
-        assert (found.store, found.segment, found.query) == ("counts", b"a", b"")
+        assert (found.form.store, found.segment, found.form.query) == ("counts", b"a", b"")
         at = found.end
     assert at == len(data)
 
@@ -163,7 +192,7 @@ def test_what_needs_the_parser_is_left_to_it(header):
 def test_the_origin_is_told():
     found = recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\norigin:  https://a.example \r\n\r\n")
     assert found is not None
-    assert found.origin == b"https://a.example"
+    assert found.form.origin == b"https://a.example"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +207,7 @@ def test_the_origin_is_told():
 def test_the_authorization_is_told(header, value):
     found = recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
     assert found is not None
-    assert found.authorization == value
+    assert found.form.authorization == value
 
 
 def test_a_request_without_a_host_is_left_to_the_parser():

@@ -1,0 +1,239 @@
+"""One connection to a worker: requests pipelined, answers matched in order.
+
+An ``Answer`` of a worker's has its header lines as they came, without content-length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from typing import cast
+
+from forebay.metadata import HostInfo
+from forebay.rest.answers import Answer
+
+_CONNECT_TIMEOUT_S = 1.0
+_UNACKNOWLEDGED_MS = 2_000
+"""How long a worker's machine may leave what it was sent unacknowledged; a process that hangs leaves that to its
+system."""
+_MOST_HEAD_BYTES = 64 << 10
+_LENGTH = b"\r\ncontent-length: "
+
+
+class UpstreamClosed(ConnectionError):
+    """The connection ended before the answer was whole."""
+
+
+OnAnswer = Callable[["Answer | None"], None]
+"""Called once with the answer, or with None if the connection ended before it was whole."""
+
+
+class InFlight:
+    """How many requests are in flight at one worker."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a worker. Requests are answered in the order in which they were sent.
+
+    Whoever loses interest in an answer keeps its place: it is read and dropped. ``in_flight`` counts what is
+    outstanding here, too.
+    """
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+        self._pending: deque[OnAnswer] = deque()
+        self._chunks: list[bytes] = []
+        self._awaited = 0
+        self._unsent: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self.closed = False
+
+    @property
+    def load(self) -> int:
+        """How many answers are outstanding."""
+        return len(self._pending)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    @property
+    def gathering(self) -> bool:
+        """Whether requests wait for the end of the event loop's turn, to be sent together."""
+        return bool(self._unsent)
+
+    def send(self, request: bytes, on_answer: OnAnswer, *, at_once: bool) -> None:
+        """Send a request: at once, or with all others of the event loop's turn."""
+        if self.closed or self._transport is None:
+            asyncio.get_running_loop().call_soon(on_answer, None)
+            return
+        self._pending.append(on_answer)
+        self._in_flight.count += 1
+        if at_once and not self._unsent:
+            self._transport.write(request)
+            return
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(request)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not self.closed and self._transport is not None:
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+
+    def data_received(self, data: bytes) -> None:
+        """Match answers to requests; anything that is not an answer to one closes the connection."""
+        if self._awaited > len(data):
+            # In the middle of a large body: nothing can be parsed before it is all here.
+            self._chunks.append(data)
+            self._awaited -= len(data)
+            return
+        buffer = b"".join([*self._chunks, data]) if self._chunks else data
+        self._chunks.clear()
+        at = 0
+        while at < len(buffer):
+            try:
+                parsed = _parse(buffer, at)
+            except ValueError:
+                self.close()
+                return
+            if parsed is None:
+                break
+            answer, at, keep = parsed
+            if not self._pending:
+                self.close()
+                return
+            self._next_pending()(answer)
+            if not keep:
+                self.close()
+                return
+        self._awaited = 0
+        if at < len(buffer):
+            self._chunks.append(buffer[at:])
+            self._awaited = _left_of_body(buffer, at)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell all that still wait."""
+        self.closed = True
+        while self._pending:
+            self._next_pending()(None)
+
+    def _next_pending(self) -> OnAnswer:
+        self._in_flight.count -= 1
+        return self._pending.popleft()
+
+    def close(self) -> None:
+        """Close; what is outstanding gets None."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def exchange(connection: Connection, request: bytes) -> Answer:
+    """Send and wait; raises ``UpstreamClosed``."""
+    future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+
+    def on_answer(answer: Answer | None) -> None:
+        if not future.done():
+            future.set_result(answer)
+
+    connection.send(request, on_answer, at_once=connection.load == 0)
+    answer = await future
+    if answer is None:
+        raise UpstreamClosed("the worker closed the connection")
+    return answer
+
+
+async def connect(host: HostInfo, in_flight: InFlight) -> Connection:
+    """Open a connection; raises ``OSError``."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+        transport, connection = await loop.create_connection(lambda: Connection(in_flight), host.host, host.port)
+    # A machine that vanished closes nothing: without this, the connection would be believed in for minutes.
+    transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+    return connection
+
+
+def _parse(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
+    """The answer that begins at ``at``, where it ends, and whether the connection stays; None if cut short.
+
+    Raises ``ValueError`` for what is not a final HTTP/1.1 answer with a content-length.
+    """
+    end = buffer.find(b"\r\n\r\n", at)
+    if end < 0:
+        if len(buffer) - at > _MOST_HEAD_BYTES:
+            raise ValueError("head too long")
+        return None
+    status, lines, length, keep = _read_head(buffer, at, end)
+    if length < 0:
+        raise ValueError("no content-length")
+    body_at = end + 4
+    if len(buffer) < body_at + length:
+        return None
+    return Answer(status, lines, buffer[body_at : body_at + length]), body_at + length, keep
+
+
+def _left_of_body(buffer: bytes, at: int) -> int:
+    """How many bytes of the answer at ``at`` are still to come, 0 while its head is not all there."""
+    end = buffer.find(b"\r\n\r\n", at)
+    if end < 0:
+        return 0
+    _, _, length, _ = _read_head(buffer, at, end)
+    return max(0, end + 4 + length - len(buffer))
+
+
+def _read_head(buffer: bytes, at: int, end: int) -> tuple[int, bytes, int, bool]:
+    """Status, header lines, length of the body (-1 if not told), and whether the connection stays.
+
+    ``end`` is that of the last header. Raises ``ValueError``.
+    """
+    length_at = buffer.rfind(_LENGTH, at, end)
+    if length_at >= 0:
+        digits = buffer[length_at + len(_LENGTH) : end]
+        told = _before_length(buffer[at : length_at + 2])
+        if told is not None and digits.isdigit():
+            # A worker of ours: the length is the last line.
+            return *told, int(digits), True
+    status, lines = _split_status(buffer[at : end + 2])
+    length, keep = -1, True
+    kept = []
+    for header in lines[:-2].split(b"\r\n"):
+        name, _, value = header.partition(b": ")
+        lowered = name.lower()
+        if lowered == b"content-length":
+            length = int(value)
+        elif lowered == b"transfer-encoding":
+            raise ValueError("chunked")
+        elif lowered == b"connection":
+            keep = value.lower() != b"close"
+        else:
+            kept.append(header + b"\r\n")
+    return status, b"".join(kept), length, keep
+
+
+@lru_cache(maxsize=1024)
+def _before_length(head: bytes) -> tuple[int, bytes] | None:
+    """Status and header lines that precede the length, None where a line among them says how to read on.
+
+    All answers of a replica in a millisecond have the same.
+    """
+    lowered = head.lower()
+    if any(name in lowered for name in (b"content-length", b"transfer-encoding", b"connection")):
+        return None
+    return _split_status(head)
+
+
+def _split_status(head: bytes) -> tuple[int, bytes]:
+    """Status, and the lines after the status line; raises ``ValueError`` unless it is a final answer's."""
+    line, _, lines = head.partition(b"\r\n")
+    if not line.startswith(b"HTTP/1.1 ") or line[9:10] == b"1":
+        raise ValueError("not a final answer")
+    return int(line[9:12]), lines
