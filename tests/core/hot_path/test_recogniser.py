@@ -130,7 +130,9 @@ SEGMENTS = st.sampled_from(
     [b"a", b"a-1", b"%41", b"%4", b".", b"..", b"...", b"", b"a/b", b"a?b=c", b"a b", b"a\r\nB: c", b"x" * 8200]
 )
 QUERIES = st.sampled_from([b"", b"?", b"?prefer=any", b"?a=b?c"])
-HEADERS = st.sampled_from([b"", b"Origin: http://a\r\n", b"Authorization: Bearer a\r\n", b"Authorization: Bearer b\r\n"])
+HEADERS = st.sampled_from(
+    [b"", b"Origin: http://a\r\n", b"Authorization: Bearer a\r\n", b"Authorization: Bearer b\r\n"]
+)
 BEHIND = st.sampled_from([b"", b"", b"GET ", PLAIN])
 ALIKE = st.builds(
     lambda store, segment, query, headers, behind: (
