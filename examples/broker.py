@@ -10,8 +10,9 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 ROOT = Path(__file__).resolve().parents[1]
 _JARS = ROOT / ".jars" / "kafka"
@@ -22,11 +23,11 @@ _CONFIG = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-inter.broker.listener.name=PLAINTEXT
+listeners=CLIENTS://127.0.0.1:{port},BROKER://127.0.0.1:{broker_port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=CLIENTS://127.0.0.1:{port},BROKER://127.0.0.1:{broker_port}
+inter.broker.listener.name=BROKER
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+listener.security.protocol.map=CLIENTS:{protocol},BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
 log.dirs={directory}/logs
 auto.create.topics.enable=false
 num.partitions=1
@@ -53,19 +54,34 @@ def spark_connector() -> str:
 class Broker:
     """One KRaft broker, combined with its controller, keeping its data in ``directory``.
 
-    Starting it raises ``FileNotFoundError`` without Java or Maven, and ``RuntimeError`` if it does not come up.
+    ``protocol`` is the one that clients speak, ``options`` are those of their listener, and ``users`` are names
+    and passwords for SCRAM-SHA-512. Starting it raises ``FileNotFoundError`` without Java or Maven, and
+    ``RuntimeError`` if it does not come up.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        protocol: str = "PLAINTEXT",
+        options: Mapping[str, object] = MappingProxyType({}),
+        users: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._directory = directory
+        self._users = users
         self._process: subprocess.Popen[bytes] | None = None
-        port, controller_port = _free_ports(2)
+        port, broker_port, controller_port = _free_ports(3)
         self.address = f"127.0.0.1:{port}"
         self._config = directory / "server.properties"
         directory.mkdir(parents=True, exist_ok=True)
-        self._config.write_text(
-            _CONFIG.format(port=port, controller_port=controller_port, directory=directory.absolute())
+        config = _CONFIG.format(
+            port=port,
+            broker_port=broker_port,
+            controller_port=controller_port,
+            protocol=protocol,
+            directory=directory.absolute(),
         )
+        config += "".join(f"listener.name.clients.{name}={value}\n" for name, value in options.items())
+        self._config.write_text(config)
 
     @property
     def url(self) -> str:
@@ -86,7 +102,9 @@ class Broker:
         if not (self._directory / "logs" / "meta.properties").exists():
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
             # With an equals sign, since one id in 64 begins with a hyphen.
-            arguments = ("format", f"--cluster-id={cluster}", "--config", str(self._config))
+            arguments = ["format", f"--cluster-id={cluster}", "--config", str(self._config)]
+            for name, password in self._users.items():
+                arguments += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
             self._java("kafka.tools.StorageTool", *arguments).wait()
         self._process = self._java("kafka.Kafka", str(self._config))
         deadline = time.monotonic() + _START_DEADLINE_S

@@ -139,17 +139,23 @@ def test_every_client_checks_certificates_alike(algorithm: str, checked: bool):
     assert spark.get("kafka.ssl.endpoint.identification.algorithm", "https") == ("https" if checked else "")
 
 
+PKCS8 = "-----BEGIN PRIVATE KEY-----\nMC4CAQ==\n-----END PRIVATE KEY-----\n"
+
+
 def test_every_client_shows_the_same_certificate(tmp_path):
     certificate, key = tmp_path / "client.pem", tmp_path / "client.key"
     certificate.write_text("the certificate")
-    key.write_text("the key")
+    key.write_text(PKCS8)
     text = f"ssl.certificate.location={certificate}&ssl.key.location={key}&ssl.key.password=secret"
     url = KafkaUrl.parse(f"kafka://a:1?security.protocol=SSL&{text}")
     spark = url.spark()
     assert spark["kafka.ssl.keystore.type"] == "PEM"
     assert spark["kafka.ssl.keystore.certificate.chain"] == "the certificate"
-    assert (spark["kafka.ssl.keystore.key"], spark["kafka.ssl.key.password"]) == ("the key", "secret")
+    assert (spark["kafka.ssl.keystore.key"], spark["kafka.ssl.key.password"]) == (PKCS8, "secret")
     assert url.librdkafka()["ssl.certificate.location"] == str(certificate)
+    key.write_text(PKCS8.replace("PRIVATE", "EC PRIVATE"))
+    with pytest.raises(SettingError, match=r"client\.key is not PKCS #8 .* openssl pkcs8 -topk8"):
+        url.spark()
     key.unlink()
     with pytest.raises(SettingError, match=r"client\.key"):
         url.spark()

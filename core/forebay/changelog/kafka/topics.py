@@ -75,6 +75,7 @@ class KafkaTopics:
         self._admin: AdminClient | None = None
         self._lock = threading.Lock()
         self._unreachable_until = 0.0
+        self._why_unreachable: str | None = None
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there and fits.
@@ -146,7 +147,7 @@ class KafkaTopics:
         with self._lock:
             if self._admin is None:
                 config = self._url.librdkafka(socket_timeout_ms=int(_TIMEOUT_S * 1000))
-                self._admin = AdminClient(config, logger=CLIENT_LOG)
+                self._admin = AdminClient(config, error_cb=self._note, logger=CLIENT_LOG)
             return self._admin
 
     def ensure_assignments(self, application_id: str) -> str:
@@ -187,6 +188,11 @@ class KafkaTopics:
         except KafkaException as error:
             raise self._translated(error) from error
 
+    def _note(self, error: KafkaError) -> None:
+        """Keep why a connection failed, such as a password or a certificate: a request just runs out of time."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._why_unreachable = error.str()
+
     def _settled(self, future: Future[Any]) -> int | None:
         try:
             return int(future.result(_TIMEOUT_S + 1).offset)
@@ -199,7 +205,11 @@ class KafkaTopics:
         code = None if kafka_error is None else kafka_error.code()
         if kafka_error is None or kafka_error.retriable() or code in _UNREACHABLE:
             self._unreachable_until = boot_ms() + _UNREACHABLE_FOR_MS
-            return ChangelogUnreachable(f"No broker of {self._url} answers ({kafka_error or 'time-out'}).")
+            self._why_unreachable = None
+            # Has what was noted since handed over.
+            self.admin.poll(0)
+            why = self._why_unreachable or ("time-out" if kafka_error is None else kafka_error.str())
+            return ChangelogUnreachable(f"No broker of {self._url} answers: {why}.")
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return TopicMissing(f"There is no such topic at {self._url}.")
         return ChangelogError(f"{self._url}: {kafka_error.str()}")

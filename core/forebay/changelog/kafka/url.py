@@ -125,7 +125,7 @@ class KafkaUrl:
             options |= {
                 "kafka.ssl.keystore.type": "PEM",
                 "kafka.ssl.keystore.certificate.chain": _read(Path(properties["ssl.certificate.location"])),
-                "kafka.ssl.keystore.key": _read(Path(properties["ssl.key.location"])),
+                "kafka.ssl.keystore.key": _read_key(Path(properties["ssl.key.location"])),
             }
             if "ssl.key.password" in properties:
                 options["kafka.ssl.key.password"] = properties["ssl.key.password"]
@@ -161,6 +161,17 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"The file {path} of the Kafka URL cannot be read: {error}.") from None
+
+
+def _read_key(path: Path) -> str:
+    """A private key as Java's client takes it: PKCS #8, encrypted or not."""
+    text = _read(path)
+    if not any(f"-----BEGIN {kind}PRIVATE KEY-----" in text for kind in ("", "ENCRYPTED ")):
+        raise SettingError(
+            f"The key in {path} is not PKCS #8 in PEM, and Spark's Kafka client reads no other: "
+            f"openssl pkcs8 -topk8 -in {path} -out NEW"
+        )
+    return text
 
 
 def _read_properties(path: Path) -> dict[str, str]:
