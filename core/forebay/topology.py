@@ -84,11 +84,6 @@ class StoreSpec:
         """The codec named by ``value``."""
         return VALUE_CODECS[self.value]
 
-    @property
-    def compactable(self) -> bool:
-        """Whether the last record of a key is all that its log must keep; a version's history is in the others."""
-        return self.kind != "versioned"
-
     @cached_property
     def default_tolerance(self) -> Tolerance:
         """What a read tolerates that says nothing of it."""

@@ -14,6 +14,7 @@ import pytest
 
 from forebay.changelog import Record
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
@@ -217,7 +218,7 @@ def test_a_batch_that_is_repeated_leaves_the_same_log(spark, sink, tmp_path):
 def test_a_query_that_is_never_without_backlog_is_compacted_too(spark, sink, tmp_path, monkeypatch):
     # The file source never says what there is still to come.
     monkeypatch.setattr("forebay.spark.sink._COMPACTION_INTERVAL_S", 0.0)
-    at_once = functools.partial(sink._changelog.compact, min_compaction_lag_ms=0, delete_retention_ms=0)
+    at_once = functools.partial(sink._changelog.compact, limits=CompactionLimits(0, 0))
     monkeypatch.setattr(sink._changelog, "compact", at_once)
     source = Source(spark, tmp_path / "in", "k string, n bigint")
     for n in range(3):

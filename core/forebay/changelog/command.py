@@ -11,14 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.changelog import Changelog, open_changelog
-from forebay.changelog.sqlite.changelog import (
-    DEFAULT_DELETE_RETENTION_MS,
-    DEFAULT_MIN_COMPACTION_LAG_MS,
-    SqliteChangelog,
-)
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import SettingError, TopicMissing
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology, load_topology
+
+_LIMITS = CompactionLimits()
 
 
 @click.group()
@@ -65,19 +64,15 @@ def list_logs(topology: Path, url: str) -> None:
 @changelog.command("compact")
 @topology_and_changelog
 @click.argument("store")
-@click.option("--min-compaction-lag-ms", default=DEFAULT_MIN_COMPACTION_LAG_MS, show_default=True)
-@click.option("--delete-retention-ms", default=DEFAULT_DELETE_RETENTION_MS, show_default=True)
+@click.option("--min-compaction-lag-ms", default=_LIMITS.min_compaction_lag_ms, show_default=True)
+@click.option("--delete-retention-ms", default=_LIMITS.delete_retention_ms, show_default=True)
 def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
-    """Keep the last record of each key of STORE; younger records and tombstones stay."""
+    """Take out of the log of STORE what it can do without; younger records and tombstones stay."""
     opened, loaded = _open(topology, url)
     spec = _spec(loaded, store)
-    if not spec.compactable:
-        raise SettingError(
-            f"{store!r} is a versioned store: its log is its history, and compacting would lose it."
-        )
     if not isinstance(opened, SqliteChangelog):
         raise SettingError("Kafka compacts its topics itself; see the topic's cleanup.policy and its kin.")
-    click.echo(f"{opened.compact(spec.topic, **durations)} records removed from {spec.topic}")
+    click.echo(f"{opened.compact(spec, CompactionLimits(**durations))} records removed from {spec.topic}")
 
 
 @changelog.command("reset")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -31,6 +32,8 @@ from forebay.spark.executor import partition_rows
 from forebay.spark.heartbeats import HeartbeatListener
 from forebay.topology import StoreSpec, Topology, load_topology
 
+log = logging.getLogger(__name__)
+
 _LEAST_SPARK = (4, 0)
 _COMPACTION_INTERVAL_S = 600.0
 _BY_VALUE = (partitioning, many_keys, record_headers, sqlite_partition, executor)
@@ -59,6 +62,7 @@ class Sink:
         self._positions: dict[str, str] = {}
         self._listening: list[SparkSession] = []
         self._compacted = time.monotonic()
+        self._compaction: threading.Thread | None = None
 
     def write(
         self,
@@ -116,12 +120,24 @@ class Sink:
 
     def _compact_now_and_then(self) -> None:
         # Kafka compacts its topics itself.
-        due = time.monotonic() - self._compacted >= _COMPACTION_INTERVAL_S
-        if due and isinstance(self._changelog, SqliteChangelog):
+        if not isinstance(self._changelog, SqliteChangelog):
+            return
+        if time.monotonic() - self._compacted < _COMPACTION_INTERVAL_S:
+            return
+        if self._compaction is None or not self._compaction.is_alive():
             self._compacted = time.monotonic()
-            for spec in self.topology.stores.values():
-                if spec.compactable:
-                    self._changelog.compact(spec.topic)
+            # In a thread of its own: heartbeats must not wait for it.
+            self._compaction = threading.Thread(
+                target=self._compact, args=(self._changelog,), name="forebay-compaction", daemon=True
+            )
+            self._compaction.start()
+
+    def _compact(self, changelog: SqliteChangelog) -> None:
+        for spec in self.topology.stores.values():
+            try:
+                changelog.compact(spec)
+            except Exception:
+                log.exception("the log of %s could not be compacted; it is tried again", spec.name)
 
 
 @dataclass

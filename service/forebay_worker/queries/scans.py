@@ -26,9 +26,9 @@ from forebay.rest.scans import (
     ScanRoute,
     make_scan,
 )
+from forebay.retention import oldest_kept_ms
 from forebay_worker.queries.admission import Admission, Admitted
 from forebay_worker.queries.values import oldest_version, unreadable
-from forebay_worker.tasks.expiry import oldest_kept_ms
 from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"

@@ -7,8 +7,8 @@ import logging
 from forebay.errors import BadParameter, NotReady, Problem
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import DELETED_VERSION
+from forebay.retention import history_begins_ms
 from forebay.topology import StoreSpec
-from forebay_worker.tasks.expiry import history_begins_ms
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)

@@ -1,39 +1,18 @@
-"""Expiry: what is past its store's retention, by stream time, so that all replicas agree."""
+"""Expiry: deletes what is past its store's retention."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
-from forebay.stored_keys import END_OF_USER_KEYS, MIN_TIME_MS, USER_TAG
+from forebay.retention import history_begins_ms, oldest_kept_ms
+from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.replica import Replica
 
 _ENTRIES_PER_SWEEP = 2_000
 _PASSES_PER_HISTORY = 16
 """A store of versions may be so much larger, by a part of its retention, than it must."""
-
-
-def oldest_kept_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
-    """The first time in the key of the oldest entry still kept: a window's start, a session's end.
-
-    None where all are. An entry is kept until its end is ``retention_ms`` behind stream time, the largest end.
-    """
-    if stream_time_ms is None or spec.retention_ms is None:
-        return None
-    return stream_time_ms - spec.retention_ms - (spec.window_size_ms or 0) + 1
-
-
-def history_begins_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
-    """Since when a versioned store has all that was in force; None where it has all of history.
-
-    A version is expired once another of its key has been in force for ``history_retention_ms`` of stream time,
-    the newest valid-from (KIP-889). Unlike there, none is refused for coming late, and the last one never goes,
-    not even a deletion: what comes late and is older must not seem to be in force.
-    """
-    if stream_time_ms is None or spec.history_retention_ms is None:
-        return None
-    return max(MIN_TIME_MS, stream_time_ms - spec.history_retention_ms)
 
 
 @dataclass

@@ -59,9 +59,15 @@ def test_a_retired_writer_no_longer_counts_in_the_age(cluster):
     wait_until(lambda: httpx.get(url).json()["lag"]["age_ms"] is None, "the writer's retirement")
 
 
-def test_the_log_of_a_versioned_store_is_not_compacted(tmp_path):
+def test_the_log_of_a_versioned_store_keeps_its_history(tmp_path):
     text = TOPOLOGY + '[[subtopology.store]]\nname = "prices"\nkind = "versioned"\nhistory_retention_ms = 1000\n'
     with running_cluster(tmp_path, topology_text=text) as cluster:
-        with pytest.raises(SettingError, match="its log is its history"):
-            run(cluster, "compact", "prices")
-        assert [spec.name for spec in cluster.topology.stores.values() if not spec.compactable] == ["prices"]
+        for value in (b"1", b"2"):
+            cluster.put("prices", {b"a": value})
+        # Of two heartbeats the first goes, in each of the partitions.
+        assert f"{cluster.topology.stores['prices'].partitions} records removed" in run(
+            cluster, "compact", "prices", "--min-compaction-lag-ms", "0"
+        )
+        address = cluster.start_worker()
+        versions = httpx.get(f"http://{address}/v1/stores/prices/keys/a/versions").json()["versions"]
+        assert [version["value"] for version in versions] == [1, 2]

@@ -12,6 +12,7 @@ import pytest
 from forebay.changelog import Batch, Consumer, Record, Wake, heartbeat_key
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.changelog.sqlite.file_events import FileEvents
 from forebay.errors import ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
 from forebay.tasks import TopicPartition
@@ -130,7 +131,7 @@ def test_a_topic_whose_creation_was_cut_short_is_made_whole_with_one_identity(tm
 
 
 def test_a_topic_that_is_not_there_is_missing_by_name(changelog: SqliteChangelog) -> None:
-    for ask in (changelog.identity, changelog.partitions, changelog.compact):
+    for ask in (changelog.identity, changelog.partitions):
         with pytest.raises(TopicMissing, match="'nonesuch'"):
             ask("nonesuch")
     assert changelog.end_offsets([ZERO, TopicPartition("nonesuch", 0)]) == {ZERO: 0}
@@ -324,7 +325,7 @@ def test_heartbeats_reach_every_partition_and_are_marked(changelog: SqliteChange
 
 def test_a_gap_is_told_where_compaction_took_records_and_only_there(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1 b=1 c=1 b=2 d=1 e=1", 0)
-    assert changelog.compact("t") == 1
+    assert changelog.compact(SPEC) == 1
     with consuming(changelog) as consumer:
         before = poll_one(consumer, 1)
         assert (pairs(before), before.gap, before.position) == ([(0, b"a", b"1")], False, 1)
@@ -341,7 +342,7 @@ def test_a_gap_is_told_where_compaction_took_records_and_only_there(changelog: S
 
 def test_a_gap_at_the_logs_beginning_is_told_and_the_beginning_moves(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1 a=2 b=1", 0)
-    changelog.compact("t")
+    changelog.compact(SPEC)
     with consuming(changelog) as consumer:
         batch = poll_one(consumer)
     assert (batch.gap, batch.beginning, batch.position) == (True, 1, 3)
@@ -350,15 +351,15 @@ def test_a_gap_at_the_logs_beginning_is_told_and_the_beginning_moves(changelog: 
 def test_compaction_honours_the_minimum_lag_by_the_wall_clock(changelog: SqliteChangelog) -> None:
     now_ms = int(time.time() * 1000)
     append(changelog, ZERO, "a=1 a=2 a=3", 0, timestamp_ms=now_ms)
-    assert changelog.compact("t") == 0
-    assert changelog.compact("t", min_compaction_lag_ms=0) == 2
+    assert changelog.compact(SPEC) == 0
+    assert changelog.compact(SPEC, CompactionLimits(min_compaction_lag_ms=0)) == 2
 
 
 def test_an_open_consumer_learns_of_the_tombstone_floor(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1 a b=1", 0)
     with consuming(changelog) as consumer:
         assert poll_one(consumer).tombstone_floor == 0
-        changelog.compact("t")
+        changelog.compact(SPEC)
         batch = poll_one(consumer)
     assert batch.tombstone_floor == 2
     assert not batch.gap

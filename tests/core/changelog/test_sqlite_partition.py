@@ -1,14 +1,12 @@
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.partition import WriteRefused, heartbeat_key
@@ -42,12 +40,6 @@ def append(
 
 def beat(path: str, value: bytes = b"{}", *, query: str = "q", writer: str = "w") -> int:
     return sqlite_partition.append_heartbeat(path, writer=writer, query_id=query, value=value)
-
-
-def compact(path: str, now_ms: int = 10**9, lag_ms: int = 0, retention_ms: int = 10**9) -> int:
-    return sqlite_partition.compact(
-        path, now_ms=now_ms, min_compaction_lag_ms=lag_ms, delete_retention_ms=retention_ms
-    )
 
 
 def logged(path: str) -> list[Logged]:
@@ -237,128 +229,9 @@ def test_a_retired_writer_leaves_a_tombstone_and_its_name_is_free_again(path: st
     assert beat(path, query="old") == 4
 
 
-def test_compaction_keeps_the_last_record_of_each_key_at_its_offset(path: str) -> None:
-    append(path, rows_of("a=1 b=1 a=2 c=1 b=2 a=3 d=1"))
-    assert compact(path) == 3
-    assert [(offset, key, value) for offset, key, value, *_ in logged(path)] == [
-        (3, b"c", b"1"),
-        (4, b"b", b"2"),
-        (5, b"a", b"3"),
-        (6, b"d", b"1"),
-    ]
-    assert state(path)[1] == 7
-    assert compact(path) == 0
-    assert append(path, rows_of("e=1"), 1) == (1, 8)
-
-
-def test_compaction_keeps_the_last_heartbeat_of_each_writer(path: str) -> None:
-    for number in range(3):
-        beat(path, b"%d" % number, query="one", writer="first")
-        beat(path, b"%d" % number, query="two", writer="second")
-    compact(path, now_ms=10**15)
-    assert [(key, value) for _, key, value, *_ in logged(path)] == [
-        (heartbeat_key("first"), b"2"),
-        (heartbeat_key("second"), b"2"),
-    ]
-
-
-def test_records_younger_than_the_minimum_lag_stay_and_so_does_what_follows_them(path: str) -> None:
-    append(path, rows_of("a=1 a=2", timestamp_ms=100), 0)
-    append(path, rows_of("a=3", timestamp_ms=951), 1)
-    append(path, rows_of("a=4 a=5", timestamp_ms=100), 2)
-    compact(path, now_ms=1000, lag_ms=50)
-    assert [value for _, _, value, *_ in logged(path)] == [b"3", b"4", b"5"]
-    compact(path, now_ms=1001, lag_ms=50)
-    assert [value for _, _, value, *_ in logged(path)] == [b"5"]
-
-
-def test_old_tombstones_go_and_the_floor_says_up_to_where(path: str) -> None:
-    append(path, rows_of("a=1 b=1 a b", timestamp_ms=100), 0)
-    append(path, rows_of("c=1 c", timestamp_ms=500), 1)
-    append(path, rows_of("d=1", timestamp_ms=500), 2)
-
-    compact(path, now_ms=1000, retention_ms=901)
-    assert [key for _, key, *_ in logged(path)] == [b"a", b"b", b"c", b"d"]
-    assert state(path)[2] == 0
-
-    compact(path, now_ms=1000, retention_ms=900)
-    assert [(offset, key) for offset, key, *_ in logged(path)] == [(5, b"c"), (6, b"d")]
-    assert state(path) == ("identity", 7, 4)
-
-
-def test_the_last_record_stays_even_if_it_is_an_old_tombstone(path: str) -> None:
-    append(path, rows_of("a=1 a", timestamp_ms=100))
-    compact(path, now_ms=10**12, retention_ms=1)
-    assert [(offset, key, value) for offset, key, value, *_ in logged(path)] == [(1, b"a", None)]
-
-
-def test_the_tombstone_floor_never_falls(path: str) -> None:
-    append(path, [*rows_of("a", timestamp_ms=500), *rows_of("b c x=1", timestamp_ms=100)])
-    compact(path, now_ms=1000, retention_ms=900)
-    assert [key for _, key, *_ in logged(path)] == [b"a", b"x"]
-    assert state(path)[2] == 3
-    compact(path, now_ms=1000, retention_ms=500)
-    assert [key for _, key, *_ in logged(path)] == [b"x"]
-    assert state(path)[2] == 3
-
-
-def test_a_tombstone_stays_while_the_record_that_it_deletes_does(path: str) -> None:
-    append(path, [*rows_of("a=1", timestamp_ms=1000), *rows_of("a x=1", timestamp_ms=100)])
-    compact(path, now_ms=1000, lag_ms=50, retention_ms=100)
-    assert fold(logged(path)) == {b"x": b"1"}
-    assert len(logged(path)) == 3
-
-
-operation = st.tuples(
-    st.sampled_from(["put", "put", "put", "delete", "beat", "compact"]), st.integers(0, 3), st.integers(0, 40)
-)
-
-
-@repeatable
-@given(st.lists(operation, max_size=30), st.integers(0, 30), st.integers(0, 30))
-def test_compaction_never_changes_what_the_log_says(
-    operations: list[tuple[str, int, int]], lag_ms: int, retention_ms: int
-) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = f"{directory}/0.db"
-        sqlite_partition.create(path, "identity")
-        written: list[Logged] = []
-        batch: list[Row] = []
-        batches = 0
-        for number, (what, key, timestamp_ms) in enumerate([*operations, ("compact", 0, 40)]):
-            if what in ("put", "delete"):
-                batch.append((b"%d" % key, b"%d" % number if what == "put" else None, timestamp_ms))
-                continue
-            if batch:
-                append(path, batch, batches)
-                batch, batches = [], batches + 1
-            if what == "beat":
-                beat(path, b"%d" % number, writer=f"w{key}", query=f"q{key}")
-            known_to = written[-1][0] if written else -1
-            written += [record for record in logged(path) if record[0] > known_to]
-            if what == "compact":
-                before, now_ms = logged(path), timestamp_ms
-                end = state(path)[1]
-                removed = compact(path, now_ms=now_ms, lag_ms=lag_ms, retention_ms=retention_ms)
-                after, (_, end_after, floor) = logged(path), state(path)
-                gone = sorted(set(before) - set(after))
-                assert fold(after) == fold(before)
-                assert set(after) <= set(before)
-                assert removed == len(gone)
-                assert end_after == end
-                assert after[-1:] == before[-1:]
-                assert all(record[3] <= now_ms - lag_ms for record in gone)
-                # A replica at or beyond the floor ends up with the same content from what is left.
-                for position in range(floor, end + 1):
-                    had = [record for record in written if record[0] < position]
-                    rest = [record for record in after if record[0] >= position]
-                    assert fold(had + rest) == fold(written)
-
-
 def test_a_reset_partition_is_empty_and_another_log(path: str) -> None:
     append(path, rows_of("a=1 a"), 0, query="old")
     append(path, rows_of("b=1"), 0, query="new")
-    compact(path, retention_ms=1)
     sqlite_partition.reset(path, "another")
     assert logged(path) == []
     assert state(path) == ("another", 0, 0)

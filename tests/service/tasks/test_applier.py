@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forebay.changelog import Batch, Heartbeat
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.lag import boot_ms, lag_of
 from forebay.partitioning import Murmur2Partitioner
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
@@ -89,7 +90,7 @@ class Log:
         return content
 
     def compact(self, delete_retention_ms: int = 0) -> None:
-        self.changelog.compact("log", min_compaction_lag_ms=HOUR_MS, delete_retention_ms=delete_retention_ms)
+        self.changelog.compact(spec(), CompactionLimits(HOUR_MS, delete_retention_ms))
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.expiry import Expiry, history_begins_ms, oldest_kept_ms
+from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 
 RETENTION_MS = 1_000

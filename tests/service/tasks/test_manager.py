@@ -10,6 +10,7 @@ import pytest
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import ChangelogUnreachable
 from forebay.stored_keys import USER_TAG
 from forebay.tasks import TaskId, TopicPartition
@@ -173,7 +174,7 @@ def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_n
         manager.hold(TASKS[:1], ())
         wait_until(lambda: manager.offsets().get(TASKS[0]) == 2, "all is applied")
     append(3, [(b"deleted", None, 0), *((b"k%d" % i, b"1", 0) for i in range(30))])
-    changelog.compact(TOPIC, min_compaction_lag_ms=0, delete_retention_ms=0)
+    changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
 
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
         wait_until(lambda: manager.offsets().get(TASKS[0]) == 33, "all is applied")

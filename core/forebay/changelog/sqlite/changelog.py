@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from forebay.changelog.base import Consumer
 from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.errors import BatchConflict, ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
 from forebay.tasks import TopicPartition
@@ -20,12 +21,11 @@ from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 
+_LIMITS = CompactionLimits()
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "lustre", "afs", "beegfs", "ocfs2"}
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs"}
 )
-DEFAULT_MIN_COMPACTION_LAG_MS = 3_600_000
-DEFAULT_DELETE_RETENTION_MS = 86_400_000
 
 
 class SqliteChangelog:
@@ -149,22 +149,11 @@ class SqliteChangelog:
             connection.execute("UPDATE topic SET identity = ? WHERE name = ?", (identity, topic))
         return identity
 
-    def compact(
-        self,
-        topic: str,
-        *,
-        min_compaction_lag_ms: int = DEFAULT_MIN_COMPACTION_LAG_MS,
-        delete_retention_ms: int = DEFAULT_DELETE_RETENTION_MS,
-    ) -> int:
-        """Keep the last record of each key in every partition; returns how many records went."""
+    def compact(self, spec: StoreSpec, limits: CompactionLimits = _LIMITS) -> int:
+        """Take out of a store's log what it can do without; returns how many records went."""
         return sum(
-            sqlite_partition.compact(
-                self.path(TopicPartition(topic, partition)),
-                now_ms=int(time.time() * 1000),
-                min_compaction_lag_ms=min_compaction_lag_ms,
-                delete_retention_ms=delete_retention_ms,
-            )
-            for partition in range(self.partitions(topic))
+            compact(self.path(TopicPartition(spec.topic, partition)), spec, limits, int(time.time() * 1000))
+            for partition in range(self.partitions(spec.topic))
         )
 
     @contextlib.contextmanager

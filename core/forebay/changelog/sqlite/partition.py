@@ -249,40 +249,6 @@ def reset(path: str, identity: str) -> None:
         connection.execute("UPDATE state SET identity = ?, next_offset = 0, tombstone_floor = 0", (identity,))
 
 
-def compact(path: str, *, now_ms: int, min_compaction_lag_ms: int, delete_retention_ms: int) -> int:
-    """Keep the last record of each key; returns how many records went.
-
-    No offset changes. Records younger than ``min_compaction_lag_ms`` stay; tombstones go once they are older
-    than ``delete_retention_ms``, and the tombstone floor says up to where. The last record always stays.
-    """
-    with contextlib.closing(connect(path)) as connection:
-        with transaction(connection):
-            row = connection.execute(
-                "SELECT min(offset) FROM log WHERE timestamp_ms > ?", (now_ms - min_compaction_lag_ms,)
-            ).fetchone()
-            (end,) = connection.execute("SELECT next_offset FROM state").fetchone()
-            dirty_to = end if row[0] is None else row[0]
-            connection.execute(
-                "DELETE FROM log WHERE offset < ?1 AND offset NOT IN (SELECT max(offset) FROM log GROUP BY key)",
-                (dirty_to,),
-            )
-            (removed,) = connection.execute("SELECT changes()").fetchone()
-            removed += _drop_tombstones(connection, min(dirty_to, end - 1), now_ms - delete_retention_ms)
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    return int(removed)
-
-
-def _drop_tombstones(connection: sqlite3.Connection, below: int, older_than_ms: int) -> int:
-    where = "value IS NULL AND offset < ? AND timestamp_ms <= ?"
-    (last,) = connection.execute(f"SELECT max(offset) FROM log WHERE {where}", (below, older_than_ms)).fetchone()
-    if last is None:
-        return 0
-    connection.execute(f"DELETE FROM log WHERE {where}", (below, older_than_ms))
-    (removed,) = connection.execute("SELECT changes()").fetchone()
-    connection.execute("UPDATE state SET tombstone_floor = max(tombstone_floor, ?)", (last + 1,))
-    return int(removed)
-
-
 def new_identity() -> str:
     """A fresh log identity."""
     return str(uuid.uuid4())

@@ -1,0 +1,143 @@
+"""Compaction of one partition of the SQLite changelog: what nobody needs any more goes, and no offset changes.
+
+What may go, may go for good, whatever is written since. So it is looked for without a lock, and deleted some
+thousand records at a time, between which others write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from array import array
+from dataclasses import dataclass
+
+from forebay.changelog.sqlite.partition import connect, transaction
+from forebay.retention import history_begins_ms, oldest_kept_ms
+from forebay.topology import StoreSpec
+
+_RECORDS_AT_ONCE = 2_000
+_DAY_MS = 86_400_000
+
+_ALL_BUT_THE_LAST = """
+SELECT offset FROM log WHERE offset < :dirty_to
+    AND offset NOT IN (SELECT max(offset) FROM log GROUP BY key, heartbeat)
+"""
+_ENDED = "SELECT offset FROM log WHERE offset < :old_to AND NOT heartbeat AND time_ms(key) < :oldest"
+_NOT_IN_FORCE = """
+SELECT offset FROM (
+    SELECT offset, timestamp_ms,
+        lead(timestamp_ms) OVER (PARTITION BY key ORDER BY timestamp_ms, offset) AS next_ms
+    FROM log WHERE NOT heartbeat
+) WHERE offset < :old_to AND (next_ms = timestamp_ms OR next_ms <= :begins)
+"""
+_TOMBSTONES = "SELECT offset FROM log WHERE value IS NULL AND offset < :dirty_to AND timestamp_ms <= :dead_ms"
+
+
+@dataclass(frozen=True)
+class CompactionLimits:
+    """How old a record must be, by its timestamp, before compaction takes it; in milliseconds.
+
+    Of tombstones that is ``delete_retention_ms``; of all others ``min_compaction_lag_ms``, and where they go by
+    their store's retention that and a day.
+    """
+
+    min_compaction_lag_ms: int = 3_600_000
+    delete_retention_ms: int = _DAY_MS
+
+
+def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -> int:
+    """Take out what the log of a store can do without; returns how many records went.
+
+    Of each key the last record stays, of a versioned store all versions that were in force since history begins;
+    a window or session goes that is past its retention by the stream's own time. Records too young stay, and so
+    does what follows them. Old tombstones go, and the tombstone floor says up to where. The last record always
+    stays.
+    """
+    with contextlib.closing(connect(path)) as connection:
+        found = _look(connection, spec, limits, now_ms)
+        removed = _delete(connection, found.identity, found.replaced)
+        # Only now: without what they delete.
+        removed += _delete(connection, found.identity, found.tombstones, raise_floor=True)
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    return removed
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Offsets of what may go, each in ascending order, and the log that they are of."""
+
+    identity: str
+    replaced: array[int]
+    tombstones: array[int]
+
+
+def _look(connection: sqlite3.Connection, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -> _Found:
+    connection.create_function("time_ms", 1, lambda key: _time_ms(spec, key), deterministic=True)
+    # A read transaction, so that all is of one moment.
+    connection.execute("BEGIN")
+    try:
+        identity, end = connection.execute("SELECT identity, next_offset FROM state").fetchone()
+        retention_ms = spec.history_retention_ms or spec.retention_ms or 0
+        longer_ms = max(limits.min_compaction_lag_ms, retention_ms + _DAY_MS)
+        dirty_to = min(end - 1, _first_younger(connection, now_ms - limits.min_compaction_lag_ms, end))
+        values = {
+            "dirty_to": dirty_to,
+            "old_to": min(dirty_to, _first_younger(connection, now_ms - longer_ms, end)),
+            "dead_ms": now_ms - limits.delete_retention_ms,
+        }
+        if spec.kind == "versioned":
+            # A deletion is a version like any other.
+            (newest,) = connection.execute("SELECT max(timestamp_ms) FROM log WHERE NOT heartbeat").fetchone()
+            values["begins"] = history_begins_ms(spec, newest)
+            replaced = f"{_ALL_BUT_THE_LAST} AND heartbeat UNION {_NOT_IN_FORCE}"
+            tombstones = f"{_TOMBSTONES} AND heartbeat"
+        else:
+            replaced, tombstones = _ALL_BUT_THE_LAST, _TOMBSTONES
+            if spec.retention_ms is not None:
+                (newest,) = connection.execute("SELECT max(time_ms(key)) FROM log WHERE NOT heartbeat").fetchone()
+                stream_time_ms = None if newest is None else newest + (spec.window_size_ms or 0)
+                values |= {"newest": newest, "oldest": oldest_kept_ms(spec, stream_time_ms)}
+                replaced = f"{_ALL_BUT_THE_LAST} UNION {_ENDED}"
+                # The newest stays, or stream time would go back for whoever reads the log from here.
+                tombstones = f"{_TOMBSTONES} AND (heartbeat OR time_ms(key) < :newest)"
+        return _Found(identity, _offsets(connection, replaced, values), _offsets(connection, tombstones, values))
+    finally:
+        connection.execute("COMMIT")
+
+
+def _first_younger(connection: sqlite3.Connection, than_ms: int, end: int) -> int:
+    (offset,) = connection.execute("SELECT min(offset) FROM log WHERE timestamp_ms > ?", (than_ms,)).fetchone()
+    return end if offset is None else int(offset)
+
+
+def _time_ms(spec: StoreSpec, key: bytes) -> int | None:
+    try:
+        return spec.stored_keys.split_changelog(key, 0).times_ms[0]
+    except ValueError:
+        # No key of this store: workers refuse it.
+        return None
+
+
+def _offsets(connection: sqlite3.Connection, query: str, values: dict[str, int | None]) -> array[int]:
+    return array("q", (offset for (offset,) in connection.execute(f"{query} ORDER BY offset", values)))
+
+
+def _delete(
+    connection: sqlite3.Connection, identity: str, offsets: array[int], *, raise_floor: bool = False
+) -> int:
+    """Delete records of a log; returns how many were still there. Stops where it became another log meanwhile."""
+    removed = 0
+    for begin in range(0, len(offsets), _RECORDS_AT_ONCE):
+        some = offsets[begin : begin + _RECORDS_AT_ONCE]
+        began = time.monotonic()
+        with transaction(connection):
+            if connection.execute("SELECT identity FROM state").fetchone()[0] != identity:
+                return removed
+            deleted = connection.executemany("DELETE FROM log WHERE offset = ?", ((offset,) for offset in some))
+            removed += deleted.rowcount
+            if raise_floor:
+                connection.execute("UPDATE state SET tombstone_floor = max(tombstone_floor, ?)", (some[-1] + 1,))
+        # Whoever waits to write has as long.
+        time.sleep(time.monotonic() - began)
+    return removed
