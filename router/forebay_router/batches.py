@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,15 +53,16 @@ class _Batch:
     async def results(self) -> list[Answer]:
         """Each key's answer, in order."""
         found: list[list[Answer]] = [[] for _ in self.keys]
-        by_partition: _Places = {}
+        by_partition: _Places = defaultdict(list)
+        spec, from_json, partitions = self.spec, self.spec.key_codec.from_json, self.router.partitions
         for index, key in enumerate(self.keys):
             try:
-                plain = self.spec.key_codec.from_json(key)
+                plain = from_json(key)
             except Problem as problem:
                 found[index].append(problem_answer(problem))
                 continue
-            for partition in self.router.partitions(self.spec, plain):
-                by_partition.setdefault(partition, []).append(index)
+            for partition in partitions(spec, plain):
+                by_partition[partition].append(index)
         await self._gather(by_partition, found)
         return [verdict(self.spec, answers) if len(answers) > 1 else answers[0] for answers in found]
 

@@ -123,7 +123,7 @@ class Router:
 
     def partitions(self, spec: StoreSpec, plain: bytes) -> Sequence[int]:
         """The partitions where a key may be: its own, or all where the partitioner is unknown."""
-        return range(spec.partitions) if spec.stream_partitioner is None else [spec.partition_of(plain)]
+        return range(spec.partitions) if spec.stream_partitioner is None else (spec.partition_of(plain),)
 
     def candidates(self, spec: StoreSpec, partition: int, parameters: ReadParameters) -> list[HostInfo]:
         """The workers to ask for a partition, best first."""

@@ -183,13 +183,14 @@ async def _batch(worker: Worker, request: Request, keys: list[Any], parameters: 
     """Each key's answer, waiting for those whose bound may be met as long as the request allows."""
     store = request.path_params["store"]
     until = boot_ms() + _wait_ms(worker, parameters, request.headers)
-    results = worker.reads.batch(store, keys, parameters)
-    while boot_ms() < until and (waiting := [i for i, result in enumerate(results) if result.may_wait]):
+    answers, waiting = worker.reads.batch(store, keys, parameters)
+    while waiting and boot_ms() < until:
         await asyncio.sleep(_WAIT_STEP_S)
         again = worker.reads.batch(store, [keys[i] for i in waiting], parameters)
-        for i, result in zip(waiting, again, strict=True):
-            results[i] = result
-    return [result.answer for result in results]
+        for i, answer in zip(waiting, again.answers, strict=True):
+            answers[i] = answer
+        waiting = [waiting[i] for i in again.waiting]
+    return answers
 
 
 def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:

@@ -128,6 +128,12 @@ class Admission:
             raise BadParameter(f"The key is of partition {partition}, not {asked}.", parameter="partition")
         return partition
 
+    def partitioning(self, spec: StoreSpec, asked: int | None) -> Callable[[bytes], int]:
+        """The same for many keys."""
+        if asked is None and spec.stream_partitioner is not None:
+            return spec.partition_of
+        return lambda plain: self.partition(spec, plain, asked)
+
     def replica(self, spec: StoreSpec, partition: int) -> Replica:
         """The replica held here; raises ``NotHostedHere``, saying who holds one."""
         replica = self._replicas().get((spec.name, partition))

@@ -6,6 +6,7 @@ was being applied after it, so that the token bounds from above what was read.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ from forebay.rest.answers import Answer, Told, problem_answer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
-from forebay_worker.queries.admission import Admission, Admitted, Refused
-from forebay_worker.queries.values import key_document, require_versions, value_of, values_of
+from forebay_worker.queries.admission import Admission, Refused
+from forebay_worker.queries.values import key_document, key_documents, require_versions, value_of, values_of
 from forebay_worker.tasks.replica import Replica
 
 
@@ -28,10 +29,10 @@ class Found(NamedTuple):
 
 
 class Batched(NamedTuple):
-    """One key's answer or problem, and whether its replica may soon have a better one."""
+    """The answers or problems of several keys, in order, and those whose replica may soon have a better one."""
 
-    answer: Answer
-    may_wait: bool
+    answers: list[Answer]
+    waiting: list[int]
 
 
 class KeyRead:
@@ -79,48 +80,56 @@ class Reads:
                 raise Refused(problem, found.told.source)
         return found
 
-    def batch(self, store: str, keys: Sequence[Any], parameters: ReadParameters) -> list[Batched]:
-        """One answer or problem per key, in order; raises ``UnknownStore`` and ``WrongStoreKind`` for all."""
+    def batch(self, store: str, keys: Sequence[Any], parameters: ReadParameters) -> Batched:
+        """Read several keys, each partition's together; raises ``UnknownStore`` and ``WrongStoreKind`` for all."""
         spec = self._admission.spec(store)
         require_kind(spec, "key-value", "versioned")
-        results: dict[int, Batched] = {}
-        places: dict[int, list[tuple[int, bytes]]] = {}
+        answers: dict[int, Answer] = {}
+        places: dict[int, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
+        from_json = spec.key_codec.from_json
+        partition_of = self._admission.partitioning(spec, parameters.partition)
         for index, key in enumerate(keys):
             try:
-                plain = spec.key_codec.from_json(key)
-                partition = self._admission.partition(spec, plain, parameters.partition)
+                plain = from_json(key)
+                partition = partition_of(plain)
             except Problem as problem:
-                results[index] = Batched(problem_answer(problem), False)
-            else:
-                places.setdefault(partition, []).append((index, plain))
-        for partition, placed in places.items():
-            found = self._batched(spec, partition, [plain for _, plain in placed], parameters)
-            results |= {index: result for (index, _), result in zip(placed, found, strict=True)}
-        return [results[index] for index in range(len(keys))]
+                answers[index] = problem_answer(problem)
+                continue
+            indices, plains = places[partition]
+            indices.append(index)
+            plains.append(plain)
+        waiting: list[int] = []
+        for partition, (indices, plains) in places.items():
+            found = self._batched(spec, partition, plains, parameters)
+            answers.update(zip(indices, found.answers, strict=True))
+            waiting += [indices[i] for i in found.waiting]
+        return Batched([answers[index] for index in range(len(keys))], waiting)
 
     def _batched(
         self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters
-    ) -> list[Batched]:
+    ) -> Batched:
         """What one partition has of several keys, or why it may not answer: judged once for all of them."""
         try:
             require_versions(spec, parameters)
             admitted = self._admission.admit(self._admission.replica(spec, partition), parameters)
         except Refused as refused:
-            return [Batched(refused.answer(), refused.may_wait)] * len(plains)
+            return _refused(len(plains), refused.answer(), refused.may_wait)
         except Problem as problem:
-            return [Batched(problem_answer(problem), False)] * len(plains)
+            return _refused(len(plains), problem_answer(problem), False)
         try:
             values = values_of(admitted.replica, plains, parameters)
         except NotReady as problem:
-            return [Batched(problem_answer(problem), True)] * len(plains)
+            return _refused(len(plains), problem_answer(problem), True)
         told = self._admission.told(admitted)
-        return [
-            self._batched_miss(admitted, plain, parameters, told)
-            if value is None
-            else Batched(Answer(200, b"", key_document(spec, plain, value, told.members)), False)
-            for plain, value in zip(plains, values, strict=True)
-        ]
+        documents = key_documents(spec, plains, values, told.members)
+        batched = Batched([Answer(200, b"", document) for document in documents], [])
+        for index in [index for index, value in enumerate(values) if value is None]:
+            miss = Refused(self._admission.miss(admitted, plains[index], parameters.as_of_ms), told.source)
+            batched.answers[index] = miss.answer()
+            if miss.may_wait:
+                batched.waiting.append(index)
+        return batched
 
-    def _batched_miss(self, admitted: Admitted, plain: bytes, parameters: ReadParameters, told: Told) -> Batched:
-        refused = Refused(self._admission.miss(admitted, plain, parameters.as_of_ms), told.source)
-        return Batched(refused.answer(), refused.may_wait)
+
+def _refused(count: int, answer: Answer, may_wait: bool) -> Batched:
+    return Batched([answer] * count, list(range(count)) if may_wait else [])

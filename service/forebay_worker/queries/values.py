@@ -98,3 +98,13 @@ def key_document(spec: StoreSpec, plain: bytes, value: bytes | None, members: by
         return b'{"store":"%b","key":%b,%b}' % (spec.name_bytes, key, members)
     shown = spec.value_codec.to_json(value)
     return b'{"store":"%b","key":%b,"value":%b,%b}' % (spec.name_bytes, key, shown, members)
+
+
+def key_documents(spec: StoreSpec, plains: list[bytes], values: list[bytes | None], members: bytes) -> list[bytes]:
+    """The same of several keys; of those without a value they say nothing that is true."""
+    form = b'{"store":"%b","key":%%b,"value":%%b,%b}' % (spec.name_bytes, members.replace(b"%", b"%%"))
+    key, shown = spec.key_codec.to_json, spec.value_codec.to_json
+    return [
+        b"" if value is None else form % (key(plain), shown(value))
+        for plain, value in zip(plains, values, strict=True)
+    ]

@@ -62,12 +62,9 @@ def test_one_key(closed):
 
 
 def test_several_keys(closed):
-    assert [
-        result.answer.status for result in Reads(closed).batch("counts", ["k", "absent"], ReadParameters())
-    ] == [
-        503,
-        503,
-    ]
+    answers, waiting = Reads(closed).batch("counts", ["k", "absent"], ReadParameters())
+    assert [answer.status for answer in answers] == [503, 503]
+    assert waiting == [0, 1]
 
 
 def test_a_range(closed):
