@@ -45,3 +45,45 @@ def test_of_two_that_start_at_one_address_one_says_so_and_ends():
                 on_drain=lambda: None,
                 protocol=asyncio.Protocol,
             )
+
+
+COME_AT_ONCE = """
+import asyncio, os, signal, socket
+from fastapi import FastAPI
+from forebay.metadata import HostInfo
+from forebay.rest.server import bind, serve
+
+class Counted(asyncio.Protocol):
+    turns = connections = 0
+
+    def __init__(self, **config):
+        pass
+
+    def connection_made(self, transport):
+        Counted.connections += 1
+        if Counted.connections == 1:
+            Counted.turn()
+        if Counted.connections == 80:
+            print(Counted.turns, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        transport.close()
+
+    @classmethod
+    def turn(cls):
+        cls.turns += 1
+        asyncio.get_running_loop().call_soon(cls.turn)
+
+with bind(HostInfo("127.0.0.1", 0)) as listener:
+    listener.listen(100)
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(80)]
+    times = {"drain_ms": 0, "shutdown_timeout_ms": 5000}
+    serve(FastAPI(), listener, **times, on_drain=lambda: None, protocol=Counted)
+"""
+
+
+def test_clients_that_come_at_once_do_not_wait_for_a_turn_of_the_event_loop_each():
+    done = subprocess.run(
+        [sys.executable, "-c", COME_AT_ONCE], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode in (0, -15), done.stderr
+    assert 1 < int(done.stdout) <= 40
