@@ -198,7 +198,7 @@ def serve(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, (shutdown_timeout_ms - drain_ms) // 2000),
     )
-    # libuv accepts one connection of a socket in a turn of the event loop, and a turn under load is long: a few hundred
-    # clients that come back at once would wait for seconds. Through each of its duplicates it accepts another.
+    # libuv accepts one connection of a socket in a turn of the event loop, and a turn under load is long: hundreds
+    # of clients that come back at once would wait for seconds. Through each of its duplicates it accepts another.
     listeners = [listener, *(listener.dup() for _ in range(_ACCEPTED_IN_A_TURN - 1))]
     Server(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(sockets=listeners)
