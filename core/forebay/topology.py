@@ -115,6 +115,11 @@ class StoreSpec:
         """The specification as JSON values, what is unset left out."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
+    def chosen(self) -> dict[str, Any]:
+        """What is not by default: a version with more fields says the same of a store that sets none of them."""
+        mine = {item.name: (getattr(self, item.name), item.default) for item in dataclasses.fields(self)}
+        return {name: value for name, (value, default) in mine.items() if value != default}
+
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StoreSpec:
         """The inverse of ``document``; members that this version does not know are ignored."""
@@ -151,7 +156,7 @@ class Topology:
         text = json.dumps(
             [
                 self.application_id,
-                [[sub.ordinal, sub.partitions, [s.document() for s in sub.stores]] for sub in self.subtopologies],
+                [[sub.ordinal, sub.partitions, [s.chosen() for s in sub.stores]] for sub in self.subtopologies],
             ],
             sort_keys=True,
         )

@@ -112,8 +112,8 @@ def test_the_fingerprint_is_the_same_for_the_same_topology_however_it_is_written
     spelt_out = GOOD.replace(
         'name = "carrier_delays"', 'kind = "key-value"\nname = "carrier_delays"\nkey="string"'
     )
-    assert len(fingerprint) == 12
-    assert int(fingerprint, 16) >= 0
+    # Workers of two versions compare theirs: of a field that only one of them has, its default must say nothing.
+    assert fingerprint == "584900b520ec"
     assert topology().fingerprint == fingerprint
     assert topology(spelt_out).fingerprint == fingerprint
     assert topology("# a comment\n" + GOOD).fingerprint == fingerprint
