@@ -23,7 +23,8 @@ class Authenticator(Protocol):
         """Return to let a request in; raise ``Unauthenticated`` or ``Forbidden`` to refuse it.
 
         ``path`` is as received, percent-encoding and all, without the query; ``authorization`` is the header's
-        value, empty where there is none. It may be asked twice about one request.
+        value, empty where there is none. It may be asked twice about one request, and again and again while the
+        request's stream of events is open.
         """
         ...
 

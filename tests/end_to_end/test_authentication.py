@@ -1,6 +1,7 @@
 """Both tiers with tokens: who is refused, who is let in, and that a router shows workers a token of its own."""
 
 import hashlib
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -108,8 +109,12 @@ def first_event(address: str, path: str, token: str) -> Event:
     headers = {"authorization": f"Bearer {token}"}
     with httpx.stream("GET", f"http://{address}{path}", headers=headers) as response:
         assert response.status_code == 200
-        reader = EventReader()
-        return next(event for piece in response.iter_bytes() for event in reader.feed(piece))
+        return next(events_of(response))
+
+
+def events_of(response: httpx.Response) -> Iterator[Event]:
+    reader = EventReader()
+    return (event for piece in response.iter_bytes() for event in reader.feed(piece))
 
 
 @pytest.mark.parametrize("headers", REFUSED)
@@ -245,8 +250,15 @@ def test_a_worker_that_refuses_the_router_is_no_fault_of_a_clients(served):
 def test_tokens_change_under_a_running_process(served):
     router, tokens = served.changing
     assert get(router, KEY, "old").status_code == 200
-    tokens.write_text("ann fresh\n")
-    wait_until(lambda: get(router, KEY, "fresh").status_code == 200, "the new token")
+    with httpx.stream(
+        "GET", f"http://{router}{KEY}/changes?lag_interval_ms=100", headers={"authorization": "Bearer old"}
+    ) as followed:
+        events = events_of(followed)
+        assert next(events).name == "value"
+        tokens.write_text("ann fresh\n")
+        wait_until(lambda: get(router, KEY, "fresh").status_code == 200, "the new token")
+        *_, last = events
+        assert (last.name, json.loads(last.data)["status"]) == ("problem", 401)
     assert get(router, KEY, "old").status_code == 401
     tokens.write_text("ann\n")
 

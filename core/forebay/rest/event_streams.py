@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.errors import NotReady, Overloaded, Problem
 from forebay.rest.events import COMMENT, EVENTS_MEDIA_TYPE, Event
+from forebay.rest.guard import later_refusal
 
 RETRY_MS = 1_000
 """When a client reconnects to a stream that ended."""
@@ -70,8 +71,11 @@ class EventStreams:
         for end in self._ends:
             end.reschedule(0)
 
-    async def send(self, first: Event | None, events: Events, send: Send) -> None:
-        """Send events, each once the client has taken those before it, until they or this process end."""
+    async def send(self, first: Event | None, events: Events, scope: Scope, send: Send) -> None:
+        """Send events, each once the client has taken those before it, until they or this process end.
+
+        They end, too, once their request would be refused: where its token was taken back.
+        """
 
         async def send_body(body: bytes) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -82,6 +86,8 @@ class EventStreams:
                 try:
                     await send_body(_encoded(first))
                     async for event in events:
+                        if (refusal := later_refusal(scope)) is not None:
+                            raise refusal
                         await send_body(_encoded(event))
                 except Problem as problem:
                     await send_body(problem_event(problem).encode())
@@ -114,8 +120,10 @@ class EventStream(StreamingResponse):
         self._streams = streams
         self._first = first
         self._events = events
+        self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         try:
             async with contextlib.aclosing(self._events):
                 await super().__call__(scope, receive, send)
@@ -125,5 +133,5 @@ class EventStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Send the head, the events and the end."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._streams.send(self._first, self._events, send)
+        await self._streams.send(self._first, self._events, self._scope, send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
