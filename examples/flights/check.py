@@ -23,6 +23,14 @@ from examples.flights.expected import (
 )
 from examples.flights.supervisor import PARTITIONS, STORES, Supervisor, wait_until
 
+EXAMPLES = (
+    "/v1/stores/carrier_delays/keys/UA",
+    "/v1/stores/aircraft_last_seen/keys/N14228?max_time_lag_ms=1000",
+    "/v1/stores/airport_departures/keys/JFK/windows?reverse=true&limit=3",
+    "/v1/stores/aircraft_duties/keys/N14228/sessions?reverse=true&limit=3",
+    "/v1/stores/carrier_delay_history/keys/UA?as_of=2013-01-15T00:00:00Z",
+)
+"""Reads that the demo tells its user to try."""
 WATCHED_CARRIER = "UA"
 LEAST_BATCHES = 20
 _IN_SMALL_BATCHES = ("carrier_delays", "aircraft_last_seen", "airport_departures")
@@ -179,6 +187,8 @@ def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) 
             not reader.failures and reader.reads > 0,
         ),
     ]
+    statuses = [supervisor.http.get(path).status_code for path in EXAMPLES]
+    findings.append(Finding("what the demo tells to try", f"{statuses}", set(statuses) == {200}))
     return findings + compare_every_key(supervisor.http, flights)
 
 

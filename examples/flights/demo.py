@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from examples.broker import Broker
-from examples.flights.check import Finding, run_check
+from examples.flights.check import EXAMPLES, Finding, run_check
 from examples.flights.flights import load_flights, replay, slices
 from examples.flights.supervisor import STORES, DemoFailed, Supervisor, free_port
 from forebay.errors import ForebayError
@@ -148,13 +148,7 @@ def _wait_for_end(supervisor: Supervisor, total: int) -> None:
 
 def _print_examples(router: str) -> None:
     console.print("Try, while the year goes by:")
-    for path in (
-        "/v1/stores/carrier_delays/keys/UA",
-        "/v1/stores/aircraft_last_seen/keys/N14228?max_time_lag_ms=1000",
-        "/v1/stores/airport_departures/keys/JFK/windows?reverse=true&limit=3",
-        "/v1/stores/aircraft_duties/keys/N14228/sessions?reverse=true&limit=3",
-        "/v1/stores/carrier_delay_history/keys/UA?as_of=2013-01-15",
-    ):
+    for path in EXAMPLES:
         console.print(f"  curl -s '{router}{path}'", highlight=False, soft_wrap=True)
 
 
