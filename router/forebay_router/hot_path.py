@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 _PATH = READ_ROUTES[0].path
 _CHOICE_MAX_AGE_MS = 25.0
 _MOST_READS = 4096
-_MOST_WAYS_TO_CHOOSE = 256
+_MOST_CHOICES = 32_768
+"""Of some hundred bytes each."""
 _TICK_S = 0.005
 _LOOK_AGAIN_MS = 50.0
 
@@ -104,6 +105,7 @@ class RouterHotPath:
         self._metrics = metrics
         self._reads: dict[tuple[str, bytes], _KeyRead] = {}
         self._choices: dict[tuple[str, Tolerance, bool], _Choices] = {}
+        self._choices_made = 0
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,7 +157,7 @@ class RouterHotPath:
             # One that is slow is only noticed after the hedge delay.
             return None
         if len(self._reads) >= _MOST_READS:
-            self._reads.clear()
+            self._forget()
         tolerance = parameters.tolerance_for(spec)
         spread = parameters.prefer == "any" and not parameters.require_active
         read = _KeyRead(
@@ -172,10 +174,13 @@ class RouterHotPath:
         return read
 
     def _choices_of(self, store: str, tolerance: Tolerance, spread: bool) -> _Choices:
-        if len(self._choices) >= _MOST_WAYS_TO_CHOOSE:
-            self._choices.clear()
-            self._reads.clear()
         return self._choices.setdefault((store, tolerance, spread), {})
+
+    def _forget(self) -> None:
+        """Begin anew: clients may ask in any number of ways."""
+        self._reads.clear()
+        self._choices.clear()
+        self._choices_made = 0
 
     def _choose(self, read: _KeyRead, partition: int, now_boot_ms: float) -> _Target | None:
         """The best candidate, or one of those that are as good; None where the ordinary read must look for one."""
@@ -201,6 +206,10 @@ class RouterHotPath:
         if not all(map(router.cluster.recovered, hosts)):
             hosts = ()
         targets = tuple(self._target(host, partition) for host in hosts)
+        if partition not in read.choices:
+            if self._choices_made >= _MOST_CHOICES:
+                self._forget()
+            self._choices_made += 1
         choice = read.choices[partition] = _Choice(now_boot_ms, targets)
         return choice
 

@@ -137,8 +137,8 @@ class Recogniser:
     __slots__ = ("_after", "_before", "_form")
 
     def __init__(self) -> None:
-        # Nothing begins with these.
-        self._before, self._after = b"\r\n", b"\r\n"
+        # Longer than what is compared with it, so nothing begins with it.
+        self._before, self._after = bytes(_MOST_HEAD_BYTES + 1), b""
         self._form = RequestForm("", b"", b"", b"")
 
     def recognise(self, data: bytes) -> HotRequest | None:

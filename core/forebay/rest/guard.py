@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,8 +19,8 @@ _LATER_REFUSAL = "forebay.later_refusal"
 
 def later_refusal(scope: Scope) -> Problem | None:
     """Why a request that was let in would not be now, None if it would: an answer may outlast a token."""
-    refusal: Callable[[], Problem | None] | None = scope.get(_LATER_REFUSAL)
-    return None if refusal is None else refusal()
+    refusal: Callable[[Scope], Problem | None] | None = scope.get(_LATER_REFUSAL)
+    return None if refusal is None else refusal(scope)
 
 
 class Guard:
@@ -39,7 +38,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._refusal(scope) if scope["type"] == "http" else None
         if problem is None:
-            scope[_LATER_REFUSAL] = partial(self._refusal, scope)
+            scope[_LATER_REFUSAL] = self._refusal
             await self._app(scope, receive, send)
             return
         self._refusals[problem.status] += 1

@@ -355,6 +355,14 @@ def test_compaction_honours_the_minimum_lag_by_the_wall_clock(changelog: SqliteC
     assert changelog.compact(SPEC, CompactionLimits(min_compaction_lag_ms=0)) == 2
 
 
+def test_a_partition_that_cannot_be_compacted_is_told_and_the_others_are(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1 a=2", 0)
+    append(changelog, ONE, "a=1 a=2", 0)
+    Path(changelog.path(ZERO)).write_bytes(b"no database" * 1000)
+    with pytest.raises(ChangelogError, match=r"1 of the partitions .* 1 records of the others .*0\.db: "):
+        changelog.compact(SPEC)
+
+
 def test_an_open_consumer_learns_of_the_tombstone_floor(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1 a b=1", 0)
     with consuming(changelog) as consumer:

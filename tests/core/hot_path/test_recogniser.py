@@ -148,6 +148,7 @@ ALIKE = st.builds(
 
 @settings(max_examples=1000, deadline=None, derandomize=True)
 @given(received=st.lists(ALIKE | requests(), max_size=12))
+@example(received=[b"\r\nabc\r\n", b"abc"])
 @example(received=[PLAIN, PLAIN[:-4]])
 @example(received=[PLAIN, PLAIN.replace(b"/a", b"/" + b"a" * 8192)])
 @example(received=[PLAIN, PLAIN.replace(b"Host: x", b"Host: y")])

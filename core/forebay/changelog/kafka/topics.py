@@ -184,6 +184,9 @@ class KafkaTopics:
         if boot_ms() < self._unreachable_until:
             raise ChangelogUnreachable(f"No broker of {self._url} answers.")
         try:
+            # Has what happened since the last request handed over: it may be long ago.
+            self.admin.poll(0)
+            self._why_unreachable = None
             return request(self.admin)
         except KafkaException as error:
             raise self._translated(error) from error
@@ -205,8 +208,6 @@ class KafkaTopics:
         code = None if kafka_error is None else kafka_error.code()
         if kafka_error is None or kafka_error.retriable() or code in _UNREACHABLE:
             self._unreachable_until = boot_ms() + _UNREACHABLE_FOR_MS
-            self._why_unreachable = None
-            # Has what was noted since handed over.
             self.admin.poll(0)
             why = self._why_unreachable or ("time-out" if kafka_error is None else kafka_error.str())
             return ChangelogUnreachable(f"No broker of {self._url} answers: {why}.")

@@ -150,11 +150,23 @@ class SqliteChangelog:
         return identity
 
     def compact(self, spec: StoreSpec, limits: CompactionLimits = _LIMITS) -> int:
-        """Take out of a store's log what it can do without; returns how many records went."""
-        return sum(
-            compact(self.path(TopicPartition(spec.topic, partition)), spec, limits, int(time.time() * 1000))
-            for partition in range(self.partitions(spec.topic))
-        )
+        """Take out of a store's log what it can do without; returns how many records went.
+
+        Raises ``ChangelogError`` where a partition could not be compacted, once all others were.
+        """
+        removed, failures = 0, []
+        for partition in range(self.partitions(spec.topic)):
+            path = self.path(TopicPartition(spec.topic, partition))
+            try:
+                removed += compact(path, spec, limits, int(time.time() * 1000))
+            except sqlite3.Error as error:
+                failures.append(f"{path}: {error}")
+        if failures:
+            raise ChangelogError(
+                f"{len(failures)} of the partitions of {spec.topic!r} could not be compacted; try again later. "
+                f"{removed} records of the others were removed. {'; '.join(failures)}."
+            )
+        return removed
 
     @contextlib.contextmanager
     def _topics(self):  # type: ignore[no-untyped-def]

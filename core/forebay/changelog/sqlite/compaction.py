@@ -6,6 +6,7 @@ thousand records at a time, between which others write.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import sqlite3
 import time
@@ -29,14 +30,14 @@ SELECT offset FROM (
     SELECT offset, timestamp_ms,
         lead(timestamp_ms) OVER (PARTITION BY key ORDER BY timestamp_ms, offset) AS next_ms
     FROM log WHERE NOT heartbeat
-) WHERE offset < :old_to AND (next_ms = timestamp_ms OR next_ms <= :begins)
+) WHERE offset < :dirty_to AND (next_ms = timestamp_ms OR next_ms <= :begins)
 """
 _TOMBSTONES = "SELECT offset FROM log WHERE value IS NULL AND offset < :dirty_to AND timestamp_ms <= :dead_ms"
 
 
 @dataclass(frozen=True)
 class CompactionLimits:
-    """How old a record must be, by its timestamp, before compaction takes it; in milliseconds.
+    """How long ago a record must have been written before compaction takes it, in milliseconds.
 
     Of tombstones that is ``delete_retention_ms``; of all others ``min_compaction_lag_ms``, and where they go by
     their store's retention that and a day.
@@ -51,8 +52,9 @@ def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -
 
     Of each key the last record stays, of a versioned store all versions that were in force since history begins;
     a window or session goes that is past its retention by the stream's own time. Records too young stay, and so
-    does what follows them. Old tombstones go, and the tombstone floor says up to where. The last record always
-    stays.
+    does what follows them; a versioned store's tell no time of writing, so there the heartbeats say where they
+    begin. Old tombstones go, and the tombstone floor says up to where; that of the newest window or session
+    stays. The last record always stays. Raises ``sqlite3.Error``.
     """
     with contextlib.closing(connect(path)) as connection:
         found = _look(connection, spec, limits, now_ms)
@@ -78,37 +80,50 @@ def _look(connection: sqlite3.Connection, spec: StoreSpec, limits: CompactionLim
     connection.execute("BEGIN")
     try:
         identity, end = connection.execute("SELECT identity, next_offset FROM state").fetchone()
-        retention_ms = spec.history_retention_ms or spec.retention_ms or 0
-        longer_ms = max(limits.min_compaction_lag_ms, retention_ms + _DAY_MS)
-        dirty_to = min(end - 1, _first_younger(connection, now_ms - limits.min_compaction_lag_ms, end))
-        values = {
-            "dirty_to": dirty_to,
-            "old_to": min(dirty_to, _first_younger(connection, now_ms - longer_ms, end)),
-            "dead_ms": now_ms - limits.delete_retention_ms,
-        }
+        young_ms, dead_ms = now_ms - limits.min_compaction_lag_ms, now_ms - limits.delete_retention_ms
+        # Stream time may be far ahead by a wrong record's fault; so the clock must agree.
+        old_ms = now_ms - (spec.history_retention_ms or spec.retention_ms or 0) - _DAY_MS
+        values: dict[str, int | None] = {"dead_ms": dead_ms}
         if spec.kind == "versioned":
-            # A deletion is a version like any other.
+            values["dirty_to"] = _first_after(connection, young_ms, end, of="heartbeat")
             (newest,) = connection.execute("SELECT max(timestamp_ms) FROM log WHERE NOT heartbeat").fetchone()
-            values["begins"] = history_begins_ms(spec, newest)
+            begins_ms = history_begins_ms(spec, newest)
+            values["begins"] = None if begins_ms is None else min(begins_ms, old_ms)
             replaced = f"{_ALL_BUT_THE_LAST} AND heartbeat UNION {_NOT_IN_FORCE}"
+            # A deletion is a version like any other.
             tombstones = f"{_TOMBSTONES} AND heartbeat"
         else:
+            values["dirty_to"] = _first_after(connection, young_ms, end)
             replaced, tombstones = _ALL_BUT_THE_LAST, _TOMBSTONES
             if spec.retention_ms is not None:
                 (newest,) = connection.execute("SELECT max(time_ms(key)) FROM log WHERE NOT heartbeat").fetchone()
                 stream_time_ms = None if newest is None else newest + (spec.window_size_ms or 0)
-                values |= {"newest": newest, "oldest": oldest_kept_ms(spec, stream_time_ms)}
+                values |= {
+                    "old_to": _first_after(connection, min(old_ms, young_ms), end),
+                    "newest": newest,
+                    "oldest": oldest_kept_ms(spec, stream_time_ms),
+                }
                 replaced = f"{_ALL_BUT_THE_LAST} UNION {_ENDED}"
                 # The newest stays, or stream time would go back for whoever reads the log from here.
                 tombstones = f"{_TOMBSTONES} AND (heartbeat OR time_ms(key) < :newest)"
-        return _Found(identity, _offsets(connection, replaced, values), _offsets(connection, tombstones, values))
+        gone = _offsets(connection, replaced, values)
+        dead = _offsets(connection, tombstones, values)
+        # One that was itself replaced kept nothing from coming back, so the floor need not rise for it.
+        return _Found(identity, gone, array("q", (offset for offset in dead if not _has(gone, offset))))
     finally:
         connection.execute("COMMIT")
 
 
-def _first_younger(connection: sqlite3.Connection, than_ms: int, end: int) -> int:
-    (offset,) = connection.execute("SELECT min(offset) FROM log WHERE timestamp_ms > ?", (than_ms,)).fetchone()
-    return end if offset is None else int(offset)
+def _first_after(connection: sqlite3.Connection, time_ms: int, end: int, of: str = "TRUE") -> int:
+    """The offset of the first record of a later time, at most the last one's."""
+    query = f"SELECT min(offset) FROM log WHERE {of} AND timestamp_ms > ?"
+    (offset,) = connection.execute(query, (time_ms,)).fetchone()
+    return min(end - 1, end if offset is None else int(offset))
+
+
+def _has(offsets: array[int], offset: int) -> bool:
+    at = bisect.bisect_left(offsets, offset)
+    return at < len(offsets) and offsets[at] == offset
 
 
 def _time_ms(spec: StoreSpec, key: bytes) -> int | None:
