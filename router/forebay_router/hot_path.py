@@ -10,84 +10,36 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from forebay.codecs import from_segment
 from forebay.errors import InternalError, Problem
-from forebay.hot_path import HotPathProtocol, HotRequest, RequestForm, Slot
-from forebay.lag import Tolerance, boot_ms
+from forebay.hot_path import HotPathProtocol, HotRequest, Slot
+from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
-from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import READ_ROUTES
-from forebay.topology import StoreSpec
-from forebay_router.candidates import candidates, equals, less_loaded
-from forebay_router.hedging import MOST_DELAY_MS
+from forebay_router.choices import Choices, KeyRead, Target
 from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
 from forebay_router.replica_read import is_final
 from forebay_router.router import Router
-from forebay_router.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 _PATH = READ_ROUTES[0].path
-_CHOICE_MAX_AGE_MS = 25.0
-_MOST_READS = 4096
-_MOST_CHOICES = 32_768
-"""Of some hundred bytes each."""
 _TICK_S = 0.005
 _LOOK_AGAIN_MS = 50.0
-
-
-@dataclass(slots=True, eq=False)
-class _Target:
-    """A worker that may be asked for a partition: ``rest`` is a request to it from ``partition=`` on."""
-
-    host: HostInfo
-    upstream: Upstream
-    rest: bytes
-    reported: bool = False
-    """What an answer says of its replica was noted since this was chosen."""
-
-
-class _Choice(NamedTuple):
-    """Whom to choose among for a partition, and when that was thought about."""
-
-    made_boot_ms: float
-    targets: tuple[_Target, ...]
-
-
-_Choices = dict[int, _Choice]
-"""By partition."""
-
-
-@dataclass(slots=True, eq=False)
-class _KeyRead:
-    """A read of one key but for the key: what its store and query say, worked out once for all alike."""
-
-    spec: StoreSpec
-    query: bytes
-    parameters: ReadParameters
-    tolerance: Tolerance
-    spread: bool
-    choices: _Choices
-    """Shared by all reads that choose in the same way."""
-    before: bytes
-    """A request to a worker up to the key."""
-    between: bytes
-    """And from there on, up to ``partition=``."""
 
 
 @dataclass(slots=True, eq=False)
 class _Outstanding:
     """A read on its way to its first candidate."""
 
-    read: _KeyRead
+    asked: KeyRead
     segment: bytes
     partition: int
     slot: Slot
-    target: _Target
+    target: Target
     sent_boot_ms: float
     settled: bool = False
     """Answered, or gone on as an ordinary read."""
@@ -103,9 +55,7 @@ class RouterHotPath:
     def __init__(self, router: Router, metrics: RouterMetrics) -> None:
         self._router = router
         self._metrics = metrics
-        self._reads: dict[tuple[str, bytes], _KeyRead] = {}
-        self._choices: dict[tuple[str, Tolerance, bool], _Choices] = {}
-        self._choices_made = 0
+        self._choices = Choices(router)
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,10 +65,10 @@ class RouterHotPath:
         router = self._router
         segment = request.segment
         try:
-            read = self._read(request.form)
-            if read is None:
+            asked = self._choices.key_read(request.form)
+            if asked is None:
                 return None
-            partition = read.spec.partition_of(from_segment(read.spec.key_codec, segment))
+            partition = asked.spec.partition_of(from_segment(asked.spec.key_codec, segment))
         except Problem:
             return None
         overload = router.overload()
@@ -126,97 +76,22 @@ class RouterHotPath:
             self._metrics.count(_PATH, overload.status)
             return problem_answer(overload)
         now = boot_ms()
-        target = self._choose(read, partition, now)
+        target = self._choices.choose(asked, partition, now)
         if target is None:
             return None
         slot = protocol.slot(request)
-        outstanding = _Outstanding(read, segment, partition, slot, target, now)
+        read = _Outstanding(asked, segment, partition, slot, target, now)
         # Nothing received is passed on but key and query, both checked.
-        sent = b"".join((read.before, segment, read.between, target.rest))
+        sent = b"".join((asked.before, segment, asked.between, target.rest))
         most_load = router.settings.max_in_flight_per_worker
-        if not target.upstream.send(sent, lambda answer: self._answered(outstanding, answer), most_load):
+        if not target.upstream.send(sent, lambda answer: self._answered(read, answer), most_load):
             return None
         router.in_flight += 1
         router.budget.earn(now)
-        self._outstanding.append(outstanding)
+        self._outstanding.append(read)
         if not self._ticking:
             self._tick()
         return slot
-
-    def _read(self, form: RequestForm) -> _KeyRead | None:
-        """How reads of a form are answered, None where the route must; raises ``Problem``."""
-        spec = self._router.cluster.metadata.stores.get(form.store)
-        found = self._reads.get((form.store, form.query))
-        if found is not None and found.spec is spec:
-            return found
-        if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
-            return None
-        parameters = parse_parameters(form.query, KEY_PARAMETERS)
-        timeout_ms = parameters.timeout_ms
-        if parameters.wait_ms or (timeout_ms is not None and timeout_ms < MOST_DELAY_MS):
-            # One that is slow is only noticed after the hedge delay.
-            return None
-        if len(self._reads) >= _MOST_READS:
-            self._forget()
-        tolerance = parameters.tolerance_for(spec)
-        spread = parameters.prefer == "any" and not parameters.require_active
-        read = _KeyRead(
-            spec,
-            form.query,
-            parameters,
-            tolerance,
-            spread,
-            self._choices_of(spec.name, tolerance, spread),
-            b"GET /v1/stores/%b/keys/" % spec.name_bytes,
-            b"?%b&" % form.query if form.query else b"?",
-        )
-        self._reads[form.store, form.query] = read
-        return read
-
-    def _choices_of(self, store: str, tolerance: Tolerance, spread: bool) -> _Choices:
-        return self._choices.setdefault((store, tolerance, spread), {})
-
-    def _forget(self) -> None:
-        """Begin anew: clients may ask in any number of ways."""
-        self._reads.clear()
-        self._choices.clear()
-        self._choices_made = 0
-
-    def _choose(self, read: _KeyRead, partition: int, now_boot_ms: float) -> _Target | None:
-        """The best candidate, or one of those that are as good; None where the ordinary read must look for one."""
-        choice = read.choices.get(partition)
-        fit = self._router.cluster.recovered
-        if choice is None or now_boot_ms - choice.made_boot_ms >= _CHOICE_MAX_AGE_MS:
-            choice = self._think(read, partition, now_boot_ms)
-        for target in choice.targets:
-            if not fit(target.host):
-                # One was lost. One that recovers is probed by ordinary reads.
-                choice = self._think(read, partition, now_boot_ms)
-                break
-        targets = choice.targets
-        if len(targets) < 2:
-            return targets[0] if targets else None
-        return less_loaded(targets, _load_of, self._router.choose)
-
-    def _think(self, read: _KeyRead, partition: int, now_boot_ms: float) -> _Choice:
-        """Whom to choose among; nobody, where one of them recovers."""
-        router = self._router
-        holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
-        hosts = equals(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]
-        if not all(map(router.cluster.recovered, hosts)):
-            hosts = ()
-        targets = tuple(self._target(host, partition) for host in hosts)
-        if partition not in read.choices:
-            if self._choices_made >= _MOST_CHOICES:
-                self._forget()
-            self._choices_made += 1
-        choice = read.choices[partition] = _Choice(now_boot_ms, targets)
-        return choice
-
-    def _target(self, host: HostInfo, partition: int) -> _Target:
-        told = (partition, str(host).encode(), self._router.credentials())
-        rest = b"partition=%d HTTP/1.1\r\nhost: %b\r\n%b\r\n" % told
-        return _Target(host, self._router.upstreams[host], rest)
 
     def _answered(self, read: _Outstanding, answer: Answer | None) -> None:
         """Take a worker's answer, None where the connection ended first: that alone does not mean it is down."""
@@ -227,7 +102,7 @@ class RouterHotPath:
             router.delay.observe(boot_ms() - read.sent_boot_ms)
             if not target.reported:
                 target.reported = True
-                router.cluster.heard(target.host, (read.read.spec.name, read.partition), answer.head)
+                router.cluster.heard(target.host, (read.asked.spec.name, read.partition), answer.head)
         if read.settled:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer)
@@ -245,7 +120,7 @@ class RouterHotPath:
             self._fill(read, answer)
 
     def _fill(self, read: _Outstanding, answer: Answer) -> None:
-        self._metrics.count_answer(_PATH, read.read.spec.name, answer)
+        self._metrics.count_answer(_PATH, read.asked.spec.name, answer)
         read.slot.fill(answer)
 
     def _go_on_as_ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
@@ -256,7 +131,7 @@ class RouterHotPath:
         read.ordinary.add_done_callback(self._tasks.discard)
 
     async def _ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
-        asked = read.read
+        asked = read.asked
         store = asked.spec.name
         path = b"/v1/stores/%b/keys/%b" % (asked.spec.name_bytes, read.segment)
         try:
@@ -308,7 +183,7 @@ class RouterHotPath:
             self._go_on_as_ordinary(read, read.target.host)
 
     def _has_another(self, read: _Outstanding) -> bool:
-        asked = read.read
+        asked = read.asked
         spec = self._router.cluster.metadata.stores.get(asked.spec.name)
         if spec is None:
             return False
@@ -328,8 +203,4 @@ class RouterHotPath:
             self._hedge(read)
 
     def _left_ms(self, read: _Outstanding) -> float:
-        return self._router.timeout_ms(read.read.parameters) - (boot_ms() - read.sent_boot_ms)
-
-
-def _load_of(target: _Target) -> int:
-    return target.upstream.load
+        return self._router.timeout_ms(read.asked.parameters) - (boot_ms() - read.sent_boot_ms)

@@ -315,7 +315,7 @@ def test_session_windows(client):
 
 
 def test_a_missing_partition_is_an_error_unless_a_part_is_allowed(tmp_path, connect):
-    options = ("--num-standby-replicas", "0", "--session-timeout-ms", "60000")
+    options = ("--num-standby-replicas", "0", "--session-timeout-ms", "20000")
     with running_cluster(tmp_path, topology_text=TOPOLOGY, worker_options=options) as cluster:
         cluster.put("names", {b"k%d" % i: b"1" for i in range(100)})
         cluster.start_workers(2)

@@ -279,7 +279,7 @@ def test_a_missing_partition_is_a_clear_error_unless_a_part_is_allowed(tmp_path)
         tmp_path, topology_text=TOPOLOGY, worker_options=("--num-standby-replicas", "0")
     ) as cluster:
         cluster.put("names", {b"k%d" % i: b"1" for i in range(100)})
-        cluster.start_workers(2, "--session-timeout-ms", "60000")
+        cluster.start_workers(2, "--session-timeout-ms", "20000")
         router = cluster.start_router()
         cluster.wait_settled(router, replicas=1)
         lost = next(iter(cluster.workers))

@@ -160,7 +160,7 @@ def test_a_worker_wants_the_partition_named(served):
 
 
 def test_with_a_partition_out_of_reach_a_hit_is_a_hit_and_a_miss_is_none(tmp_path):
-    alone = ("--num-standby-replicas", "0", "--session-timeout-ms", "60000")
+    alone = ("--num-standby-replicas", "0", "--session-timeout-ms", "20000")
     with running_cluster(tmp_path, topology_text=TOPOLOGY, worker_options=alone) as cluster:
         write(cluster)
         cluster.start_workers(2)

@@ -4,7 +4,7 @@ from forebay.hot_path import HotPathProtocol, HotRequest, RequestForm
 from forebay.metadata import StreamsMetadataState
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
-from forebay_router import hot_path
+from forebay_router import choices
 from forebay_router.hot_path import RouterHotPath
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
@@ -14,7 +14,7 @@ PROTOCOL = cast(HotPathProtocol, None)
 
 
 def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatch):
-    monkeypatch.setattr(hot_path, "_MOST_CHOICES", 100)
+    monkeypatch.setattr(choices, "_MOST_CHOICES", 100)
     router = Router(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
     spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 64)
     router.cluster.metadata = StreamsMetadataState({"s": spec})
@@ -25,5 +25,5 @@ def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatc
         for key in range(100):
             # Nobody holds anything, so the route is to answer.
             assert path(HotRequest(form, b"k%d" % key, 0), PROTOCOL) is None
-            most = max(most, sum(map(len, path._choices.values())))
+            most = max(most, sum(map(len, path._choices._choices.values())))
     assert 50 <= most <= 100

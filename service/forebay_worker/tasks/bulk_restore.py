@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES_IN_MEMORY = 96 << 20
 """What one restore process holds before it writes a file."""
+_PATIENCE_S = 10.0
 _RETRY_S = 1.0
 
 
@@ -219,6 +220,7 @@ class BulkRestore:
             replica.log,
             str(self._scratch),
             MOST_BYTES_IN_MEMORY,
+            _PATIENCE_S,
         )
 
     def _spawn(self) -> subprocess.Popen[str]:

@@ -33,7 +33,6 @@ RECORDS_PER_POLL = 2_000
 """What is folded at once should fit the processor's cache: with 50,000 a record took a third more."""
 _NICENESS = 10
 _PR_SET_PDEATHSIG = 1
-_SILENCE_S = 10.0
 _SIZED_EVERY = 8
 _PAUSE_S = 0.005
 _NEVER_SET = Wake()
@@ -44,7 +43,8 @@ class RestoreJob:
     """Fold one partition from a committed offset to the end that the log has when the job begins.
 
     ``log`` is the identity of the log that the store is of, None if that is not known; ``most_bytes`` bounds
-    what is held in memory before a file is written.
+    what is held in memory before a file is written. Where the log tells nothing for ``patience_s``, the job is
+    given up.
     """
 
     job: int
@@ -55,6 +55,7 @@ class RestoreJob:
     log: str | None
     scratch: str
     most_bytes: int
+    patience_s: float
 
     def line(self) -> str:
         """The job as one line."""
@@ -112,7 +113,7 @@ def _fold_files(
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
     fold = Fold.after(committed)
     while target < 0 or committed.position < target:
-        batch = _next_batch(consumer, tp)
+        batch = _next_batch(consumer, tp, job.patience_s)
         if reason_for_distrust(job.log, committed, committed.current_until_epoch_ms, batch) is not None:
             # The applier takes over and finds the same.
             return
@@ -143,9 +144,9 @@ def _fold_files(
         fold = Fold.after(committed)
 
 
-def _next_batch(consumer: Consumer, tp: TopicPartition) -> Batch:
+def _next_batch(consumer: Consumer, tp: TopicPartition, patience_s: float) -> Batch:
     """What comes next; raises ``OSError`` where nothing does for a while, not even an end."""
-    deadline = time.monotonic() + _SILENCE_S
+    deadline = time.monotonic() + patience_s
     while (batch := next(iter(consumer.poll(RECORDS_PER_POLL)), None)) is None:
         if time.monotonic() > deadline:
             raise OSError(f"the log {tp} cannot be read")

@@ -150,6 +150,7 @@ def test_a_cancelled_restore_leaves_the_store_as_it_is(changelog, tmp_path):
 
 def test_a_job_that_cannot_be_done_is_tried_again(changelog, folded, tmp_path, monkeypatch):
     monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    monkeypatch.setattr(bulk_restore, "_PATIENCE_S", 0.5)
     path = Path(changelog.path(TP))
     away = path.with_suffix(".away")
     path.rename(away)

@@ -1,0 +1,145 @@
+"""Whom a hot read asks: the best candidate of its partition, thought about anew every few milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from forebay.hot_path import RequestForm
+from forebay.lag import Tolerance
+from forebay.metadata import HostInfo
+from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
+from forebay.topology import StoreSpec
+from forebay_router.candidates import candidates, equals, less_loaded
+from forebay_router.hedging import MOST_DELAY_MS
+from forebay_router.router import Router
+from forebay_router.upstream import Upstream
+
+_CHOICE_MAX_AGE_MS = 25.0
+_MOST_READS = 4096
+_MOST_CHOICES = 32_768
+"""Of some hundred bytes each."""
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """A worker that may be asked for a partition: ``rest`` is a request to it from ``partition=`` on."""
+
+    host: HostInfo
+    upstream: Upstream
+    rest: bytes
+    reported: bool = False
+    """What an answer says of its replica was noted since this was chosen."""
+
+
+class _Choice(NamedTuple):
+    """Whom to choose among for a partition, and when that was thought about."""
+
+    made_boot_ms: float
+    targets: tuple[Target, ...]
+
+
+_ByPartition = dict[int, _Choice]
+
+
+@dataclass(slots=True, eq=False)
+class KeyRead:
+    """A read of one key but for the key: what its store and query say, worked out once for all alike."""
+
+    spec: StoreSpec
+    query: bytes
+    parameters: ReadParameters
+    tolerance: Tolerance
+    spread: bool
+    choices: _ByPartition
+    """Shared by all reads that choose in the same way."""
+    before: bytes
+    """A request to a worker up to the key."""
+    between: bytes
+    """And from there on, up to ``partition=``."""
+
+
+class Choices:
+    """What was worked out lately for reads alike, and for their partitions; a bounded number of each."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._reads: dict[tuple[str, bytes], KeyRead] = {}
+        self._choices: dict[tuple[str, Tolerance, bool], _ByPartition] = {}
+        self._choices_made = 0
+
+    def key_read(self, form: RequestForm) -> KeyRead | None:
+        """How reads of a form are answered, None where the route must; raises ``Problem``."""
+        spec = self._router.cluster.metadata.stores.get(form.store)
+        found = self._reads.get((form.store, form.query))
+        if found is not None and found.spec is spec:
+            return found
+        if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
+            return None
+        parameters = parse_parameters(form.query, KEY_PARAMETERS)
+        timeout_ms = parameters.timeout_ms
+        if parameters.wait_ms or (timeout_ms is not None and timeout_ms < MOST_DELAY_MS):
+            # One that is slow is only noticed after the hedge delay.
+            return None
+        if len(self._reads) >= _MOST_READS:
+            self._forget()
+        tolerance = parameters.tolerance_for(spec)
+        spread = parameters.prefer == "any" and not parameters.require_active
+        read = KeyRead(
+            spec,
+            form.query,
+            parameters,
+            tolerance,
+            spread,
+            self._choices.setdefault((spec.name, tolerance, spread), {}),
+            b"GET /v1/stores/%b/keys/" % spec.name_bytes,
+            b"?%b&" % form.query if form.query else b"?",
+        )
+        self._reads[form.store, form.query] = read
+        return read
+
+    def _forget(self) -> None:
+        """Begin anew: clients may ask in any number of ways."""
+        self._reads.clear()
+        self._choices.clear()
+        self._choices_made = 0
+
+    def choose(self, read: KeyRead, partition: int, now_boot_ms: float) -> Target | None:
+        """The best candidate, or one of those that are as good; None where the ordinary read must look for one."""
+        choice = read.choices.get(partition)
+        fit = self._router.cluster.recovered
+        if choice is None or now_boot_ms - choice.made_boot_ms >= _CHOICE_MAX_AGE_MS:
+            choice = self._think(read, partition, now_boot_ms)
+        for target in choice.targets:
+            if not fit(target.host):
+                # One was lost. One that recovers is probed by ordinary reads.
+                choice = self._think(read, partition, now_boot_ms)
+                break
+        targets = choice.targets
+        if len(targets) < 2:
+            return targets[0] if targets else None
+        return less_loaded(targets, _load_of, self._router.choose)
+
+    def _think(self, read: KeyRead, partition: int, now_boot_ms: float) -> _Choice:
+        """Find whom to choose among; nobody, where one of them recovers."""
+        router = self._router
+        holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
+        hosts = equals(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]
+        if not all(map(router.cluster.recovered, hosts)):
+            hosts = ()
+        targets = tuple(self._target(host, partition) for host in hosts)
+        if partition not in read.choices:
+            if self._choices_made >= _MOST_CHOICES:
+                self._forget()
+            self._choices_made += 1
+        choice = read.choices[partition] = _Choice(now_boot_ms, targets)
+        return choice
+
+    def _target(self, host: HostInfo, partition: int) -> Target:
+        told = (partition, str(host).encode(), self._router.credentials())
+        rest = b"partition=%d HTTP/1.1\r\nhost: %b\r\n%b\r\n" % told
+        return Target(host, self._router.upstreams[host], rest)
+
+
+def _load_of(target: Target) -> int:
+    return target.upstream.load
