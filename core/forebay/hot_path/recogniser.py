@@ -35,6 +35,8 @@ _LEFT_TO_THE_PARSER = frozenset(
 )
 _MOST_BLOCKS = 4096
 _DOTS = frozenset({b".", b".."})
+_BEFORE_NONE = bytes(_MOST_HEAD_BYTES + 1)
+"""Longer than what is compared with it, so nothing begins with it."""
 
 
 class RequestForm(NamedTuple):
@@ -137,8 +139,7 @@ class Recogniser:
     __slots__ = ("_after", "_before", "_form")
 
     def __init__(self) -> None:
-        # Longer than what is compared with it, so nothing begins with it.
-        self._before, self._after = bytes(_MOST_HEAD_BYTES + 1), b""
+        self._before, self._after = _BEFORE_NONE, b""
         self._form = RequestForm("", b"", b"", b"")
 
     def recognise(self, data: bytes) -> HotRequest | None:
