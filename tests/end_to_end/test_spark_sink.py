@@ -6,6 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,14 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
         assert expected in str(caught.value)
 
 
+def test_a_version_without_the_time_from_which_it_is_valid_is_refused(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, at timestamp, price int")
+    source.add({"k": "a", "at": None, "price": 1})
+    message = refusal(sink.write(source.df, "prices", key="k", order_by="at"), tmp_path)
+    assert "1 rows of this task have a null valid-from" in message
+    assert log_of(sink, "prices") == {0: [], 1: [], 2: []}
+
+
 def test_a_superseded_query_that_speaks_again_fails(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": "a", "n": 1})
@@ -299,6 +308,16 @@ def test_an_idle_query_goes_on_saying_how_new_its_answers_are_and_positions_grow
     assert said == sorted(said)
     # Spark tells of its last trigger a moment after the query has stopped.
     wait_until(lambda: said_position(sink) == ends(sink), "a position at the end of the log")
+
+
+def test_a_query_that_asks_its_sources_once_says_no_more_than_when_it_did(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    query = run(sink.write(source.df, "latest", key="k"), tmp_path)
+    ended_ms = time.time() * 1000
+    # A source that tells its latest offset, as Kafka does, says of the last batch that nothing was left.
+    sink._beat(str(query.id), int(ended_ms) + 3_600_000, 1)
+    assert as_ofs(sink)[-1] <= ended_ms
 
 
 def said_position(sink: Any) -> dict[TopicPartition, int]:
@@ -343,7 +362,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import pyarrow as pa
 function = pickle.loads(open({str(pickled)!r}, "rb").read())
-batch = pa.RecordBatch.from_pydict({{"key": pa.array([b"foobar"]), "value": pa.array([b"1"])}})
+columns = {{"key": pa.array([b"foobar"]), "value": pa.array([b"1"]), "timestamp_ms": pa.array([1])}}
+batch = pa.RecordBatch.from_pydict(columns)
 print(next(iter(function([batch]))).column("partition").to_pylist())
 """
     # A copy of this environment's path without the project: editable installs put finders in site-packages.

@@ -137,6 +137,23 @@ def test_two_rows_of_a_key_are_refused_unless_something_orders_them(spark, sink,
     assert httpx.get(f"http://{router}/v1/stores/latest/keys/a").json()["value"] == {"n": 2}
 
 
+def test_a_query_that_another_superseded_writes_no_row(spark, sink, cluster, tmp_path):
+    from pyspark.errors import StreamingQueryException
+
+    from forebay.spark import Sink
+
+    source = Source(spark, tmp_path / "in", "k string, n bigint")
+    source.add({"k": "a", "n": 1})
+    run(sink.write(source.df, "latest", key="k"), tmp_path, "old")
+    other = Sink(cluster.topology_path, changelog=cluster.changelog.url)
+    run(other.write(source.df, "latest", key="k"), tmp_path, "new")
+    source.add({"k": "a", "n": 2})
+    with pytest.raises(StreamingQueryException, match="Two queries write as 'latest'"):
+        run(sink.write(source.df, "latest", key="k"), tmp_path, "old")
+    router = served(cluster)
+    assert httpx.get(f"http://{router}/v1/stores/latest/keys/a").json()["value"] == {"n": 1}
+
+
 def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_path):
     now_s = int(time.time())
     source = Source(spark, tmp_path / "in", "k string, price bigint, at timestamp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -38,6 +39,8 @@ class Layout:
     value: tuple[str, ...]
     order_by: tuple[str, ...]
     delete: str | None
+    order_types: dict[str, str]
+    """The order's columns as ``encode`` calls them, and their types."""
 
     @property
     def key_columns(self) -> KeyColumns:
@@ -46,6 +49,11 @@ class Layout:
 
     def encode(self, batch: DataFrame) -> DataFrame:
         """Columns ``key``, ``suffix`` (windowed stores), ``value``, ``timestamp_ms``, and the order's."""
+        return batch.select(*self._columns)
+
+    @cached_property
+    def _columns(self) -> list[Column]:
+        """Made once: each takes many calls into the JVM."""
         value = F.to_json(F.struct(*(F.col(_quoted(name)) for name in self.value)), _JSON_OPTIONS).cast("binary")
         if self.delete is not None:
             value = F.when(F.col(_quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
@@ -53,8 +61,10 @@ class Layout:
         if self.window is not None:
             columns.append(self._suffix(self.window).alias("suffix"))
         columns += [value.alias("value"), self._timestamp().alias("timestamp_ms")]
-        columns += [F.col(_quoted(name)).alias(f"order_{i}") for i, name in enumerate(self.order_by)]
-        return batch.select(*columns)
+        columns += [
+            F.col(_quoted(name)).alias(order) for name, order in zip(self.order_by, self.order_types, strict=True)
+        ]
+        return columns
 
     def _key(self) -> Column:
         if self.spec.key == "json":
@@ -113,7 +123,8 @@ def lay_out(
     chosen = tuple(value) if value is not None else tuple(name for name in names if name not in used)
     if not chosen:
         raise SinkError(f"No column is left for the value of {spec.name!r}; name some with value=.")
-    return Layout(spec, keys, window, chosen, order, delete)
+    order_types = {f"order_{i}": df.schema[name].dataType.simpleString() for i, name in enumerate(order)}
+    return Layout(spec, keys, window, chosen, order, delete, order_types)
 
 
 def _check_key(df: DataFrame, spec: StoreSpec, keys: tuple[str, ...]) -> None:

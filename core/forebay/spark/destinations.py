@@ -38,6 +38,9 @@ class BatchId:
 class Destination(Protocol):
     """Takes a batch's placed rows: each partition's in one task, sorted by key and order."""
 
+    claims_first: bool
+    """Whether a heartbeat must tell before each batch that the query is still the one that writes in its name."""
+
     def check(self, session: SparkSession) -> None:
         """Refuse a session that cannot write there; raises ``SinkError``."""
         ...
@@ -49,6 +52,9 @@ class Destination(Protocol):
 
 class SqliteDestination:
     """One task writes a partition, its rows and marker in one transaction: a repeated batch changes nothing."""
+
+    claims_first = False
+    """The rows' own transaction does."""
 
     def __init__(self, changelog: SqliteChangelog) -> None:
         self._changelog = changelog
@@ -68,6 +74,7 @@ class SqliteDestination:
             batch_id=batch.number,
             write_name=batch.writer,
             ordered=batch.ordered,
+            versioned=spec.kind == "versioned",
         )
         written = rows.mapInArrow(write_rows(target), "partition int, row_count bigint, next_offset bigint")
         _refusing(spec, written.collect)
@@ -75,6 +82,8 @@ class SqliteDestination:
 
 class KafkaDestination:
     """Spark's own Kafka sink: at least once, so a repeated batch is there twice and folds to the same state."""
+
+    claims_first = True
 
     def __init__(self, url: KafkaUrl) -> None:
         self._options = url.spark()

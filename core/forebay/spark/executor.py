@@ -60,6 +60,7 @@ class Target:
     batch_id: int
     write_name: str
     ordered: bool
+    versioned: bool
 
 
 def partition_rows(
@@ -73,11 +74,12 @@ def partition_rows(
 
     def run(batches: Batches) -> Batches:
         _forget_archives()
-        nulls = 0
+        nulls = timeless = 0
         for batch in batches:
             keys, null_count = _keys(batch, columns)
             nulls += null_count
-            if nulls:
+            timeless += batch.column("timestamp_ms").null_count
+            if nulls or timeless:
                 continue
             _refuse_reserved(keys)
             chosen = _partitions(keys, partitions, partitioner)
@@ -97,6 +99,11 @@ def partition_rows(
             raise WriteRefused(
                 f"{nulls} rows of this task have a null key (column {shown}). Filter them before the sink, "
                 "and say so where people look."
+            )
+        if timeless:
+            raise WriteRefused(
+                f"{timeless} rows of this task have a null valid-from (the column that order_by= names). Filter "
+                "them before the sink, or say from when they are valid."
             )
 
     return run
@@ -121,6 +128,7 @@ def write_rows(target: Target) -> Callable[[Batches], Batches]:
                 query_id=target.query_id,
                 batch_id=target.batch_id,
                 write_name=target.write_name,
+                timed=target.versioned,
             )
             yield pa.RecordBatch.from_pydict(
                 {

@@ -94,7 +94,7 @@ class Sink:
         if spec.stream_partitioner is None:
             raise SinkError(f"{store!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
         layout = lay_out(df, spec, key, value, order_by, delete)
-        write = _Write(self, layout, writer or store, _slots(session, spec.partitions))
+        write = _Write(self, layout, writer or store, _Tasks(session, spec.partitions))
         self._listen(session)
         return SinkWriter(df, write)
 
@@ -147,8 +147,10 @@ class _Write:
     sink: Sink
     layout: Layout
     writer: str
-    slots: tuple[int, ...]
+    tasks: _Tasks
     as_of_ms: int | None = None
+    as_of_limit_ms: int | None = None
+    """When its query was started, of one that asks its sources then what there is, and never again."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -165,18 +167,19 @@ class _Write:
         self.sink._writes[query_id] = self
         partitioner = self.spec.stream_partitioner
         vectorised = isinstance(partitioner, Murmur2Partitioner)
-        encoded = self.layout.encode(df)
-        order = [name for name in encoded.columns if name.startswith("order_")]
-        types = {field.name: field.dataType.simpleString() for field in encoded.schema.fields}
-        placed = encoded.mapInArrow(
+        slots = self.tasks.slots()
+        order = self.layout.order_types
+        placed = self.layout.encode(df).mapInArrow(
             partition_rows(
-                self.layout.key_columns, self.spec.partitions, self.slots, None if vectorised else partitioner
+                self.layout.key_columns, self.spec.partitions, slots, None if vectorised else partitioner
             ),
             "slot int, partition int, key binary, value binary, timestamp_ms bigint"
-            + "".join(f", {name} {types[name]}" for name in order),
+            + "".join(f", {name} {kind}" for name, kind in order.items()),
         )
-        rows = placed.repartition(self.spec.partitions, "slot").sortWithinPartitions("partition", "key", *order)
+        rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions("partition", "key", *order)
         ordered = bool(self.layout.order_by)
+        if self.sink._destination.claims_first:
+            self.beat(query_id, self.as_of_ms, batch_id - 1)
         self.sink._destination.write(rows, self.spec, BatchId(query_id, batch_id, self.writer, ordered))
         self.beat(query_id, self.as_of_ms, batch_id)
 
@@ -184,6 +187,7 @@ class _Write:
         """Append a heartbeat to every partition, and remember the position it brought the log to."""
         with self._lock:
             if as_of_ms is not None:
+                as_of_ms = as_of_ms if self.as_of_limit_ms is None else min(as_of_ms, self.as_of_limit_ms)
                 self.as_of_ms = max(as_of_ms, self.as_of_ms or as_of_ms)
             changelog = self.sink._changelog
             offsets = changelog.append_heartbeat(
@@ -202,6 +206,7 @@ class SinkWriter(DataStreamWriter):
     def __init__(self, df: DataFrame, write: _Write) -> None:
         super().__init__(df)
         self._write_to = write
+        self._available_now = False
         session_store = write.spec.kind == "session"
         self.queryName(write.writer)
         self.outputMode("append" if session_store else "update")
@@ -222,6 +227,12 @@ class SinkWriter(DataStreamWriter):
         super().outputMode(outputMode)
         return self
 
+    def trigger(self, *args: Any, **options: Any) -> SinkWriter:
+        """When the query runs, as Spark's own writer takes it."""
+        super().trigger(*args, **options)
+        self._available_now = bool(options.get("availableNow"))
+        return self
+
     def start(
         self,
         path: str | None = None,
@@ -234,6 +245,7 @@ class SinkWriter(DataStreamWriter):
         """Start the query, as Spark's own writer does."""
         if outputMode is not None:
             self.outputMode(outputMode)
+        self._write_to.as_of_limit_ms = time.time_ns() // 1_000_000 if self._available_now else None
         query = super().start(path, format, None, partitionBy, queryName, **options)
         self._write_to.sink._writes[str(query.id)] = self._write_to
         return query
@@ -254,15 +266,32 @@ def _classic_session(df: DataFrame) -> SparkSession:
     return session
 
 
-def _slots(session: SparkSession, partitions: int) -> tuple[int, ...]:
-    """For each partition a number that Spark's hash shuffles to a task of its own."""
+class _Tasks:
+    """Which task writes which partitions. There are no more tasks than cores: each takes some 50 ms by itself."""
+
+    def __init__(self, session: SparkSession, partitions: int) -> None:
+        self._session = session
+        self._partitions = partitions
+        self._slots: tuple[int, ...] = ()
+
+    def slots(self) -> tuple[int, ...]:
+        """By partition a number that Spark's hash shuffles to the partition's task."""
+        count = min(self._partitions, self._session.sparkContext.defaultParallelism)
+        if len(set(self._slots)) != count:
+            by_task = _slots(self._session, count)
+            self._slots = tuple(by_task[partition % count] for partition in range(self._partitions))
+        return self._slots
+
+
+def _slots(session: SparkSession, tasks: int) -> tuple[int, ...]:
+    """For each of so many tasks a number that Spark's hash shuffles to it."""
     found: dict[int, int] = {}
-    first, count = 0, 8 * partitions + 64
-    while len(found) < partitions:
+    first, count = 0, 8 * tasks + 64
+    while len(found) < tasks:
         rows = session.range(first, first + count).selectExpr(
-            "cast(id as int) as slot", f"pmod(hash(cast(id as int)), {partitions}) as task"
+            "cast(id as int) as slot", f"pmod(hash(cast(id as int)), {tasks}) as task"
         )
         for row in rows.collect():
             found.setdefault(row.task, row.slot)
         first += count
-    return tuple(found[task] for task in range(partitions))
+    return tuple(found[task] for task in range(tasks))
