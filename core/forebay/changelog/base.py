@@ -74,6 +74,9 @@ class Batch(NamedTuple):
     says so."""
     partitions: int | None = None
     """How many partitions the topic has by now; None where that cannot change."""
+    settled: bool = False
+    """Whether the log could be read up to ``position`` and no further by a response as new as any with a gap:
+    the successor of a value that compaction took is not beyond it, though a transaction may still be open."""
 
 
 class Consumer(Protocol):
@@ -141,7 +144,7 @@ class Changelog(Protocol):
         ...
 
     def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
-        """Append a heartbeat to every partition; returns each one's next offset.
+        """Append a heartbeat to every partition; returns the next offset of each that is of the topic's identity.
 
         Raises ``BatchConflict`` where another query took over as ``writer``.
         """

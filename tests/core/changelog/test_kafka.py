@@ -373,6 +373,28 @@ def test_offsets_missing_behind_an_old_record_are_a_gap(changelog):
         assert any(batch.gap for batch in reader.batches)
 
 
+def test_a_gap_is_settled_where_the_log_can_be_read_to_though_a_transaction_is_always_open(changelog, admin):
+    store = spec()
+    tp = made(admin, store, {"cleanup.policy": "compact"})
+    first, second = Writer(changelog, tp, f"a-{tp.topic}"), Writer(changelog, tp, f"b-{tp.topic}")
+    with first.transaction(commit=True):
+        first.send((b"a", b"1"))
+        second.producer.begin_transaction()
+        second.send((b"b", b"open"))
+    first.producer.begin_transaction()
+    first.send((b"a", b"open"))
+    second.producer.commit_transaction(10)
+    # Offsets 0 to 4: a, b, a's marker, a's next, which is open, and b's marker.
+    with Reader(changelog, tp) as reader:
+        reader.poll_until(lambda: reader.newest.settled, "a position where all was read")
+        gaps = [batch for batch in reader.batches if batch.gap]
+        assert gaps
+        assert gaps[-1].end.offset == 5
+        assert reader.newest.position == 3
+        assert reader.values == [b"1", b"open"]
+    first.producer.abort_transaction(10)
+
+
 def test_a_position_that_the_log_no_longer_holds_is_below_the_floor(changelog, admin):
     tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
     Writer(changelog, tp).send(*((b"k%d" % i, b"1") for i in range(10)))

@@ -1,3 +1,4 @@
+import os
 import shutil
 import subprocess
 import sys
@@ -154,6 +155,20 @@ def test_a_log_is_read_from_any_offset_in_portions_of_any_size(changelog: Sqlite
                     at = batch.position
                 assert caught_up(consumer)
             assert records == [(n, b"k%d" % n, b"%d" % n, n, False) for n in range(position, 10)]
+
+
+def test_large_values_are_read_a_few_at_a_time(changelog: SqliteChangelog) -> None:
+    rows = [(b"%d" % number, b"x" * (1 << 18), 0) for number in range(200)]
+    sqlite_partition.append_batch(changelog.path(ZERO), rows, writer="w", query_id="q", batch_id=1, write_name="s")
+    with consuming(changelog) as consumer:
+        offsets: list[int] = []
+        while len(offsets) < 200:
+            batch = poll_one(consumer)
+            assert sum(len(value or b"") for _, _, value, _, _ in batch.records) <= 16 << 20
+            assert not batch.gap
+            offsets += [offset for offset, *_ in batch.records]
+        assert offsets == list(range(200))
+        assert caught_up(consumer)
 
 
 def test_an_open_consumer_sees_what_is_appended_later_once(changelog: SqliteChangelog) -> None:
@@ -321,6 +336,15 @@ def test_heartbeats_reach_every_partition_and_are_marked(changelog: SqliteChange
     for tp in (ZERO, ONE):
         beats = [(key, value) for _, key, value, _, heartbeat in read_to_end(changelog, tp) if heartbeat]
         assert beats == [(heartbeat_key("w"), b"v"), (heartbeat_key("w"), None)]
+
+
+def test_a_partition_that_was_lost_is_of_no_position_of_its_topics(tmp_path: Path) -> None:
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure_topic("t", 2)
+    os.unlink(changelog.path(TopicPartition("t", 1)))
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure_topic("t", 2)
+    assert changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v") == {0: 1}
 
 
 def test_a_gap_is_told_where_compaction_took_records_and_only_there(changelog: SqliteChangelog) -> None:

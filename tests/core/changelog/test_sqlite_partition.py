@@ -39,7 +39,7 @@ def append(
 
 
 def beat(path: str, value: bytes = b"{}", *, query: str = "q", writer: str = "w") -> int:
-    return sqlite_partition.append_heartbeat(path, writer=writer, query_id=query, value=value)
+    return sqlite_partition.append_heartbeat(path, writer=writer, query_id=query, value=value)[1]
 
 
 def logged(path: str) -> list[Logged]:
@@ -133,6 +133,21 @@ def test_an_empty_value_is_no_tombstone_in_a_repeat(path: str) -> None:
     append(path, [(b"a", None, 1)])
     with pytest.raises(WriteRefused):
         append(path, [(b"a", b"", 1)])
+
+
+def test_of_versions_a_repeat_must_match_the_times_and_of_others_it_need_not(path: str) -> None:
+    def write(batch_id: int, time_ms: int, *, timed: bool) -> None:
+        rows = [(b"k", b"v", time_ms)]
+        sqlite_partition.append_batch(
+            path, rows, writer="w", query_id="q", batch_id=batch_id, write_name="s", timed=timed
+        )
+
+    write(0, 1, timed=False)
+    write(0, 2, timed=False)
+    write(1, 1, timed=True)
+    write(1, 1, timed=True)
+    with pytest.raises(WriteRefused, match="not deterministic"):
+        write(1, 2, timed=True)
 
 
 def test_one_query_may_write_a_batch_under_several_names(path: str) -> None:
@@ -279,7 +294,7 @@ def test_executors_without_forebay_can_load_the_module(tmp_path: Path) -> None:
     file = str(tmp_path / "0.db")
     script = (
         f"import runpy; m = runpy.run_path({sqlite_partition.__file__!r}); m['create']({file!r}, 'i'); "
-        f"print(m['append_heartbeat']({file!r}, writer='w', query_id='q', value=b'v'))"
+        f"print(m['append_heartbeat']({file!r}, writer='w', query_id='q', value=b'v')[1])"
     )
     ran = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "1"

@@ -255,6 +255,8 @@ class KafkaConsumer:
             state.identity,
             state.tombstone_life_ms,
             state.partitions,
+            # The cleaner never passes the last stable offset, which is where a partition ends for a reader.
+            settled=bool(reached) and reached == after,
         )
 
     def _end_at_last_response(self, tp: TopicPartition) -> int:

@@ -124,15 +124,19 @@ class SqliteChangelog:
 
     def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
         """Append a heartbeat to every partition; see ``Changelog``."""
+        log, offsets = self.identity(topic), {}
         try:
-            return {
-                partition: sqlite_partition.append_heartbeat(
-                    self.path(TopicPartition(topic, partition)), writer=writer, query_id=query_id, value=value
+            for partition in range(self.partitions(topic)):
+                path = self.path(TopicPartition(topic, partition))
+                identity, offset = sqlite_partition.append_heartbeat(
+                    path, writer=writer, query_id=query_id, value=value
                 )
-                for partition in range(self.partitions(topic))
-            }
+                # A partition that was lost and made anew is of no position of the topic's.
+                if identity == log:
+                    offsets[partition] = offset
         except sqlite_partition.WriteRefused as error:
             raise BatchConflict(str(error)) from None
+        return offsets
 
     def retire_writer(self, topic: str, writer: str) -> None:
         """Take a writer that is gone for good out of the store's age."""

@@ -19,6 +19,9 @@ from forebay.tasks import TopicPartition
 log = logging.getLogger(__name__)
 
 _NO_MORE_WATCHES = frozenset({errno.ENOSPC, errno.ENOMEM})
+_MOST_BYTES_AT_ONCE = 8 << 20
+"""Values that one poll of a partition returns, but for the last few."""
+_SIZED_AT_ONCE = 32
 _LOOK_AT_EACH_MS = 5_000.0
 _LEAST_PAUSE_MS = 1.0
 _LONGEST_PAUSE_MS = 250.0
@@ -165,6 +168,7 @@ class SqliteConsumer:
         cursor = source.cursor
         (data_version,) = cursor.execute("PRAGMA data_version").fetchone()
         records: list[Record] = []
+        is_cut = False
         position = self._positions[tp]
         if data_version != source.data_version or position < source.end:
             # One read transaction, so that records and end are of one moment.
@@ -172,18 +176,18 @@ class SqliteConsumer:
             try:
                 state = cursor.execute("SELECT identity, next_offset, tombstone_floor FROM state").fetchone()
                 first = cursor.execute("SELECT min(offset) FROM log").fetchone()[0]
-                rows = cursor.execute(
+                cursor.execute(
                     "SELECT offset, key, value, timestamp_ms, heartbeat FROM log "
                     "WHERE offset >= ? ORDER BY offset LIMIT ?",
                     (position, max_records),
-                ).fetchall()
+                )
+                records, is_cut = _within_bounds(cursor, max_records)
             finally:
                 cursor.execute("COMMIT")
             source.identity, source.end, source.tombstone_floor = state
             source.beginning = source.end if first is None else first
             source.data_version = data_version
-            records = rows
-        after = records[-1][0] + 1 if len(records) == max_records else max(position, source.end)
+        after = records[-1][0] + 1 if is_cut else max(position, source.end)
         self._positions[tp] = after
         return Batch(
             tp,
@@ -244,3 +248,15 @@ def _warn_of_no_events(error: OSError) -> None:
         "takes a part of a core where they are many. Raise fs.inotify.max_user_instances or max_user_watches.",
         error.strerror,
     )
+
+
+def _within_bounds(cursor: sqlite3.Cursor, max_records: int) -> tuple[list[Record], bool]:
+    """The rows that one poll returns, and whether more may follow: large values are read a few at a time."""
+    records: list[Record] = []
+    held_bytes = 0
+    while some := cursor.fetchmany(_SIZED_AT_ONCE):
+        records += some
+        held_bytes += sum([len(value) for _, _, value, _, _ in some if value is not None])
+        if held_bytes > _MOST_BYTES_AT_ONCE:
+            return records, True
+    return records, len(records) == max_records

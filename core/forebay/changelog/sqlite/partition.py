@@ -168,11 +168,13 @@ def append_batch(
     query_id: str,
     batch_id: int,
     write_name: str,
+    timed: bool = False,
 ) -> tuple[int, int]:
     """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
 
     A batch that was written before is compared with its marker and skipped; with other rows it raises
-    ``WriteRefused``. Returns the number of rows and the partition's next offset after them.
+    ``WriteRefused``. Returns the number of rows and the partition's next offset after them. ``timed`` rows have
+    timestamps of their own, as versions have; others that of the attempt, which a repeat need not match.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         check_format(connection, path)
@@ -183,7 +185,7 @@ def append_batch(
             (query_id, write_name, batch_id),
         ).fetchone()
         if marker is not None:
-            return _verify_repeat(rows, marker, path, write_name, batch_id)
+            return _verify_repeat(rows, marker, path, write_name, batch_id, timed)
         (newest,) = connection.execute(
             "SELECT max(batch_id) FROM batch WHERE query_id = ? AND write_name = ?", (query_id, write_name)
         ).fetchone()
@@ -196,7 +198,7 @@ def append_batch(
         digest = hashlib.blake2b(digest_size=16)
         count = 0
         for chunk in _chunks(rows):
-            _add_to_digest(digest, chunk)
+            _add_to_digest(digest, chunk, timed)
             connection.executemany(
                 "INSERT INTO log VALUES (?, ?, ?, ?, 0)",
                 [(offset + i, *row) for i, row in enumerate(chunk)],
@@ -215,18 +217,18 @@ def append_batch(
         return count, offset
 
 
-def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> int:
-    """Append a heartbeat; returns the partition's next offset after it."""
+def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> tuple[str, int]:
+    """Append a heartbeat; returns the partition's identity, and its next offset after it."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         check_format(connection, path)
         claim_writer(connection, writer, query_id)
-        (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
+        identity, offset = connection.execute("SELECT identity, next_offset FROM state").fetchone()
         connection.execute(
             "INSERT INTO log VALUES (?, ?, ?, ?, 1)",
             (offset, heartbeat_key(writer), value, int(time.time() * 1000)),
         )
         connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
-        return int(offset) + 1
+        return str(identity), int(offset) + 1
 
 
 def retire_writer(path: str, writer: str) -> None:
@@ -260,11 +262,12 @@ def _verify_repeat(
     path: str,
     write_name: str,
     batch_id: int,
+    timed: bool,
 ) -> tuple[int, int]:
     digest = hashlib.blake2b(digest_size=16)
     count = 0
     for chunk in _chunks(rows):
-        _add_to_digest(digest, chunk)
+        _add_to_digest(digest, chunk, timed)
         count += len(chunk)
     if (count, digest.digest()) != (marker[0], marker[1]):
         raise WriteRefused(
@@ -288,8 +291,9 @@ def _chunks(
         yield chunk
 
 
-def _add_to_digest(digest: hashlib.blake2b, chunk: list[tuple[bytes, bytes | None, int]]) -> None:
-    # The timestamp is the moment of the attempt, so it is no part of what a repeat must match.
+def _add_to_digest(digest: hashlib.blake2b, chunk: list[tuple[bytes, bytes | None, int]], timed: bool) -> None:
+    if timed:
+        digest.update(b"".join(b"%d;" % timestamp_ms for _, _, timestamp_ms in chunk))
     digest.update(
         b"".join(
             b"%d,%d,%b%b" % (len(key), -1 if value is None else len(value), key, value or b"")
