@@ -210,9 +210,13 @@ class JsonKey:
 
     def fault(self, plain: bytes) -> str | None:
         fault = _json_fault(plain)
-        if fault is None and self.from_json(json.loads(plain)) != plain:
-            return "it is not in canonical form (RFC 8785)"
-        return fault
+        if fault is not None:
+            return fault
+        try:
+            canonical = self.from_json(json.loads(plain))
+        except BadKey as error:
+            return error.detail
+        return None if canonical == plain else "it is not in canonical form (RFC 8785)"
 
     def ordered(self, plain: bytes) -> bytes:
         return plain
@@ -325,8 +329,9 @@ def _size_fault(raw: bytes, size: int) -> str | None:
 
 def _json_fault(raw: bytes) -> str | None:
     try:
-        json.loads(raw, parse_constant=_refuse_constant)
-    except ValueError as error:
+        # Decoded first: of bytes json.loads takes other encodings too, which an answer in UTF-8 cannot hold.
+        json.loads(raw.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         return f"it is not JSON: {error}"
     return None
 

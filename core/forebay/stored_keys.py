@@ -21,7 +21,8 @@ USER_TAG = b"\x01"
 END_OF_USER_KEYS = b"\x02"
 """Sorts after every user key."""
 
-_TIME_SIZE = 8
+TIME_SIZE = 8
+"""Bytes of a timestamp."""
 _SIGN = 1 << 63
 MIN_TIME_MS = -_SIGN
 MAX_TIME_MS = _SIGN - 1
@@ -36,8 +37,9 @@ class LogicalKey(NamedTuple):
     times_ms: tuple[int, ...]
 
 
-def _stored_time(time_ms: int) -> bytes:
-    return (time_ms + _SIGN).to_bytes(_TIME_SIZE, "big")
+def stored_time(time_ms: int) -> bytes:
+    """A timestamp as it stands in stored keys, where the earlier sorts first."""
+    return (time_ms + _SIGN).to_bytes(TIME_SIZE, "big")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class StoredKeys:
     def stored(self, plain: bytes, *times_ms: int) -> bytes:
         """The stored key; fewer times than the kind has make a prefix of one key's entries."""
         prefix = self.prefix(plain)
-        return prefix + b"".join(map(_stored_time, times_ms)) if times_ms else prefix
+        return prefix + b"".join(map(stored_time, times_ms)) if times_ms else prefix
 
     def prefix(self, plain: bytes) -> bytes:
         """What all of one key's entries begin with; where timestamps follow the key, no other key's do."""
@@ -66,11 +68,11 @@ class StoredKeys:
 
     def prefix_of(self, stored: bytes) -> bytes:
         """The prefix of a stored key's key: what is left without the timestamps."""
-        return stored[: len(stored) - _TIME_SIZE * self.times]
+        return stored[: len(stored) - TIME_SIZE * self.times]
 
     def parse(self, stored: bytes) -> LogicalKey:
         """The inverse of ``stored``, for a whole key."""
-        cut = len(stored) - _TIME_SIZE * self.times
+        cut = len(stored) - TIME_SIZE * self.times
         ordered, tail = stored[1:cut], stored[cut:]
         if self.times and self.codec.fixed_size is None:
             ordered = ordered[:-2].replace(b"\x00\xff", b"\x00")
@@ -90,7 +92,7 @@ class StoredKeys:
             return LogicalKey(key, ())
         if self.kind == "versioned":
             return LogicalKey(key, (timestamp_ms,))
-        cut = len(key) - _TIME_SIZE * self.times
+        cut = len(key) - TIME_SIZE * self.times
         if cut < 0:
             raise ValueError(f"a {self.kind} changelog key of {len(key)} bytes has no room for its timestamps")
         return LogicalKey(key[:cut], struct.unpack(f">{self.times}q", key[cut:]))

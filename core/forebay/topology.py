@@ -25,6 +25,8 @@ KINDS = ("key-value", "window", "session", "versioned")
 PARTITIONER_ENTRY_POINTS = "forebay.partitioners"
 STORE_ENTRY_POINTS = "forebay.stores"
 _REMEMBERED_PARTITIONS = 65_536
+_REMEMBERED_BYTES = 128
+"""Longer keys are worked out each time: what is remembered must be bounded in bytes."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NAME_RULE = "letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
@@ -109,7 +111,9 @@ class StoreSpec:
         if partitioner is None:
             raise TopologyError(f"The partitioner of {self.name!r} is 'unknown'.")
         partitions = self.partitions
-        return lru_cache(maxsize=_REMEMBERED_PARTITIONS)(lambda key: partitioner.partition(key, partitions))
+        worked_out = partitioner.partition
+        remembered = lru_cache(maxsize=_REMEMBERED_PARTITIONS)(lambda key: worked_out(key, partitions))
+        return lambda key: remembered(key) if len(key) <= _REMEMBERED_BYTES else worked_out(key, partitions)
 
     def document(self) -> dict[str, Any]:
         """The specification as JSON values, what is unset left out."""

@@ -572,6 +572,42 @@ def refusal(problem: Problem) -> httpx.Response:
     return httpx.Response(problem.status, headers=headers, content=problem.body())
 
 
+def test_a_server_that_let_a_whole_call_pass_is_not_asked_first_again():
+    now_s = 0.0
+    exchange = Exchange(["http://hangs", "http://well"], 1_000, lambda: now_s)
+    call = exchange.ask(Request("/x", {}), exchange.deadline(None))
+    assert next(call).url.startswith("http://hangs/")
+    now_s += 1.1
+    with pytest.raises(errors.DeadlineExceeded):
+        call.send(httpx.ReadTimeout("timed out"))
+    again = exchange.ask(Request("/x", {}), exchange.deadline(None))
+    assert next(again).url.startswith("http://well/")
+
+
+def test_a_sessions_stream_that_is_connected_anew_asks_for_all_that_the_session_saw(connect):
+    asked = []
+
+    def position(offset: int) -> str:
+        return encode_position(Position(log_digest("sqlite:log"), {0: offset}))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/stores/s":
+            return httpx.Response(200, json=STORE)
+        if not request.url.path.endswith("/changes"):
+            return httpx.Response(200, json={**ANSWER, "position": position(20)})
+        asked.append((request.url.params.get("min_position"), request.headers.get("last-event-id")))
+        event = f"event: value\nid: {position(10)}\ndata: {json.dumps({**ANSWER, 'position': position(10)})}\n\n"
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=event.encode())
+
+    with connect("http://x", transport=httpx.MockTransport(answer)) as client:
+        session = client.session()
+        changes = iter(session.changes("s", "k"))
+        next(changes)
+        session.get("s", "k")
+        next(changes)
+    assert asked == [(None, None), (position(20), position(10))]
+
+
 @pytest.mark.parametrize("kind", [errors.Overloaded, errors.LogDiverged])
 def test_what_passes_is_asked_again_and_members_of_tomorrow_are_passed_over(connect, kind):
     script = Scripted(refusal(kind("Soon.", retry_after_s=0)), httpx.Response(200, json=ANSWER))

@@ -23,6 +23,8 @@ _TRIES_PER_URL = 2
 """A server may close an idle connection just as a request is sent on it: that says nothing of the server."""
 _GRACE_MS = 100.0
 """A server's own word that the time is over, which says who was asked, is waited for this much longer."""
+_STREAM_GRACE_S = 2.0
+"""A stream begins with what there is once its time is over, from one replica after the other."""
 _LEAST_PAUSE_S = 0.1
 _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 """A stream that is silent for so long is lost: its server would have sent a comment."""
@@ -62,6 +64,10 @@ class Opened:
 
     response: httpx.Response
     pieces: Any
+
+    def __post_init__(self) -> None:
+        # A body may be silent for longer than a head; the time-out is looked up for each piece.
+        self.response.request.extensions["timeout"]["read"] = _SILENCE_S
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,8 @@ class Exchange:
                 self._first = first + turn
                 return reply
             assert isinstance(reply, httpx.TransportError)
+            # Not asked first again: it may accept connections and never answer.
+            self._first = first + turn + 1
             attempts.append({"host": url, "outcome": f"{type(reply).__name__}: {reply}"})
         raise NoReplica(f"None of {', '.join(self._urls)} could be reached.", attempts=attempts)
 
@@ -178,7 +186,7 @@ class Exchange:
         url += f"{request.path}{'?' if query else ''}{query}"
         # Each server gets its share of the time to be connected to; one that is connected gets all of it.
         whole_s, connect_s = (left_ms + _GRACE_MS) / 1000, left_ms / urls_left / 1000
-        timeout = httpx.Timeout(whole_s, connect=connect_s, read=_SILENCE_S if request.streamed else whole_s)
+        timeout = httpx.Timeout(whole_s + (_STREAM_GRACE_S if request.streamed else 0.0), connect=connect_s)
         if request.streamed:
             return Open("GET", url, None, timeout, request.last_event_id)
         return Send("GET" if request.body is None else "POST", url, request.body, timeout)

@@ -136,7 +136,7 @@ class Reads:
         parameters = self._parameters(
             store, options, _partition(spec, plain), lag_interval_ms=wanted.lag_interval_ms
         )
-        if last_event_id is not None:
+        if last_event_id == "":
             parameters["min_position"] = None
         path = f"{_key_path(spec, plain)}/changes"
         request = Request(path, parameters, streamed=True, last_event_id=last_event_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,8 +21,12 @@ _MOST_HEAD_BYTES = 64 << 10
 """Of a head that is still not whole, beyond the piece that it began in."""
 _MOST_UNSENT_BYTES = 64 << 10
 """Beyond them answers are sent in the middle of a turn, so that a peer that takes none stops the next."""
-_MOST_SLOTS = 256
-"""Answers outstanding on one connection beyond which nothing more is read from it."""
+_FIRST_SLOTS, _MOST_SLOTS = 16, 256
+"""Answers outstanding on one connection beyond which nothing more is read from it: more where they are small."""
+_MOST_SLOT_BYTES = 1 << 20
+"""What so many answers as large as the last may take."""
+_MOST_STALL_S = 10.0
+"""How long a peer may take nothing of what waits for it."""
 
 
 class Slot:
@@ -91,6 +96,8 @@ class HotPathProtocol(HttpToolsProtocol):
         self._recogniser = Recogniser()
         self._in_message = self._in_head = False
         self._slots: deque[Slot] = deque()
+        self._most_slots = _FIRST_SLOTS
+        self._stall: asyncio.TimerHandle | None = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._head_bytes = 0
@@ -147,7 +154,7 @@ class HotPathProtocol(HttpToolsProtocol):
     def _answer_hot(self, data: bytes) -> int:
         """Where the first request begins that is not for the hot path."""
         at = 0
-        while at < len(data) and self._between_requests() and len(self._slots) < _MOST_SLOTS:
+        while at < len(data) and self._between_requests() and len(self._slots) < self._most_slots:
             request = recognise(data, at)
             if request is None:
                 break
@@ -213,16 +220,55 @@ class HotPathProtocol(HttpToolsProtocol):
     def send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and go on with what was held back for them."""
         slots = self._slots
-        while slots and (answer := slots[0].answer) is not None:
+        while slots and (answer := slots[0].answer) is not None and not self.flow.write_paused:
             slots.popleft()
+            if len(answer) * self._most_slots > _MOST_SLOT_BYTES:
+                self._most_slots = max(1, self._most_slots // 2)
+            elif self._most_slots < _MOST_SLOTS:
+                self._most_slots += 1
             self._send(answer)
         if self._ended and not slots:
             self.send_now()
             self.transport.close()
-        if self._held and not slots and not self.transport.is_closing():
+        if self._held and not slots and not self.flow.write_paused and not self.transport.is_closing():
             held, self._held = self._held, b""
             self.flow.resume_reading()
             self.data_received(held)
+
+    def pause_writing(self) -> None:
+        """More waits for the peer than may: it is let go unless it takes some of it in time."""
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = self.loop.call_later(_MOST_STALL_S, self._look_for_stall, self._waiting_bytes())
+
+    def resume_writing(self) -> None:
+        """The peer has taken what waited for it."""
+        super().resume_writing()
+        self._end_stall()
+        if self._slots or self._held:
+            self.send_filled()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is sent any more."""
+        self._end_stall()
+        super().connection_lost(exc)
+
+    def _look_for_stall(self, waited: int) -> None:
+        left = self._waiting_bytes()
+        if left >= waited:
+            # To close it would be to wait for the peer on and on.
+            self._stall = None
+            self.transport.abort()
+        else:
+            self._stall = self.loop.call_later(_MOST_STALL_S, self._look_for_stall, left)
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _waiting_bytes(self) -> int:
+        return int(self.transport.get_write_buffer_size())
 
     def _between_requests(self) -> bool:
         return (

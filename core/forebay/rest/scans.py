@@ -15,7 +15,15 @@ from forebay.codecs import from_segment
 from forebay.errors import BadParameter, WrongStoreKind
 from forebay.position import Position, decode_position
 from forebay.rest.parameters import ReadParameters, parse_time
-from forebay.stored_keys import END_OF_USER_KEYS, MAX_TIME_MS, MIN_TIME_MS, USER_TAG, successor
+from forebay.stored_keys import (
+    END_OF_USER_KEYS,
+    MAX_TIME_MS,
+    MIN_TIME_MS,
+    TIME_SIZE,
+    USER_TAG,
+    stored_time,
+    successor,
+)
 from forebay.topology import StoreSpec
 
 FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames"
@@ -83,30 +91,38 @@ class Scan:
 
     def after(self, last: bytes) -> tuple[bytes, bytes]:
         """The range that is left once ``last`` was returned."""
-        return (self.start, last) if self.reverse else (last + b"\x00", self.end)
+        # A cursor need not be one that an answer carried: it never leads out of the range.
+        if self.reverse:
+            return self.start, max(self.start, min(self.end, last))
+        return min(self.end, max(self.start, last + b"\x00")), self.end
 
-    def passes(self, times_ms: tuple[int, ...]) -> bool:
-        """Whether an entry's times are asked for."""
+    def asked_for(self, pairs: list[tuple[bytes, bytes]], oldest_ms: int | None) -> list[tuple[bytes, bytes]]:
+        """Those of stored keys and values whose times are asked for, and not before the oldest that is kept."""
+        if self.route.items == "entries":
+            return pairs
+        # Times sort as they are stored, so keys need not be taken apart.
+        first = stored_time(self.first_ms if oldest_ms is None else max(self.first_ms, oldest_ms))
+        last = stored_time(self.last_ms)
+        size = TIME_SIZE
         if self.route.items == "sessions":
-            end_ms, start_ms = times_ms
-            return end_ms >= self.first_ms and start_ms < self.last_ms
-        return not times_ms or self.first_ms <= times_ms[0] < self.last_ms
+            return [pair for pair in pairs if pair[0][-2 * size : -size] >= first and pair[0][-size:] < last]
+        return [pair for pair in pairs if first <= pair[0][-size:] < last]
 
-    def entries(self, pairs: list[tuple[bytes, bytes]]) -> list[bytes]:
-        """The JSON of entries, of which all are asked for."""
+    def items(self, pairs: list[tuple[bytes, bytes]]) -> list[bytes]:
+        """The JSON of what is listed."""
+        if self.route.items != "entries":
+            return [self._item(stored, value) for stored, value in pairs]
         plain, key_json = self.spec.key_codec.plain, self.spec.key_codec.to_json
         to_json = self.spec.value_codec.to_json
         return [
             b'{"key":%b,"value":%b}' % (key_json(plain(stored[1:])), to_json(value)) for stored, value in pairs
         ]
 
-    def item(self, stored: bytes, value: bytes) -> bytes | None:
-        """The JSON of one window, session or version, None where it is not asked for."""
+    def _item(self, stored: bytes, value: bytes) -> bytes:
+        """The JSON of one window, session or version."""
         spec = self.spec
         to_json = spec.value_codec.to_json
         plain, times_ms = spec.stored_keys.parse(stored)
-        if not self.passes(times_ms):
-            return None
         match self.route.items:
             case "versions":
                 shown = b"null" if value[:1] == DELETED_VERSION else to_json(value[1:])
@@ -202,7 +218,7 @@ class Cursor:
             cursor = cls(bytes.fromhex(digest), bytes.fromhex(last), at, tuple(map(int, missing)))
             if at is not None and not isinstance(at, str):
                 raise TypeError("no position")
-        except (binascii.Error, ValueError, TypeError, RecursionError):
+        except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
             raise BadParameter("The cursor is not one that an answer carried.", parameter="cursor") from None
         if cursor.digest != scan.digest:
             raise BadParameter(
@@ -221,6 +237,8 @@ class Page:
     more: bool = False
     source: dict[str, Any] = field(default_factory=dict)
     """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values."""
+    last: bytes = b""
+    """The stored key up to which the page tells all, maybe past its last item; empty where nothing is."""
 
     def take(self, count: int) -> list[tuple[bytes, bytes]]:
         """The first so many keys and items, which are then gone from the page."""
@@ -230,7 +248,7 @@ class Page:
 
     def encode(self) -> bytes:
         """The page as MessagePack, which packs and unpacks bytes without looking at them."""
-        packed: bytes = msgpack.packb((self.keys, self.items, self.more, self.source))
+        packed: bytes = msgpack.packb((self.keys, self.items, self.more, self.source, self.last))
         return packed
 
     @classmethod

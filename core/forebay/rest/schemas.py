@@ -63,7 +63,11 @@ def list_schema(items: str, keyed: bool) -> Schema:
             "store": _STRING,
             **({"key": {}} if keyed else {}),
             items: _array(_object(item)),
-            "next": {"type": ["string", "null"]},
+            "next": {
+                "type": ["string", "null"],
+                "description": "The cursor of what follows, null at the end. A list may end before its limit, "
+                "even without an item, where little of what is looked at is asked for.",
+            },
             "complete": _BOOLEAN,
             "lag": LAG_SCHEMA,
             "partitions": _array(_object(_PROVENANCE)),
@@ -143,6 +147,7 @@ _REPLICA_SCHEMA = _object(
         "failure": {**_STRING, "description": "Why records cannot be applied."},
         "restored_records": _NATURAL,
         "restored_records_per_second": _NATURAL,
+        "restore_seconds_left": {**_FIGURE, "description": "At the pace so far; null before there is one."},
     },
 )
 LAGS_SCHEMA = _object({"lags": _array(_REPLICA_SCHEMA)})

@@ -11,14 +11,18 @@ from forebay.rest.server import bind, serve
 from tests.cluster import free_port
 
 HANGS = """
-import asyncio, os, signal, threading
+import asyncio, contextlib, os, signal, threading
 from fastapi import FastAPI
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind, serve
-with bind(HostInfo("127.0.0.1", 0)) as listener:
+@contextlib.asynccontextmanager
+async def lifespan(app):
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    yield
+
+with bind(HostInfo("127.0.0.1", 0)) as listener:
     times = {"drain_ms": 0, "shutdown_timeout_ms": 1500}
-    serve(FastAPI(), listener, **times, on_drain=lambda: None, protocol=asyncio.Protocol)
+    serve(FastAPI(lifespan=lifespan), listener, **times, on_drain=lambda: None, protocol=asyncio.Protocol)
     print("served", flush=True)
     threading.Event().wait(60)
 """
