@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,7 +51,8 @@ from forebay_worker.queries.admission import Refused
 from forebay_worker.queries.changes import KeyChanges
 from forebay_worker.worker import Worker
 
-_WAIT_STEP_S = 0.005
+_TIME_TO_ANSWER_MS = 20
+"""Left of a request's time when it has waited in vain: who waits must hear why."""
 _CURSOR_WAIT_MS = 500
 """A later page waits so long for its replica to reach what the page before had seen."""
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
@@ -71,6 +71,7 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     NotReady,
     LogDiverged,
     PartitionerMismatch,
+    Overloaded,
 )
 
 _CHANGES_PROBLEMS = (
@@ -130,15 +131,17 @@ async def _answer(worker: Worker, route: ReadRoute, request: Request, known: fro
     except Problem as problem:
         return problem_answer(problem)
     until = boot_ms() + _wait_ms(worker, parameters, request.headers)
-    while True:
-        try:
-            return _read(worker, route, request, parameters)
-        except Refused as refused:
-            if not refused.may_wait or boot_ms() >= until:
-                return refused.answer()
-        except Problem as problem:
-            return problem_answer(problem)
-        await asyncio.sleep(_WAIT_STEP_S)
+    try:
+        with worker.waits.one() as pause:
+            while True:
+                try:
+                    return await _read(worker, route, request, parameters)
+                except Refused as refused:
+                    if not refused.may_wait or boot_ms() >= until:
+                        return refused.answer()
+                await pause()
+    except Problem as problem:
+        return problem_answer(problem)
 
 
 def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, str]) -> float:
@@ -146,13 +149,15 @@ def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, s
     settings = worker.settings
     wait_ms = max(parameters.wait_ms, _CURSOR_WAIT_MS if parameters.cursor else 0)
     left = headers.get("forebay-deadline-ms", "")
-    # Only ever makes the wait shorter, so it need not be believed.
-    left_ms = int(left) if left.isdecimal() and len(left) < 9 else settings.max_request_timeout_ms
-    allowed_ms = parameters.timeout_ms or settings.request_timeout_ms
-    return min(wait_ms, allowed_ms, left_ms, settings.max_request_timeout_ms)
+    # A router says what is left of what it was allowed; it may allow no more than any client.
+    if left.isdecimal() and len(left) < 9:
+        allowed_ms = int(left)
+    else:
+        allowed_ms = parameters.timeout_ms or settings.request_timeout_ms
+    return min(wait_ms, min(allowed_ms, settings.max_request_timeout_ms) - _TIME_TO_ANSWER_MS)
 
 
-def _read(worker: Worker, route: ReadRoute, request: Request, parameters: ReadParameters) -> Answer:
+async def _read(worker: Worker, route: ReadRoute, request: Request, parameters: ReadParameters) -> Answer:
     store = request.path_params["store"]
     key = request.path_params.get("key")
     segment = None if key is None else key.encode("ascii")
@@ -160,7 +165,7 @@ def _read(worker: Worker, route: ReadRoute, request: Request, parameters: ReadPa
         assert segment is not None
         return worker.reads.key(store, parameters).answer(segment)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-    return worker.scans.answer(route.scan, store, segment, parameters, frames=frames)
+    return await worker.scans.answer(route.scan, store, segment, parameters, frames=frames)
 
 
 def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:
@@ -184,13 +189,15 @@ async def _batch(worker: Worker, request: Request, keys: list[Any], parameters: 
     store = request.path_params["store"]
     until = boot_ms() + _wait_ms(worker, parameters, request.headers)
     answers, waiting = worker.reads.batch(store, keys, parameters)
-    while waiting and boot_ms() < until:
-        await asyncio.sleep(_WAIT_STEP_S)
-        again = worker.reads.batch(store, [keys[i] for i in waiting], parameters)
-        for i, answer in zip(waiting, again.answers, strict=True):
-            answers[i] = answer
-        waiting = [waiting[i] for i in again.waiting]
-    return answers
+    if not waiting or boot_ms() >= until:
+        return answers
+    with worker.waits.one() as pause:
+        while waiting and boot_ms() < until:
+            await pause()
+            again = worker.reads.batch(store, [keys[i] for i in waiting], parameters)
+            waiting = [waiting[i] for i in again.waiting]
+    # All of them as of now: what was found at once is older by all that was waited.
+    return worker.reads.batch(store, keys, parameters).answers
 
 
 def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:

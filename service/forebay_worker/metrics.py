@@ -48,6 +48,12 @@ class WorkerMetrics(Collector):
         skipped = CounterMetricFamily(
             "forebay_records_skipped", "Records of foreign stores that do not fit their codecs.", labels=_REPLICA
         )
+        restored = GaugeMetricFamily(
+            "forebay_restored_records", "Records restored by the bulk restore under way.", labels=_REPLICA
+        )
+        left = GaugeMetricFamily(
+            "forebay_restore_seconds_left", "Until that restore is done, at its pace so far.", labels=_REPLICA
+        )
         for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
             labels = [store, str(partition)]
             held, lag = self._worker.admission.lag(replica)
@@ -56,13 +62,18 @@ class WorkerMetrics(Collector):
             failed.add_metric(labels, int(replica.failure is not None))
             if replica.spec.foreign:
                 skipped.add_metric(labels, replica.records_skipped)
+            restoration = self._worker.tasks.bulk_restore.restoring(replica)
+            if restoration is not None:
+                restored.add_metric(labels, restoration.records)
+                if restoration.seconds_left is not None:
+                    left.add_metric(labels, restoration.seconds_left)
             if lag.record_lag is not None:
                 record_lag.add_metric(labels, lag.record_lag)
             if lag.time_lag_ms is not None:
                 time_lag.add_metric(labels, lag.time_lag_ms / 1000)
             if lag.age_ms is not None:
                 age.add_metric(labels, lag.age_ms / 1000)
-        yield from (record_lag, time_lag, age, role, applied, skipped, failed)
+        yield from (record_lag, time_lag, age, role, applied, skipped, failed, restored, left)
         ready = GaugeMetricFamily("forebay_ready", "1 if /readyz says 200.")
         ready.add_metric([], int(self._worker.readiness() is None))
         obstacle = GaugeMetricFamily("forebay_obstacle", "1 if the machine refuses what the worker needs.")

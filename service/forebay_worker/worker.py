@@ -20,6 +20,7 @@ from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.queries.admission import Admission
 from forebay_worker.queries.reads import Reads
 from forebay_worker.queries.scans import Scans
+from forebay_worker.queries.waits import Waits
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.mover import prepare_state
 from forebay_worker.state.offsets import CAUGHT_UP
@@ -85,6 +86,7 @@ class Worker:
         )
         self.reads = Reads(self.admission)
         self.scans = Scans(self.admission)
+        self.waits = Waits()
         self.streams = EventStreams(settings.max_event_streams)
         self.incarnation = self._directory.next_incarnation(int(epoch_ms()))
         self._sequence = itertools.count(1)
@@ -167,6 +169,7 @@ class Worker:
             if restoration is not None:
                 rows[-1]["restored_records"] = restoration.records
                 rows[-1]["restored_records_per_second"] = round(restoration.records_per_second)
+                rows[-1]["restore_seconds_left"] = restoration.seconds_left
         return rows
 
     def status_document(self) -> dict[str, Any]:
@@ -191,7 +194,8 @@ class Worker:
         offsets = self.tasks.offsets()
         for task in {replica.task for replica in self.tasks.replicas.values() if not replica.complete}:
             # However short the log, a copy that never reached its end is not one that may take over.
-            offsets[task] = min(0, CAUGHT_UP - 1) - self.settings.acceptable_recovery_lag
+            stores = len(self.topology.stores_of(task))
+            offsets[task] = min(0, CAUGHT_UP - 1) - stores * self.settings.acceptable_recovery_lag
         for task, proven in self._proven_active().items():
             if proven:
                 offsets[task] = CAUGHT_UP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,7 +74,10 @@ class Leader:
         return AssignmentInfo(generation, self.topology.fingerprint, hosts, outcome)
 
     def lags(self, offsets: Mapping[str, Mapping[TaskId, int]]) -> dict[str, dict[TaskId, int]]:
-        """How far behind each member's copies are, in records; behind the foremost copy where no end is known."""
+        """How far behind each member's copies are, in records a store, or behind the foremost if no end is known.
+
+        A task's stores count alike: together they may be as far behind as each may, as many times as there are.
+        """
         partitions = {task: list(self.topology.topic_partitions(task)) for task in self.topology.tasks}
         ends = self.changelog.end_offsets([tp for tps in partitions.values() for tp in tps])
         foremost = {task: max([held.get(task, 0) for held in offsets.values()], default=0) for task in partitions}
@@ -81,12 +85,14 @@ class Leader:
             task: sum(ends[tp] for tp in tps) if ends.keys() >= set(tps) else foremost[task]
             for task, tps in partitions.items()
         }
+
+        def behind(task: TaskId, offset: int) -> int:
+            if offset == CAUGHT_UP:
+                return 0
+            return max(0, math.ceil((sums[task] - offset) / len(partitions[task])))
+
         return {
-            name: {
-                task: 0 if offset == CAUGHT_UP else max(0, sums[task] - offset)
-                for task, offset in held.items()
-                if task in sums
-            }
+            name: {task: behind(task, offset) for task, offset in held.items() if task in sums}
             for name, held in offsets.items()
         }
 

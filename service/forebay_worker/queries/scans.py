@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 from forebay.errors import NotHostedHere
@@ -33,7 +33,10 @@ from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 _MOST_PAGE_BYTES = 4 << 20
-_CHUNK = 500
+_MOST_LOOKED_AT = 10_000
+"""Entries of a page's range, whether asked for or not: some milliseconds, in which nobody else is answered."""
+_FIRST_CHUNK, _CHUNK = 8, 128
+"""Entries that are taken before it is seen how large they are."""
 
 
 class Scans:
@@ -42,7 +45,7 @@ class Scans:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
-    def answer(
+    async def answer(
         self, route: ScanRoute, store: str, segment: bytes | None, parameters: ReadParameters, *, frames: bool
     ) -> Answer:
         """Answer a list route over the partitions held here; raises ``Problem`` or ``Refused``.
@@ -51,19 +54,22 @@ class Scans:
         """
         scan = make_scan(route, self._admission.spec(store), segment, parameters)
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
-        pages = [
-            self._page(scan, partition, cursor, parameters) for partition in self._partitions(scan, parameters)
-        ]
+        pages: list[Page] = []
+        for partition in self._partitions(scan, parameters):
+            if pages:
+                # Other requests are answered between two partitions.
+                await asyncio.sleep(0)
+            pages.append(self._page(scan, partition, cursor, parameters))
         if frames:
             return Answer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())
         return Answer(200, JSON_HEAD + NO_STORE + _source_head(*pages), _merged(scan, pages, parameters.limit))
 
     def _partitions(self, scan: Scan, parameters: ReadParameters) -> list[int]:
         spec = scan.spec
+        if scan.plain is not None:
+            return [self._admission.partition(spec, scan.plain, parameters.partition)]
         if parameters.partition is not None:
             return [parameters.partition]
-        if scan.plain is not None:
-            return [self._admission.partition(spec, scan.plain)]
         held = []
         for partition in range(spec.partitions):
             try:
@@ -81,40 +87,38 @@ class Scans:
         if cursor is not None and cursor.position is not None:
             admission.require_position(admitted, cursor.position)
         admission.require_completeness(admitted, scan.plain)
-        page, size = Page(), 0
         try:
-            for keys, items in _chunks(scan, replica, cursor, min(_CHUNK, parameters.limit + 1)):
-                page.keys += keys
-                page.items += items
-                size += sum(map(len, items))
-                if len(page.keys) > parameters.limit or size > _MOST_PAGE_BYTES:
-                    page.more = True
-                    break
+            page = _read_page(scan, replica, cursor, parameters.limit)
         except Exception as error:
             raise unreadable(replica, error) from error
-        # One more than asked for tells that there is more; a page cut for its size ends with what it has.
-        page.keys, page.items = page.keys[: parameters.limit], page.items[: parameters.limit]
         page.source = _source(admission, admitted)
         return page
 
 
-def _chunks(
-    scan: Scan, replica: Replica, cursor: Cursor | None, size: int
-) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Stored keys and items of what is asked for, about so many at a time."""
+def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) -> Page:
+    """The next items of what is asked for, at most so many; fewer where they are large, or far between."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
     if scan.route.items == "versions" and scan.plain is not None:
         start = max(start, oldest_version(replica, scan.plain) or start)
     found = replica.store.scan(start, end, reverse=scan.reverse)
-    oldest = oldest_kept_ms(scan.spec, replica.stream_time_ms)
-    while pairs := list(itertools.islice(found, size)):
-        if scan.route.items == "entries":
-            yield [stored for stored, _ in pairs], scan.entries(pairs)
-            continue
-        if oldest is not None:
-            pairs = [pair for pair in pairs if scan.spec.stored_keys.parse(pair[0]).times_ms[0] >= oldest]
-        kept = [(stored, item) for stored, value in pairs if (item := scan.item(stored, value)) is not None]
-        yield [stored for stored, _ in kept], [item for _, item in kept]
+    oldest_ms = oldest_kept_ms(scan.spec, replica.stream_time_ms)
+    page, looked_at, size, chunk = Page(), 0, 0, min(_FIRST_CHUNK, limit + 1)
+    while pairs := list(itertools.islice(found, chunk)):
+        looked_at, chunk = looked_at + len(pairs), min(_CHUNK, 2 * chunk)
+        page.last = pairs[-1][0]
+        asked_for = scan.asked_for(pairs, oldest_ms)
+        items = scan.items(asked_for)
+        page.keys += [stored for stored, _ in asked_for]
+        page.items += items
+        size += sum(map(len, items))
+        page.more = len(page.keys) > limit or size > _MOST_PAGE_BYTES or looked_at >= _MOST_LOOKED_AT
+        if page.more:
+            break
+    if len(page.keys) > limit:
+        # One more than asked for tells that there is more.
+        page.keys, page.items = page.keys[:limit], page.items[:limit]
+        page.last = page.keys[-1]
+    return page
 
 
 def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:
@@ -131,17 +135,18 @@ def _source_head(*pages: Page) -> bytes:
 
 def _merged(scan: Scan, pages: list[Page], limit: int) -> bytes:
     """One list answer of several partitions' pages, cut where a page that has more ends."""
-    ends = [page.keys[-1] for page in pages if page.more and page.keys]
+    ends = [page.last for page in pages if page.more]
     items = sorted((item for page in pages for item in page.take(len(page.keys))), reverse=scan.reverse)
+    bound = None
     if ends:
         bound = max(ends) if scan.reverse else min(ends)
         items = [item for item in items if (item[0] >= bound if scan.reverse else item[0] <= bound)]
-    more = bool(ends) or len(items) > limit
+    last = bound if len(items) <= limit else items[limit - 1][0]
     items = items[:limit]
     sources = [page.source for page in pages]
     absent = set(range(scan.spec.partitions)) - {source["partition"] for source in sources}
     missing = absent if scan.plain is None else set()
     following = None
-    if more and items:
-        following = Cursor(scan.digest, items[-1][0], joined_position(sources), tuple(sorted(missing)))
+    if last is not None:
+        following = Cursor(scan.digest, last, joined_position(sources), tuple(sorted(missing)))
     return list_head(scan) + b",".join([item for _, item in items]) + list_tail(sources, following, missing)

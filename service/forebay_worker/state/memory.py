@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from threading import Lock
 
 from sortedcontainers import SortedDict
 
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
+
+_FIRST_CHUNK = 16
+_LARGEST_CHUNK = 1024
+"""Entries that a scan takes at once, while commits wait."""
 
 
 class MemoryStore:
@@ -23,6 +28,8 @@ class MemoryStore:
         self._content: SortedDict[bytes, bytes] = SortedDict()
         self._changes: dict[bytes, bytes | None] = {}
         self._offsets: dict[TopicPartition, CommittedOffset] = {}
+        self._scans: dict[int, dict[bytes, bytes | None]] = {}
+        """By scan under way: what keys were, that changed since its first step, None where they were not there."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a stored key."""
@@ -35,12 +42,31 @@ class MemoryStore:
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values with ``start <= key < end``, as of the first step."""
+        earlier: dict[bytes, bytes | None] = {}
+        size = _FIRST_CHUNK
         with self._lock:
-            found = [
-                (key, self._content[key])
-                for key in self._content.irange(start, end, inclusive=(True, False), reverse=reverse)
-            ]
-        yield from found
+            self._scans[id(earlier)] = earlier
+        try:
+            while True:
+                with self._lock:
+                    keys = list(islice(self._content.irange(start, end, (True, False), reverse), size))
+                    found = {key: self._content[key] for key in keys}
+                    low, high = start, end
+                    if len(keys) == size:
+                        low, high = (keys[-1], end) if reverse else (start, keys[-1] + b"\x00")
+                    changed = {key: value for key, value in earlier.items() if low <= key < high}
+                if changed:
+                    found = {key: value for key, value in {**found, **changed}.items() if value is not None}
+                    yield from sorted(found.items(), reverse=reverse)
+                else:
+                    yield from found.items()
+                if len(keys) < size:
+                    return
+                start, end = (start, low) if reverse else (high, end)
+                size = min(2 * size, _LARGEST_CHUNK)
+        finally:
+            # Without the lock: the garbage collector may end a scan in the thread that commits.
+            del self._scans[id(earlier)]
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set a value with the next commit."""
@@ -53,7 +79,10 @@ class MemoryStore:
     def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Let readers see what was collected, all of it at once to those that take the lock."""
         with self._lock:
+            scans = list(self._scans.values())
             for key, value in self._changes.items():
+                for earlier in scans:
+                    earlier.setdefault(key, self._content.get(key))
                 if value is None:
                     self._content.pop(key, None)
                 else:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 _WRITABLE = "Make it writable for this user, then restart the worker if it does not go on by itself."
+_LOST = "The disk may be lost: look at it, or restart the worker with an empty directory, which is filled anew."
 _REMEDIES = {
     errno.ENOSPC: "Make room; the worker goes on by itself.",
     errno.EDQUOT: "Raise the quota or make room; the worker goes on by itself.",
@@ -17,6 +18,10 @@ _REMEDIES = {
     errno.EMFILE: "Raise the process's limit of open files (`LimitNOFILE=`): a store takes about ten.",
     errno.ENFILE: "Raise the machine's limit of open files (`fs.file-max`).",
     errno.ENOMEM: "Give the machine more memory, or this worker fewer tasks.",
+    errno.EIO: _LOST,
+    errno.ENODEV: _LOST,
+    errno.ENXIO: _LOST,
+    errno.ESTALE: _LOST,
     errno.EAGAIN: "End the process that has the store open.",
 }
 ROOM_TO_OPEN_BYTES = 32 << 20

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forebay.changelog import Changelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
+from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset, StateStore
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import STORE_ENTRY_POINTS, StoreSpec
@@ -87,6 +88,10 @@ class StoreOpener:
         if log_identity is not None:
             identify(log_identity)
         self._migrate_offsets(store, path, tp, existed)
+        if store.committed_offset(tp) is None and _has_records(store):
+            store.close()
+            self._set_aside(task, spec, "it holds records, and no offset")
+            return self._open_rocksdb(path, task, spec)
         return OpenedStore(store, log_identity, identify)
 
     def _open_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
@@ -113,18 +118,28 @@ class StoreOpener:
             self._forget_checkpoint(path, tp)
         if store.manages_offsets:
             self._migrate_offsets(store, path, tp, existed)
+            if store.committed_offset(tp) is None and _has_records(store):
+                store.close()
+                self._set_aside(task, spec, "it holds records, and no offset")
+                return self._open_supplied(path, task, spec)
             return OpenedStore(store, log_identity, identify)
         checkpoint = CheckpointFile.of(path.parents[1])
         try:
-            checkpoint.read()
+            known = tp in checkpoint.read()
         except CheckpointError as error:
             log.error("%s", error)
-            store.close()
-            self._set_aside(task, spec, "its offset is unknown")
+            known = False
             remove_durably(checkpoint.path)
-            path.mkdir(parents=True, exist_ok=True)
-            store = _factory(spec.supplier)(spec.name, path)
-        end = self._end(tp)
+        try:
+            if not known and store.persistent and _has_records(store):
+                # From the beginning, over what it holds, would bring back what was deleted since.
+                store.close()
+                self._set_aside(task, spec, "its offset is unknown")
+                return self._open_supplied(path, task, spec)
+            end = self._end(tp)
+        except Exception:
+            store.close()
+            raise
         kept = CheckpointedStore(store, checkpoint, tp, end, self.checkpoint_interval_ms)
         return OpenedStore(kept, log_identity, identify)
 
@@ -189,6 +204,10 @@ def _fault(store: RocksDbStore, task: TaskId, spec: StoreSpec) -> str | None:
         return None if found == _identity(found.log, task, spec) else f"it holds {found}"
     unknown = store.committed_offset(TopicPartition(spec.topic, task.partition)) is not None
     return "it does not say which log it is of" if unknown else None
+
+
+def _has_records(store: StateStore) -> bool:
+    return next(store.scan(USER_TAG, END_OF_USER_KEYS), None) is not None
 
 
 def _in_use(error: Exception) -> bool:

@@ -248,6 +248,10 @@ class Applier:
         replica.learn_partitions(batch.partitions)
         if not batch.records and batch.position == before.position and before.complete:
             replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
+            if replica.failure is not None:
+                # Whether what failed would succeed by now, only a commit can tell.
+                self._keep_moment(replica)
+                replica.failure = None
             return
         stopped_by = None
         if replica.spec.foreign:

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from forebay.lag import boot_ms
 from forebay.stores import CommittedOffset
+from forebay.tasks import TopicPartition
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
@@ -43,11 +45,25 @@ class Restoration:
     begun_boot_ms: float
     records: int = 0
     cancelled: bool = False
+    begun_position: int = 0
 
     @property
     def records_per_second(self) -> float:
         """Records folded a second since the beginning."""
         return self.records / max(0.001, (boot_ms() - self.begun_boot_ms) / 1000)
+
+    @property
+    def seconds_left(self) -> int | None:
+        """Until the end of the log, at the pace so far; None before the first file, or where no end is known.
+
+        By offsets: of a compacted log fewer records are left than those.
+        """
+        progress = self.replica.progress
+        done = progress.position - self.begun_position
+        if done <= 0 or progress.end_offset is None:
+            return None
+        took_s = (boot_ms() - self.begun_boot_ms) / 1000
+        return math.ceil(max(0, progress.end_offset - progress.position) * took_s / done)
 
 
 class BulkRestore:
@@ -78,13 +94,16 @@ class BulkRestore:
         self._stopping = False
         self._children: list[subprocess.Popen[str]] = []
         self._threads: list[threading.Thread] = []
-        self.restorations: dict[int, Restoration] = {}
-        """Those under way or waiting, by number."""
+        self.restorations: dict[TopicPartition, Restoration] = {}
+        """Those under way or waiting."""
 
     def submit(self, replica: Replica) -> None:
         """Queue a replica; in the applier's thread, where it must not be followed meanwhile."""
         restoration = Restoration(replica, next(self._numbers), boot_ms())
-        self.restorations[restoration.number] = restoration
+        self.restorations[replica.topic_partition] = restoration
+        if not self._threads:
+            # What a worker that was killed left takes room.
+            shutil.rmtree(self._scratch, ignore_errors=True)
         with self._changed:
             self._waiting.append(restoration)
             if len(self._threads) < self._processes:
@@ -95,14 +114,15 @@ class BulkRestore:
 
     def restoring(self, replica: Replica) -> Restoration | None:
         """The restoration of a replica, None if there is none."""
-        return next((item for item in self.restorations.values() if item.replica is replica), None)
+        found = self.restorations.get(replica.topic_partition)
+        return found if found is not None and found.replica is replica else None
 
     def cancel(self, replica: Replica) -> None:
         """Forget a replica; in the applier's thread. Files still to come for it are dropped."""
         restoration = self.restoring(replica)
         if restoration is not None:
             restoration.cancelled = True
-            del self.restorations[restoration.number]
+            del self.restorations[replica.topic_partition]
 
     def stop(self) -> None:
         """End every restore process and delete what they left."""
@@ -126,6 +146,7 @@ class BulkRestore:
             if restoration.cancelled:
                 continue
             restoration.begun_boot_ms = boot_ms()
+            restoration.begun_position = restoration.replica.progress.position
             if child is not None and child.poll() is not None:
                 self._end(child)
                 child = None
@@ -158,7 +179,8 @@ class BulkRestore:
         self._children.remove(child)
 
     def _finish(self, restoration: Restoration) -> None:
-        if self.restorations.pop(restoration.number, None) is not None:
+        if not restoration.cancelled:
+            del self.restorations[restoration.replica.topic_partition]
             self._done(restoration)
 
     def _restore(self, child: subprocess.Popen[str], restoration: Restoration) -> bool:
@@ -264,6 +286,13 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     replica.records_applied += report.records
     replica.records_skipped += report.skipped
     restoration.records += report.records
+    log.info(
+        "%s: %d records restored, %.0f a second; seconds left: %s",
+        _name(restoration),
+        restoration.records,
+        restoration.records_per_second,
+        restoration.seconds_left,
+    )
     return True
 
 

@@ -41,7 +41,7 @@ class Fold:
         """Fold records in, in offset order; heartbeats change no key. Raises ``BadRecord``."""
         try:
             self._add_changes(spec, records)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise unreadable_key(spec, records) or error from None
         for record in records:
             if record[4]:
@@ -97,13 +97,14 @@ def advance(
     """The offset to commit with a batch: where it leaves the replica in the log's history.
 
     On a compacted log a value may be gone while its successor is not yet read. So a gap freezes the
-    consistent position until the position reaches the end that the gap's response showed.
+    consistent position until the position reaches the end that the gap's response showed, or one beyond which a
+    later response could not be read.
     """
     pending_end = before.pending_end
     if batch.gap:
         pending_end = max(batch.end.offset, pending_end or 0)
     consistent = before.consistent_position
-    if pending_end is None or batch.position >= pending_end:
+    if pending_end is None or batch.settled or batch.position >= pending_end:
         consistent, pending_end = batch.position, None
     reached = batch.position >= batch.end.offset and consistent == batch.position
     return CommittedOffset(

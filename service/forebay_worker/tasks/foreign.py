@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from forebay.changelog import Batch, Record
 from forebay.errors import ForebayError
+from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS
 from forebay.topology import StoreSpec
 
 
@@ -72,6 +73,8 @@ def _key_fault(spec: StoreSpec, record: Record) -> str | None:
     # Kafka lets producers leave the key out.
     if key is None:
         return "it has no key"  # type: ignore[unreachable]
+    if not MIN_TIME_MS <= timestamp_ms <= MAX_TIME_MS:
+        return f"its time {timestamp_ms} does not fit into 64 bits"
     try:
         plain = spec.stored_keys.split_changelog(key, timestamp_ms).plain
     except ValueError as error:

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 BULK_RESTORE_RECORDS = 50_000
 """A replica further behind than this is restored in bulk."""
+_FALLEN_BEHIND = 10
+"""So many times further where it is followed already: what is applied in a second or two needs no process."""
 _OPENING_TURN_MS = 100.0
 """So long are stores opened at a stretch, before records are applied and assignments heard again."""
 _REOPEN_MS = 2_000.0
@@ -83,16 +85,21 @@ class TaskManager:
         self._wanted: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
         self._on_disk = OffsetCache()
         self._expiry = Expiry()
+        self._never_opened: set[TaskId] = set()
+        """Tasks found on disk at the start and not opened since."""
         self._released_boot_ms: dict[TaskId, float] = {}
         self._rebuilding: dict[TopicPartition, Replica] = {}
         """Those whose store is closed, until another is open in its place."""
         self._failed_sweeps: set[TopicPartition] = set()
         self._unopened: str | None = None
+        self._unopenable: set[TaskId] = set()
+        """Tasks that could not be opened, for a reason of their own, since it was last tried with all."""
         self._reopen_boot_ms: float | None = None
 
     def start(self) -> None:
         """Learn the offsets of what is on disk, and begin to hold it as standby, before any assignment."""
         on_disk = {task for task, store in self._directory.stores_on_disk() if self._belongs(task, store)}
+        self._never_opened = set(on_disk)
         self._on_disk.load(read_positions(self._directory, self._topology))
         self._wanted = (frozenset(on_disk), frozenset())
         self.applier.start()
@@ -148,10 +155,15 @@ class TaskManager:
         """Bring what is held to what was last asked for, whatever was asked for when this was queued."""
         tasks, active = self._wanted
         self._release_all_but(tasks)
+        for task in self._never_opened - tasks:
+            self._released_boot_ms.setdefault(task, boot_ms())
         until = boot_ms() + _OPENING_TURN_MS
-        missing = tasks - {replica.task for replica in self.replicas.values()}
+        missing = tasks - {replica.task for replica in self.replicas.values()} - self._unopenable
         self._unopened = None
-        self._reopen_boot_ms = boot_ms() + _REOPEN_MS if self._rebuilding else None
+        if not self._rebuilding and not self._unopenable:
+            self._reopen_boot_ms = None
+        elif self._reopen_boot_ms is None:
+            self._reopen_boot_ms = boot_ms() + _REOPEN_MS
         for task in sorted(missing, key=lambda task: (task not in active, task)):
             if not self._open_task(task):
                 break
@@ -171,8 +183,9 @@ class TaskManager:
                 log.exception("%s could not be closed properly", replica.topic_partition)
 
     def _open_task(self, task: TaskId) -> bool:
-        """Open a task's stores, all or none; whether they could be."""
+        """Open a task's stores, all or none; False where the machine refuses, which it would to any task."""
         self._released_boot_ms.pop(task, None)
+        self._never_opened.discard(task)
         opened: dict[tuple[str, int], Replica] = {}
         try:
             for spec in self._topology.stores_of(task):
@@ -181,6 +194,8 @@ class TaskManager:
             for replica in opened.values():
                 self._close(replica)
             self._unopened = self._obstacle_in(error)
+            if self._unopened is None:
+                self._unopenable.add(task)
             self._reopen_boot_ms = boot_ms() + _REOPEN_MS
             log.error(
                 "task %s could not be opened; tried again in %.0f s. %s",
@@ -189,7 +204,7 @@ class TaskManager:
                 self._unopened or error,
                 exc_info=self._unopened is None,
             )
-            return False
+            return self._unopened is None
         self.replicas = {**self.replicas, **opened}
         self._on_disk.drop(task)
         return True
@@ -226,19 +241,34 @@ class TaskManager:
         """Follow the log, or restore in bulk first where it is far ahead."""
         committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
         self.applier.follow(replica)
-        bulk = self._policy.restore_processes > 0 and self._policy.apply_records_per_second == 0
-        if not bulk or not isinstance(replica.store, RocksDbStore):
+        if self._takes_files(replica):
+            end = self._changelog.end_offsets([replica.topic_partition]).get(replica.topic_partition, 0)
+            if end - committed.position > BULK_RESTORE_RECORDS:
+                self._restore_in_bulk(replica, end - committed.position)
+
+    def _hasten(self, replica: Replica) -> None:
+        """Restore in bulk what fell far behind since it was opened, or of which it was not known then."""
+        progress = replica.progress
+        if progress.end_offset is None or replica.failure is not None or not self._takes_files(replica):
             return
-        end = self._changelog.end_offsets([replica.topic_partition]).get(replica.topic_partition, 0)
-        if end - committed.position > BULK_RESTORE_RECORDS:
-            try:
-                replica.store.commit({})  # the identity, before any file is ingested
-            except Exception as error:
-                log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
-                return
-            self.applier.unfollow(replica)
-            self.bulk_restore.submit(replica)
-            log.info("%s: %d records behind, restored in bulk", replica.topic_partition, end - committed.position)
+        behind = progress.end_offset - progress.position
+        busy = replica.topic_partition in self._rebuilding or self.bulk_restore.restoring(replica) is not None
+        if behind > _FALLEN_BEHIND * BULK_RESTORE_RECORDS and not busy:
+            self._restore_in_bulk(replica, behind)
+
+    def _takes_files(self, replica: Replica) -> bool:
+        bulk = self._policy.restore_processes > 0 and self._policy.apply_records_per_second == 0
+        return bulk and isinstance(replica.store, RocksDbStore)
+
+    def _restore_in_bulk(self, replica: Replica, behind: int) -> None:
+        try:
+            replica.store.commit({})  # the identity, before any file is ingested
+        except Exception as error:
+            log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
+            return
+        self.applier.unfollow(replica)
+        self.bulk_restore.submit(replica)
+        log.info("%s: %d records behind, restored in bulk", replica.topic_partition, behind)
 
     def _restored(self, restoration: Restoration) -> None:
         log.info(
@@ -298,6 +328,8 @@ class TaskManager:
         """Try again to open, publish the ends of logs being restored, delete what is expired or long released."""
         self._delete_released()
         if self._reopen_boot_ms is not None and boot_ms() >= self._reopen_boot_ms:
+            self._reopen_boot_ms = None
+            self._unopenable.clear()
             self._hold_wanted()
             for replica in list(self._rebuilding.values()):
                 self._begin_anew(replica)
@@ -308,6 +340,7 @@ class TaskManager:
                 self.applier.observe_end(replica, EndOffset(end, sent))
         for replica in self.replicas.values():
             self._sweep(replica)
+            self._hasten(replica)
 
     def _sweep(self, replica: Replica) -> None:
         """Delete some of what is expired; on a disk that refuses, it waits."""

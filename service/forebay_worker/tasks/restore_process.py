@@ -134,6 +134,8 @@ def _fold_files(
         if held_bytes < job.most_bytes and committed.position < target:
             continue
         path = Path(job.scratch) / f"{job.job}-{number}.sst"
+        # Never written over: under this name a store may have taken over the file of an earlier try.
+        path.unlink(missing_ok=True)
         write_sst(path, fold.changes, tp, committed)
         yield RestoreReport(
             job.job, str(path), written_to, list(committed), records, batch.identity, skipped=skipped

@@ -154,6 +154,7 @@ class Group:
         rebuild_ms: int = NEVER_MS,
         initial_ms: int = INITIAL_MS,
         held_up: bool = False,
+        host: HostInfo | None = None,
     ) -> Node:
         """A started member."""
         topology = topology or self.topology
@@ -162,6 +163,7 @@ class Group:
         if on_disk is not None:
             node.offsets = dict(on_disk.offsets)
         node.held_up = held_up
+        node.host = host or node.host
         self.nodes.append(node)
         node.start()
         return node
@@ -419,6 +421,16 @@ async def until(condition: Callable[[], object], consumer: GroupConsumer | None 
     while not condition():
         assert time.monotonic() < deadline
         await (asyncio.sleep(0.02) if consumer is None else consumer.poll(20))
+
+
+def test_of_two_that_advertise_one_address_the_second_is_given_nothing_and_it_is_told(group, caplog):
+    [first] = group.settled("n1")
+    second = group.node("n2", host=first.host)
+    wait_until(lambda: "as the worker n1 does" in caplog.text, "the leader's complaint")
+    wait_until(lambda: second.membership.state == "member", "the second's membership")
+    assert served_by(first)
+    assert not second.running_actives
+    assert not second.standbys
 
 
 async def test_the_client_tells_when_it_was_heard_and_rejoins_when_asked(group):

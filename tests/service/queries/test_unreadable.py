@@ -5,37 +5,12 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import HistoryExpired, NotReady, UnknownKey
-from forebay.lag import Progress, boot_ms
-from forebay.metadata import StreamsMetadataState
 from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
-from forebay.topology import parse_topology
 from forebay_worker.queries.admission import Admission
 from forebay_worker.queries.reads import Reads
 from forebay_worker.queries.scans import Scans
-from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
-from forebay_worker.tasks.replica import Replica
-
-MEBIBYTE = 1 << 20
-
-
-def held(directory: Path, **of_the_store: object) -> tuple[Admission, Replica]:
-    """A replica with one record, and who decides whether it may answer."""
-    store = {"name": "counts", **of_the_store}
-    topology = parse_topology(
-        {"application_id": "a", "subtopology": [{"name": "s", "partitions": 1, "store": [store]}]}
-    )
-    spec = topology.stores["counts"]
-    rocksdb = RocksDbStore("counts", directory / "counts", RocksDbMemory(8 * MEBIBYTE, 8 * MEBIBYTE).options())
-    rocksdb.put(spec.stored_keys.stored(b"k", *[5_000] * spec.stored_keys.times), b"1")
-    rocksdb.commit({TopicPartition(spec.topic, 0): CommittedOffset(1, 1)})
-    now = boot_ms()
-    replica = Replica(spec, TaskId(0, 0), rocksdb, "log", Progress(1, 1, 1, 0, 1, now, now, now), complete=True)
-    metadata = StreamsMetadataState(topology.stores, local_lags=dict)
-    replicas = {("counts", 0): replica}
-    return Admission(topology, metadata, "here:1", lambda: replicas, lambda: now + 60_000, 5_000), replica
+from tests.service.queries.held import held
 
 
 @pytest.fixture
@@ -67,7 +42,9 @@ def test_several_keys(closed):
     assert waiting == [0, 1]
 
 
-def test_a_range(closed):
+async def test_a_range(closed):
     entries = next(route for route in SCAN_ROUTES if route.items == "entries")
     with pytest.raises(NotReady, match="opened anew"):
-        Scans(closed).answer(entries, "counts", None, parse_parameters(b"", ENTRIES_PARAMETERS), frames=False)
+        await Scans(closed).answer(
+            entries, "counts", None, parse_parameters(b"", ENTRIES_PARAMETERS), frames=False
+        )

@@ -1,6 +1,7 @@
 """Every store: whatever is put, deleted, committed, closed and opened, it holds what was committed."""
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,96 @@ def test_an_old_position_file_is_taken_over_also_from_where_its_store_was_before
     assert opened.store.committed_offset(TP).position == 12
     assert [p.parent.name for p in opener.directory.path.glob("*/s.position")] == ["1_1"]
     opened.store.close()
+
+
+@pytest.fixture
+def legacy(monkeypatch) -> StoreSpec:
+    monkeypatch.setattr("forebay_worker.state.opening._factory", lambda supplier: LegacyStore)
+    return StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1, supplier="legacy")
+
+
+@pytest.mark.parametrize("checkpoint", [None, "0\n1\nlog 0 -4\n", "not a checkpoint"])
+def test_records_of_an_unknown_offset_are_set_aside_since_what_was_deleted_would_come_back(
+    opener, legacy, checkpoint
+):
+    task = TaskId(0, 0)
+    store = opener.open(task, legacy).store
+    store.put(USER_TAG + b"deleted since", b"1")
+    store.commit({TP: CommittedOffset(7, 7)})
+    store.flush()
+    # Killed before the first checkpoint.
+    if checkpoint is not None:
+        (opener.directory.path / "0_0" / ".checkpoint").write_text(checkpoint)
+    store = opener.open(task, legacy).store
+    assert store.get(USER_TAG + b"deleted since") is None
+    assert store.committed_offset(TP) is None
+    assert len(opener.directory.set_asides()) == 1
+    store.commit({TP: CommittedOffset(7, 7)})
+    store.put(USER_TAG + b"new", b"1")
+    store.commit({TP: CommittedOffset(8, 8)})
+    store.close()
+    store = opener.open(task, legacy).store
+    assert (store.get(USER_TAG + b"new"), store.committed_offset(TP).position) == (b"1", 8)
+
+
+def test_an_empty_store_without_an_offset_is_begun_with(opener, legacy):
+    opener.open(TaskId(0, 0), legacy).store.close()
+    opener.open(TaskId(0, 0), legacy).store.close()
+    assert not opener.directory.set_asides()
+
+
+def test_a_rocksdb_store_with_records_and_no_offset_is_set_aside(tmp_path, opener):
+    spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1)
+    path = opener.directory.store_path(TaskId(0, 0), "s")
+    store = RocksDbStore("s", path, MEMORY.options())
+    store.put(USER_TAG + b"deleted since", b"1")
+    store.commit({})
+    store.close()
+    store = opener.open(TaskId(0, 0), spec).store
+    assert store.get(USER_TAG + b"deleted since") is None
+    assert len(opener.directory.set_asides()) == 1
+    store.close()
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    before=st.dictionaries(st.integers(0, 99), st.binary(max_size=2), min_size=20),
+    changes=st.lists(st.tuples(st.integers(0, 119), st.none() | st.binary(max_size=2)), max_size=60),
+    at=st.integers(0, 60),
+    reverse=st.booleans(),
+)
+def test_a_scan_of_an_in_memory_store_sees_it_as_it_was_at_its_first_step(before, changes, at, reverse):
+    store = MemoryStore("s")
+    for number, value in before.items():
+        store.put(USER_TAG + b"%03d" % number, value)
+    store.commit({})
+    expected = sorted(((USER_TAG + b"%03d" % n, v) for n, v in before.items() if 5 <= n < 90), reverse=reverse)
+    scan = store.scan(USER_TAG + b"005", USER_TAG + b"090", reverse=reverse)
+    found = [pair for _, pair in zip(range(at + 1), scan, strict=False)]
+    for number, value in changes:
+        if value is None:
+            store.delete(USER_TAG + b"%03d" % number)
+        else:
+            store.put(USER_TAG + b"%03d" % number, value)
+        store.commit({})
+    found += list(scan)
+    assert found == expected
+    assert not store._scans
+
+
+def test_a_scan_that_the_garbage_collector_ends_in_the_middle_of_a_commit_holds_nothing_up():
+    store = MemoryStore("s")
+    store.put(USER_TAG + b"a", b"1")
+    store.commit({})
+    scan = store.scan(USER_TAG, END_OF_USER_KEYS)
+    next(scan)
+
+    def end_it() -> None:
+        # As a commit does while it writes.
+        with store._lock:
+            scan.close()
+
+    thread = threading.Thread(target=end_it, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,6 +1,7 @@
 """What a replica claims of itself while it follows a log that is compacted, replaced or cut under it."""
 
 import dataclasses
+import errno
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from forebay.changelog import Batch, Heartbeat
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.lag import boot_ms, lag_of
+from forebay.lag import EndOffset, boot_ms, lag_of
 from forebay.partitioning import Murmur2Partitioner
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
@@ -21,6 +22,7 @@ from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier import Applier, progress_at_open
+from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.replica import Replica
 
 TP = TopicPartition("log", 0)
@@ -175,6 +177,16 @@ def test_in_the_middle_of_a_compacted_replay_nothing_is_claimed(log):
     assert late.completions == 1
     assert late.content == log.fold(4)
     late.close()
+
+
+def test_a_replay_is_consistent_where_the_log_can_be_read_no_further():
+    empty = Fold.after(CommittedOffset(0))
+    gap = Batch(TP, [], 5, True, EndOffset(9, 0.0), 0, 0, "log")
+    within = advance(CommittedOffset(0), gap, empty, None, 0.0)
+    assert (within.consistent_position, within.pending_end) == (None, 9)
+    # A transaction is open at 5, so the end at 9 cannot be reached.
+    settled = advance(within, gap._replace(gap=False, settled=True), empty, None, 0.0)
+    assert (settled.consistent_position, settled.pending_end) == (5, None)
 
 
 def test_a_replica_that_was_away_for_longer_than_tombstones_live_is_rebuilt(log):
@@ -420,3 +432,30 @@ def test_a_moment_that_is_still_to_come_by_the_wall_clock_is_none(ahead_ms):
 def test_a_token_bounds_what_a_crashed_legacy_store_may_hold():
     progress = progress_at_open(CommittedOffset(10_000, None, 15_000), 50.0, 1_000_000.0)
     assert (progress.position, progress.applying_to) == (10_000, 15_000)
+
+
+def test_what_failed_has_failed_until_a_commit_succeeds_also_while_nothing_is_written(log, monkeypatch):
+    log.append((b"k", b"1"))
+    follower = Follower(log.changelog)
+    follower.poll()
+    replica = follower.replica
+    replica.failure = "No space left on device"
+    commit = replica.store.commit
+
+    def refuse(offsets: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def look_again() -> None:
+        # As the applier does with what failed a while ago.
+        follower.applier._consumer.unassign(TP)
+        follower.applier._consumer.assign(TP, 1)
+        follower.poll()
+
+    monkeypatch.setattr(replica.store, "commit", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        look_again()
+    assert replica.failure is not None
+    monkeypatch.setattr(replica.store, "commit", commit)
+    look_again()
+    assert replica.failure is None
+    follower.close()

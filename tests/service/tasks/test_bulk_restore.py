@@ -98,6 +98,41 @@ def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folde
     reopened.close()
 
 
+def test_the_time_that_is_left_is_told_by_the_pace_so_far(changelog, tmp_path, monkeypatch):
+    now_ms = 1_000.0
+    monkeypatch.setattr(bulk_restore, "boot_ms", lambda: now_ms)
+    replica = Restore(changelog, tmp_path).replica
+    restoration = Restoration(replica, 1, now_ms, begun_position=100)
+    replica.progress = replica.progress._replace(position=100, end_offset=1_100)
+    now_ms += 2_000
+    assert restoration.seconds_left is None
+    replica.progress = replica.progress._replace(position=300)
+    assert restoration.seconds_left == 8
+    replica.progress = replica.progress._replace(end_offset=None)
+    assert restoration.seconds_left is None
+    replica.store.close()
+
+
+def test_what_a_killed_worker_left_of_a_file_that_a_store_took_over_is_not_written_to(
+    changelog, folded, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 3 << 20)
+    (tmp_path / "scratch").mkdir()
+    taken_over = tmp_path / "taken-over.sst"
+    taken_over.write_bytes(b"what a store has")
+    for number in range(3):
+        # RocksDB links a file to its new name before it removes the old one.
+        os.link(taken_over, tmp_path / "scratch" / f"1-{number}.sst")
+    left = tmp_path / "scratch" / "99-0.sst"
+    left.write_bytes(b"of another job")
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    assert restore.finish() == folded
+    assert not left.exists()
+    restore.close()
+    assert taken_over.read_bytes() == b"what a store has"
+
+
 def test_a_killed_process_costs_a_retry_and_never_a_gap(changelog, folded, tmp_path, monkeypatch):
     monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 3 << 20)
     monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)

@@ -50,6 +50,13 @@ def batch(*rows: tuple[bytes | None, bytes | None]) -> Batch:
         (spec("int32"), b"12345678", b"1", "is no int32 key"),
         (spec("json"), b"{]", b"1", "is no json key"),
         (spec("json"), b'[ "a" ]', b"1", "it is not in canonical form (RFC 8785)"),
+        (spec("json"), b"[9007199254740993]", b"1", "is no json key"),
+        (spec("json"), rb'["\ud800"]', b"1", "is no json key"),
+        (spec("json"), b"[" * 100_000, b"1", "is no json key"),
+        (spec(), b"k", b"[" * 100_000, "is no json"),
+        (spec(), b"k", b"\xef\xbb\xbf1", "is no json"),
+        (spec(), b"k", '"a"'.encode("utf-16"), "is no json"),
+        (spec(), b"k", b'"\xed\xa0\x80"', "is no json"),
         (spec(), b"k", b"NaN", "its value b'NaN' is no json"),
         (spec(), b"k", b'{"x": Infinity}', "is no json"),
         (spec(), b"k", b"-Infinity", "is no json"),
@@ -189,3 +196,10 @@ def test_a_key_that_no_store_could_hold_says_how_to_get_past_it(store, key):
     own = replace(store, foreign=False)
     with pytest.raises(BadRecord, match=r"offset 8 of 'clicks' .* set foreign = true on the store"):
         Fold({}, {}, None).add(own, batch((b"12345678", b"1"), (key, b"1")).records)
+
+
+def test_a_time_that_no_stored_key_can_hold_is_named():
+    versioned = spec(kind="versioned", history_retention_ms=1)
+    records: list[Record] = [(7, b"k", b"1", 1 << 70, False)]
+    found = fitting(versioned, batch()._replace(records=records))
+    assert "does not fit into 64 bits" in str(found.stopped_by)

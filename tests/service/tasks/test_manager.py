@@ -183,6 +183,21 @@ def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_n
         assert store.get(USER_TAG + b"deleted") is None
 
 
+def test_a_replica_whose_logs_end_was_not_known_when_it_was_opened_is_restored_in_bulk_later(
+    tmp_path, changelog, monkeypatch
+):
+    monkeypatch.setattr("forebay_worker.tasks.manager.BULK_RESTORE_RECORDS", 20)
+    monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 1)
+    append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(5_000)])
+    with monkeypatch.context() as away:
+        away.setattr(SqliteChangelog, "end_offsets", lambda *_: {})
+        with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+            manager.hold(TASKS[:1], ())
+            wait_until(lambda: manager.bulk_restore.restorations, "a restore in bulk")
+            wait_until(lambda: manager.offsets().get(TASKS[0]) == 5_001, "all is applied")
+            assert manager.replicas["a", 0].store.get(USER_TAG + b"k4999") == b"1"
+
+
 def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, changelog, monkeypatch):
     monkeypatch.setattr("forebay_worker.tasks.manager.BULK_RESTORE_RECORDS", 20)
     fill(tmp_path, changelog)
@@ -285,3 +300,29 @@ def test_what_was_released_is_deleted_though_windows_cannot_be(tmp_path, changel
 def append(changelog: SqliteChangelog, partition: int, batch: int, rows: list[tuple[bytes, bytes, int]]) -> None:
     path = changelog.path(TopicPartition(TOPIC, partition))
     sqlite_partition.append_batch(path, rows, writer="a", query_id="q", batch_id=batch, write_name="a")
+
+
+class Choosy(StoreOpener):
+    """Cannot open the first stores, each for a reason of its own."""
+
+    def open(self, task, spec) -> OpenedStore:
+        if task.partition < 3:
+            raise ValueError("damaged")
+        return super().open(task, spec)
+
+
+def test_a_store_that_cannot_be_opened_keeps_no_other_closed(tmp_path, changelog):
+    with started(tmp_path, changelog, Choosy) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: held(manager) == set(TASKS[3:]), "all others are open")
+        assert not manager.settled
+
+
+def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_long(tmp_path, changelog):
+    fill(tmp_path, changelog)
+    with started(tmp_path, changelog, SlowOpener, cleanup_ms=50) as manager:
+        # Assigned elsewhere before a single store was open.
+        manager.hold(TASKS[:1], ())
+        SlowOpener.let.release(PARTITIONS)
+        left = tmp_path / "state" / "app"
+        wait_until(lambda: len(list(left.glob("0_*/rocksdb/*"))) == 1, "the others are deleted")

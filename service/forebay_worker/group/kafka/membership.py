@@ -7,6 +7,7 @@ own; so a rebalance touches no tail, is cheap, and can be asked for whenever lag
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import threading
@@ -16,7 +17,7 @@ from dataclasses import replace
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogError
 from forebay.lag import boot_ms, epoch_ms
-from forebay.metadata import NO_GENERATION, Generation
+from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError
@@ -72,8 +73,18 @@ class KafkaMembership:
         """Join, and stay a member in a thread."""
         self._subscription = subscription
         self._on_assignment = on_assignment
+        self._warn_of_loopback(subscription().host)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="forebay-group", daemon=True)
         self._thread.start()
+
+    def _warn_of_loopback(self, host: HostInfo) -> None:
+        brokers = [server.rpartition(":")[0] for server in self._url.bootstrap_servers.split(",")]
+        if _is_loopback(host.host) and not all(map(_is_loopback, brokers)):
+            log.warning(
+                "this worker advertises %s, where nobody on another machine reaches it: set --advertise to an "
+                "address of its own.",
+                host,
+            )
 
     def leave(self) -> None:
         """Leave the group; the actives move at once."""
@@ -156,7 +167,7 @@ class KafkaMembership:
         """From what each member told to what each is told."""
         now = boot_ms()
         told = _readable(members)
-        newest_by_process = _one_each(told)
+        newest_by_process = _one_an_address(_one_each(told))
         self._rejoin_at = float("inf")
         known = max([info.known_generation for info in told.values()], default=NO_GENERATION)
         if known > (NO_GENERATION if self._newest is None else self._newest.generation):
@@ -249,6 +260,13 @@ class KafkaMembership:
             self._newest = found
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _readable(members: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
     """What members tell; one that speaks a newer version must not keep the rest from being led."""
     told = {}
@@ -266,6 +284,22 @@ def _one_each(told: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInf
     for info in sorted(told.values(), key=lambda info: info.incarnation):
         newest[info.process_id] = info
     return newest
+
+
+def _one_an_address(members: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
+    """Of several that advertise one address the first: routers could not tell them apart."""
+    of_address: dict[HostInfo, SubscriptionInfo] = {}
+    for info in sorted(members.values(), key=lambda info: (info.incarnation, info.process_id)):
+        first = of_address.setdefault(info.host, info)
+        if first is not info:
+            log.error(
+                "the worker %s is given no tasks: it advertises %s, as the worker %s does. Give each its own "
+                "--advertise or --listen.",
+                info.process_id,
+                info.host,
+                first.process_id,
+            )
+    return {info.process_id: info for info in of_address.values()}
 
 
 def _reference(raw: bytes, generation: Generation) -> bytes:

@@ -1,0 +1,45 @@
+"""Reads that wait for their bound to be met: looked at again now and then, the seldomer the more there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from forebay.errors import Overloaded
+
+_LEAST_PAUSE_S = 0.005
+_PAUSE_BY_WAITING_S = 0.0001
+"""For each that waits: a look takes a tenth of it, so that all of them take a tenth of the process' time."""
+_MOST_WAITING = 4096
+
+
+class Waits:
+    """Counts the reads of a worker that wait."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        """For one read: yields what waits until it is time to look again, and counts it from the first time on.
+
+        That raises ``Overloaded`` where as many wait as may.
+        """
+        counted = False
+
+        async def pause() -> None:
+            nonlocal counted
+            if not counted and self._waiting >= _MOST_WAITING:
+                raise Overloaded(
+                    f"{_MOST_WAITING} reads wait for their bounds already; ask without wait_ms, or later.",
+                    retry_after_s=1,
+                )
+            self._waiting += not counted
+            counted = True
+            await asyncio.sleep(max(_LEAST_PAUSE_S, self._waiting * _PAUSE_BY_WAITING_S))
+
+        try:
+            yield pause
+        finally:
+            self._waiting -= counted

@@ -1,0 +1,119 @@
+"""Lists of one worker: what they look at for a page, and which times they let pass."""
+
+import base64
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from forebay.errors import BadParameter
+from forebay.rest.parameters import ReadParameters, parse_parameters
+from forebay.rest.routes import READ_ROUTES
+from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
+from forebay.stores import CommittedOffset
+from forebay.tasks import TopicPartition
+from forebay_worker.queries.admission import Admission
+from forebay_worker.queries.scans import Scans
+from tests.service.queries.held import held
+
+SIZE_MS = 1_000
+
+
+async def listed(admission: Admission, items: str, query: str) -> dict[str, object]:
+    """A list over all keys."""
+    route: ScanRoute = next(route for route in SCAN_ROUTES if route.items == items and not route.keyed)
+    known = next(read.parameters for read in READ_ROUTES if read.scan == route)
+    parameters = parse_parameters(query.encode(), known | {"partition"})
+    answer = await Scans(admission).answer(route, "counts", None, parameters, frames=False)
+    return json.loads(answer.body)
+
+
+async def test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and_says_where_it_is(tmp_path):
+    admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
+    for number in range(30_000):
+        replica.store.put(replica.spec.stored_keys.stored(b"k%05d" % number, number), b"1")
+    replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
+    looked_at = 0
+    scan = replica.store.scan
+
+    def counted(start: bytes, end: bytes, *, reverse: bool = False):
+        nonlocal looked_at
+        looked_at = 0
+        for pair in scan(start, end, reverse=reverse):
+            looked_at += 1
+            yield pair
+
+    replica.store.scan = counted
+    query, pages, found = "from=29990&to=29995", 0, []
+    while True:
+        document = await listed(admission, "windows", query)
+        assert looked_at <= 10_500
+        pages += 1
+        found += [window["start_ms"] for window in document["windows"]]
+        if document["next"] is None:
+            break
+        query = f"from=29990&to=29995&cursor={document['next']}"
+    assert found == list(range(29990, 29995))
+    assert pages >= 3
+
+
+async def test_the_times_that_pass_are_those_that_are_asked_for_and_kept(tmp_path):
+    chance = random.Random(7)
+    for items, kind in (("windows", "window"), ("sessions", "session")):
+        settings = {"window_size_ms": SIZE_MS} if kind == "window" else {"gap_ms": SIZE_MS}
+        admission, replica = held(tmp_path / kind, kind=kind, retention_ms=3 * SIZE_MS, **settings)
+        times = {(5_000, 6_000) if kind == "window" else (5_000, 5_000)}
+        for _ in range(300):
+            start = chance.randrange(-9_000, 9_000)
+            end = start + (SIZE_MS if kind == "window" else chance.randrange(0, 2_000))
+            times.add((start, end))
+            stored = (start,) if kind == "window" else (end, start)
+            replica.store.put(replica.spec.stored_keys.stored(b"k", *stored), b"1")
+        replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
+        replica.stream_time_ms = 7_000
+        for start_ms, end_ms in ((-9_000, 9_000), (-100, 4_321), (5_000, 5_001), (6_000, 2_000)):
+            document = await listed(admission, items, f"from={start_ms}&to={end_ms}")
+            found = {(entry["start_ms"], entry["end_ms"]) for entry in document[items]}
+            assert found == {
+                (start, end)
+                for start, end in times
+                if end > 4_000 and start < end_ms and (start >= start_ms if kind == "window" else end >= start_ms)
+            }
+
+
+async def test_a_page_of_large_values_ends_early(tmp_path):
+    admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
+    for number in range(100):
+        replica.store.put(replica.spec.stored_keys.stored(b"k", number), b'"%b"' % (b"x" * (1 << 20)))
+    replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
+    document = await listed(admission, "windows", "limit=100")
+    assert 4 <= len(document["windows"]) <= 8
+    assert document["next"] is not None
+
+
+async def test_a_list_of_one_key_is_of_that_key_whatever_its_cursor_says(tmp_path):
+    admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
+    for key in (b"a", b"z"):
+        replica.store.put(replica.spec.stored_keys.stored(key, 1_000), b'"another key"')
+    replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
+    route = next(route for route in SCAN_ROUTES if route.items == "windows" and route.keyed)
+    scan = make_scan(route, replica.spec, b"k", ReadParameters())
+    for last in (
+        b"",
+        b"\x00",
+        replica.spec.stored_keys.prefix(b"a"),
+        replica.spec.stored_keys.prefix(b"y"),
+        b"\xff",
+    ):
+        for reverse in (False, True):
+            asked = ReadParameters(reverse=reverse)
+            cursor = Cursor(make_scan(route, replica.spec, b"k", asked).digest, last).encode()
+            parameters = replace(asked, cursor=cursor)
+            answer = await Scans(admission).answer(route, "counts", b"k", parameters, frames=False)
+            assert b"another key" not in answer.body
+    with pytest.raises(BadParameter, match="The key is of partition 0, not 1"):
+        await Scans(admission).answer(route, "counts", b"k", ReadParameters(partition=1), frames=False)
+    raw = json.dumps([scan.digest.hex(), "01", None, [float("inf")]]).encode()
+    with pytest.raises(BadParameter, match="not one that an answer carried"):
+        Cursor.decode(base64.urlsafe_b64encode(raw).decode(), scan)
