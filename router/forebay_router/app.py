@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
@@ -54,6 +55,8 @@ from forebay_router.router import Router
 from forebay_router.scatter import Gather, ScanBroken, ScanRefused
 from forebay_router.siblings import ALONE, Place
 from forebay_router.whole_router import WholeRouter
+
+log = logging.getLogger(__name__)
 
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
     BadKey,
@@ -154,6 +157,7 @@ async def _list(
         except ScanRefused as refused:
             metrics.count_answer(route.path, store, refused.answer)
             return respond(refused.answer)
+        admission.callback(gather.drop)
         # In flight until the last piece is sent, or the client has gone.
         admission.callback(lambda: metrics.count_list(route.path, store, gather.lag()))
         return _ListResponse(gather.body(), admission.pop_all(), router.timeout_ms(parameters))
@@ -177,10 +181,14 @@ class _ListResponse(StreamingResponse):
                 async with asyncio.timeout(self._piece_s):
                     await send(message)
             except TimeoutError:
-                raise ScanBroken("the client took nothing of the list for as long as it may take") from None
+                raise ScanBroken("the client took nothing of it for as long as it may take") from None
 
         with self._admission:
-            await super().__call__(scope, receive, send_in_time)
+            try:
+                await super().__call__(scope, receive, send_in_time)
+            except ScanBroken as broken:
+                # The server closes the connection of an answer that is not complete.
+                log.warning("a list is cut: %s", broken)
 
     @staticmethod
     async def _until_sent(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -11,14 +11,16 @@ from typing import Any
 from urllib.parse import quote
 
 from forebay.errors import Problem
+from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import batch_answer, read_batch_frames
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
 from forebay.topology import StoreSpec
+from forebay_router.attempts import Attempt, refusal
 from forebay_router.keys import settled, verdict
-from forebay_router.replica_read import ReplicaRequest
+from forebay_router.replica_read import Came, ReplicaRead, ReplicaRequest
 from forebay_router.router import Router
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
@@ -52,28 +54,30 @@ class _Batch:
 
     async def results(self) -> list[Answer]:
         """Each key's answer, in order."""
-        found: list[list[Answer]] = [[] for _ in self.keys]
+        found: list[list[Came]] = [[] for _ in self.keys]
         by_partition: _Places = defaultdict(list)
         spec, from_json, partitions = self.spec, self.spec.key_codec.from_json, self.router.partitions
         for index, key in enumerate(self.keys):
             try:
                 plain = from_json(key)
             except Problem as problem:
-                found[index].append(problem_answer(problem))
+                found[index].append(Came(problem_answer(problem), boot_ms()))
                 continue
             for partition in partitions(spec, plain):
                 by_partition[partition].append(index)
         await self._gather(by_partition, found)
-        return [verdict(self.spec, answers) if len(answers) > 1 else answers[0] for answers in found]
+        return [verdict(self.spec, came) if len(came) > 1 else came[0].answer for came in found]
 
-    async def _gather(self, by_partition: _Places, found: list[list[Answer]]) -> None:
+    async def _gather(self, by_partition: _Places, found: list[list[Came]]) -> None:
         """Ask workers at once, until each key is settled or all have answered."""
         asked = [asyncio.create_task(self._ask(group)) for group in self._groups(by_partition)]
         try:
             for task in asyncio.as_completed(asked):
                 for index, answer in await task:
-                    found[index].append(answer)
-                if self.spec.stream_partitioner is None and all(any(map(settled, answers)) for answers in found):
+                    found[index].append(Came(answer, boot_ms()))
+                if self.spec.stream_partitioner is None and all(
+                    any(settled(answer) for answer, _ in came) for came in found
+                ):
                     return
         finally:
             for one in asked:
@@ -91,27 +95,44 @@ class _Batch:
         return list(groups.values())
 
     async def _ask(self, group: _Places) -> list[tuple[int, Answer]]:
-        """What some partitions have of their keys. What one replica refused is asked singly of the others."""
-        places = [(partition, index) for partition, at in group.items() for index in at]
-        request = self._request(next(iter(group)), [self.keys[index] for _, index in places])
-        request = replace(request, several=len(group) > 1)
-        answers = await self.router.ask_together(request, list(group), self.parameters, self.deadline_boot_ms)
-        if answers[0].status != 200:
-            of = dict(zip(group, answers, strict=True))
-            return [(index, of[partition]) for partition, index in places]
-        found = read_batch_frames(answers[0].body)
-        again = [i for i, result in enumerate(found) if result.status in _OF_THE_REPLICA]
-        singles = await asyncio.gather(*(self._single(*places[i]) for i in again))
-        for i, single in zip(again, singles, strict=True):
-            found[i] = single
-        return [(index, answer) for (_, index), answer in zip(places, found, strict=True)]
+        """What some partitions have of their keys; of the next replica, what the one before refuses."""
+        left = [(partition, index) for partition, at in group.items() for index in at]
+        found: list[tuple[int, Answer]] = []
+        attempts: dict[int, list[Attempt]] = defaultdict(list)
+        asked: set[HostInfo] = set()
+        while left:
+            request = self._request(next(iter(group)), [self.keys[index] for _, index in left])
+            request = replace(request, several=len(group) > 1, excluded=frozenset(asked))
+            read = self.router.read(request, self.parameters, self.deadline_boot_ms)
+            answer = await read.run()
+            for _, index in left:
+                attempts[index] += read.attempts
+            if answer is None or answer.status != 200 or read.answered_by is None:
+                found += [
+                    (index, answer or self._refusal(read, partition, attempts[index])) for partition, index in left
+                ]
+                break
+            asked.update(attempt.host for attempt in read.attempts)
+            asked.add(read.answered_by)
+            refused = []
+            for place, result in zip(left, read_batch_frames(answer.body), strict=True):
+                if result.status in _OF_THE_REPLICA:
+                    attempts[place[1]].append(Attempt(read.answered_by, "answered", result))
+                    refused.append(place)
+                else:
+                    found.append((place[1], result))
+            left = refused
+        return found
 
-    async def _single(self, partition: int, index: int) -> Answer:
-        request = replace(self._request(partition, [self.keys[index]]), single=True)
-        return await self.router.ask(request, self.parameters, self.deadline_boot_ms)
+    def _refusal(self, read: ReplicaRead, partition: int, attempts: Sequence[Attempt]) -> Answer:
+        """Why a key has no answer: what the replicas that were asked for it said, if any did."""
+        if any(attempt.answer is not None for attempt in attempts):
+            return refusal(self.spec.name, partition, attempts)
+        return read.refusal(partition)
 
     def _request(self, partition: int, keys: Sequence[Any]) -> ReplicaRequest:
         path = f"/v1/stores/{quote(self.spec.name, safe='')}/batch-get".encode()
         target = path + b"?" + self.query if self.query else path
-        body = json.dumps({"keys": keys}).encode()
+        # Not escaped to ASCII, which would make it longer than a worker takes.
+        body = json.dumps({"keys": keys}, ensure_ascii=False).encode()
         return ReplicaRequest(self.spec, partition, target, body, accept=_FRAMES, alone=True)

@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 
 _FORGET_AFTER_MS = 300_000.0
 _LEAST_PAUSE_S = 0.02
+_PAUSE_AFTER_SILENCE_S, _LONGEST_PAUSE_AFTER_SILENCE_S = 0.5, 5.0
+"""A poll without an answer holds one of a few turns for a second, so who is silent is asked less and less."""
+_UNHEARD_PAUSES, _UNHEARD_S = 3, 5.0
+"""So many polls and seconds must pass without any answer for the router to take itself for cut off."""
 _ALIAS_POLL_INTERVAL_S = 5.0
 """Pause between looks at an address whose worker goes under another, which is polled as often as any."""
 
@@ -53,6 +57,8 @@ class Cluster:
         self._holding: dict[Held, set[HostInfo]] = {}
         """Who said of itself that it holds a partition."""
         self._mapped: frozenset[HostInfo] = frozenset()
+        self._strangers: set[HostInfo] = set()
+        """Addresses where somebody answers who is no worker of this application: asked for nothing."""
         self._polls: dict[HostInfo, asyncio.Task[None]] = {}
         self._wanted: dict[HostInfo, asyncio.Event] = {}
         """By address: set where the next poll should not wait."""
@@ -73,8 +79,11 @@ class Cluster:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a map and a live worker."""
-        return bool(self.metadata.stores) and any(worker.live for worker in self.workers.values())
+        """Whether it is known which stores there are and who holds something, and a worker answered lately."""
+        if not self.metadata.stores or not (self.metadata.map.hosts or any(self._holding.values())):
+            return False
+        heard_since = boot_ms() - 1000 * max(_UNHEARD_PAUSES * self._pause_s(), _UNHEARD_S)
+        return any(worker.live and worker.seen_boot_ms > heard_since for worker in self.workers.values())
 
     def spec(self, store: str) -> StoreSpec:
         """The store's specification; raises ``UnknownStore``."""
@@ -90,6 +99,7 @@ class Cluster:
         )
         hosts = {*standbys, *([active] if active else [])}
         hosts.update(host for host in self._holding.get((spec.name, partition), ()) if self.workers[host].live)
+        hosts -= self._strangers
         return [self._holder(host, active, (spec.name, partition), load(host)) for host in hosts]
 
     def unheld(self, spec: StoreSpec) -> int:
@@ -177,22 +187,26 @@ class Cluster:
             self._polls[address] = asyncio.create_task(self._poll_forever(address))
 
     async def _poll_forever(self, address: HostInfo) -> None:
-        wanted = self._wanted[address]
+        wanted, silences = self._wanted[address], 0
         while True:
             wanted.clear()
             host = None
+            silences += 1
             try:
                 host = await self._poll(address)
+                silences = 0
                 self.refused_polls.discard(address)
             except (PollRefused, OSError) as error:
+                silences *= isinstance(error, TimeoutError)
                 self._lost(address, error)
             except Exception:
                 log.exception("the status of %s could not be understood", address)
             if self._forgotten(address):
                 del self._polls[address], self._wanted[address]
+                self._strangers.discard(address)
                 self.refused_polls.discard(address)
                 return
-            pause_s = self._pace.pause_s(len(self._polls))
+            pause_s = max(self._pause_s(), min(_PAUSE_AFTER_SILENCE_S * silences, _LONGEST_PAUSE_AFTER_SILENCE_S))
             if host not in (None, address):
                 pause_s = max(pause_s, _ALIAS_POLL_INTERVAL_S)
             # Not even a worker that answers all reads as if the map were old is polled without any.
@@ -207,15 +221,19 @@ class Cluster:
         with self._pace.reading():
             status = json.loads(body)
             if status.get("tier") != "worker" or not self._same_application(address, status["application_id"]):
+                self._drop(address)
+                self._strangers.add(address)
                 return None
+            self._strangers.discard(address)
             host = HostInfo.parse(status["host"])
             worker = self.workers.setdefault(host, WorkerView(host))
+            worker.seen_boot_ms = boot_ms()
             if (status["incarnation"], status["sequence"]) <= (worker.incarnation, worker.sequence):
                 return host
             if not worker.live:
                 log.info("worker %s is up", host)
             before = worker.replicas.keys()
-            worker.take(body, status, boot_ms())
+            worker.take(body, status, worker.seen_boot_ms)
             self._holds(worker, before)
         self._watch(host)
         generation = status["generation"]
@@ -293,10 +311,19 @@ class Cluster:
         worker = self.workers.get(address)
         if worker is None:
             return True
-        if worker.live or boot_ms() - worker.seen_boot_ms < _FORGET_AFTER_MS:
+        if boot_ms() - worker.seen_boot_ms < _FORGET_AFTER_MS:
             return False
-        self._holds(WorkerView(address), self.workers.pop(address).replicas.keys())
+        self._drop(address)
         return True
+
+    def _drop(self, host: HostInfo) -> None:
+        worker = self.workers.pop(host, None)
+        if worker is not None:
+            self._holds(WorkerView(host), worker.replicas.keys())
+
+    def _pause_s(self) -> float:
+        """From one poll of an address to the next."""
+        return self._pace.pause_s(len(self._polls))
 
 
 def _tell_refusal(host: HostInfo, what: str, status: int) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
-from forebay.lag import Lag, worst_lag
+from forebay.lag import Lag, boot_ms, worst_lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
 from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
-from forebay_router.replica_read import ReplicaRequest
+from forebay_router.replica_read import Came, ReplicaRequest
 from forebay_router.router import Router
 
 _SETTLED = frozenset({200, 400, 409, 410})
@@ -62,16 +62,17 @@ async def _search(
         )
         for partition in range(spec.partitions)
     ]
-    answers = []
+    came: list[Came] = []
     try:
         for task in asyncio.as_completed(asked):
-            answers.append(await task)
-            if settled(answers[-1]):
+            answer = await task
+            came.append(Came(answer, boot_ms()))
+            if settled(answer):
                 break
     finally:
         for one in asked:
             one.cancel()
-    return verdict(spec, answers)
+    return verdict(spec, came)
 
 
 def settled(answer: Answer) -> bool:
@@ -79,8 +80,9 @@ def settled(answer: Answer) -> bool:
     return answer.status in _SETTLED
 
 
-def verdict(spec: StoreSpec, answers: Sequence[Answer]) -> Answer:
+def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:
     """What the partitions' answers come to: what settles it, else the gravest refusal, else the miss of all."""
+    answers = [answer for answer, _ in came]
     for answer in answers:
         if settled(answer):
             return answer
@@ -89,12 +91,16 @@ def verdict(spec: StoreSpec, answers: Sequence[Answer]) -> Answer:
             if answer.status == status:
                 return answer
     refused = next((answer for answer in answers if answer.status != UnknownKey.status), None)
-    return refused or _miss_of_all(spec, answers)
+    return refused or _miss_of_all(spec, came)
 
 
-def _miss_of_all(spec: StoreSpec, answers: Sequence[Answer]) -> Answer:
+def _miss_of_all(spec: StoreSpec, came: Sequence[Came]) -> Answer:
     """No partition has the key: the worst lag of all, and one position of all."""
-    misses = sorted((json.loads(answer.body) for answer in answers), key=lambda miss: int(miss["partition"]))
+    misses, now = [], boot_ms()
+    for answer, at_boot_ms in came:
+        miss = json.loads(answer.body)
+        misses.append({**miss, "lag": Lag(**miss["lag"]).aged(now - at_boot_ms).document()})
+    misses.sort(key=lambda miss: int(miss["partition"]))
     sources = [{name: miss[name] for name in Provenance._fields} for miss in misses]
     lag = worst_lag([Lag(**source["lag"]) for source in sources])
     position = joined_position(sources)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
-from forebay.rest.batches import read_batch_frames
 from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, late, overload, refusal
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 _UNKNOWN_STORE = b'{"type":"urn:forebay:problem:unknown-store"'
 _FINAL = frozenset({200, 400, 404, 409, 410})
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
+_LOOK_AGAIN_MS = 50.0
+"""How soon it is noticed that a worker which was asked has turned out to hang."""
 _LARGE_ANSWER_MS = 250.0
 """A page or a batch takes longer than the single keys from which the hedge delay is learnt."""
 
@@ -30,9 +31,9 @@ _LARGE_ANSWER_MS = 250.0
 class ReplicaRequest:
     """What to ask of a partition's replicas.
 
-    ``alone`` keeps it off the connections that others share. ``single`` says that it is a batch of one key, whose
-    result is judged, and told, as the answer; ``several`` that it is one of keys of several partitions, which have
-    the same candidates as this one. ``silent`` is a worker that was asked and has not answered yet: it comes last.
+    ``alone`` keeps it off the connections that others share. ``several`` says that it is one of keys of several
+    partitions, which have the same candidates as this one. ``silent`` is a worker that was asked and has not
+    answered yet: it comes last. Those that are ``excluded`` are not asked.
     """
 
     spec: StoreSpec
@@ -41,9 +42,9 @@ class ReplicaRequest:
     body: bytes | None = None
     accept: bytes = b""
     alone: bool = False
-    single: bool = False
     several: bool = False
     silent: HostInfo | None = None
+    excluded: frozenset[HostInfo] = frozenset()
 
     def render(self, host: HostInfo, left_ms: int, credentials: bytes) -> bytes:
         """The request's bytes for one worker; ``credentials`` is the line that says who asks, if any."""
@@ -60,6 +61,13 @@ class ReplicaRequest:
         if self.body is not None:
             lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
         return b"\r\n".join(lines) + b"\r\n" + credentials + b"\r\n" + (self.body or b"")
+
+
+class Came(NamedTuple):
+    """One partition's answer, and when it came: others may be waited for."""
+
+    answer: Answer
+    at_boot_ms: float
 
 
 class ReplicaRead:
@@ -79,13 +87,20 @@ class ReplicaRead:
         self._alone = request.alone
         self._wait_ms = parameters.wait_ms
         self._deadline = deadline_boot_ms
-        self._waiting = router.candidates(spec, partition, parameters)
+        candidates = router.candidates(spec, partition, parameters)
+        self._waiting = [host for host in candidates if host not in request.excluded]
         # A stable sort: all others stay in order.
         self._waiting.sort(key=lambda host: host == request.silent)
         self._asked: dict[asyncio.Task[Answer], HostInfo] = {}
+        self._asked_boot_ms: dict[HostInfo, float] = {}
+        self._hedge_due_boot_ms = 0.0
+        self._hedge_refused = False
         self._silent: set[HostInfo] = set()
         self._hedges: set[asyncio.Task[Answer]] = set()
-        self._attempts: list[Attempt] = []
+        self.attempts: list[Attempt] = []
+        """Those without a final answer, so far."""
+        self.answered_by: HostInfo | None = None
+        """Who gave the final answer."""
         self._overloads = 0
         self._overloaded = False
         self._late = False
@@ -103,11 +118,14 @@ class ReplicaRead:
                         self._router.counts["hedges_won"] += task in self._hedges
                         return final
                 if boot_ms() >= self._deadline - _LEAST_TIME_FOR_AN_ATTEMPT_MS:
-                    self._attempts += [Attempt(host, "no answer yet") for host in self._asked.values()]
+                    self.attempts += [Attempt(host, "no answer yet") for host in self._asked.values()]
                     self._late = True
                     break
-                if not done:
-                    self._hedge()
+                if done and self._asked:
+                    # A fail-over is free, whoever else is still being asked.
+                    self._ask_next()
+                elif not done:
+                    self._hurry()
             return None
         finally:
             for task in self._asked:
@@ -117,20 +135,22 @@ class ReplicaRead:
         """The problem that sums up why there was no final answer, told of a partition that was asked for."""
         store = self._request.spec.name
         if self._late:
-            return late(store, partition, self._attempts)
+            return late(store, partition, self.attempts)
         if self._overloaded:
-            return overload(store, partition, self._attempts)
-        return refusal(store, partition, self._attempts)
+            return overload(store, partition, self.attempts)
+        return refusal(store, partition, self.attempts)
 
     async def _wait(self) -> set[asyncio.Task[Answer]]:
-        left_ms = self._deadline - boot_ms()
-        pause_ms = min(left_ms, self._hedge_delay_ms()) if self._waiting else left_ms
+        now = boot_ms()
+        pause_ms = self._deadline - now
+        if self._waiting:
+            pause_ms = min(pause_ms, self._hedge_due_boot_ms - now, _LOOK_AGAIN_MS)
         done, _ = await asyncio.wait(
             self._asked, timeout=max(pause_ms, 0.0) / 1000, return_when=asyncio.FIRST_COMPLETED
         )
         return done
 
-    def _hedge_delay_ms(self) -> float:
+    def _silence_ms(self) -> float:
         """How long those asked may be silent, as long as they were told to wait included."""
         delay_ms = self._router.delay.delay_ms
         return self._wait_ms + (max(delay_ms, _LARGE_ANSWER_MS) if self._alone else delay_ms)
@@ -143,11 +163,15 @@ class ReplicaRead:
             if router.full(host):
                 # One that hangs will not be less so for being asked again.
                 self._overloaded |= router.cluster.well(host)
-                self._attempts.append(Attempt(host, "full"))
+                self.attempts.append(Attempt(host, "full"))
                 continue
             left_ms = max(1, int(self._deadline - boot_ms()))
             request = self._request.render(host, left_ms, router.credentials())
             self._asked[self._ask(host, request)] = host
+            now = boot_ms()
+            self._asked_boot_ms[host] = now
+            # Whoever is asked next must have time to answer too.
+            self._hedge_due_boot_ms = now + min(self._silence_ms(), (self._deadline - now) / 2)
             return True
         return False
 
@@ -163,24 +187,31 @@ class ReplicaRead:
         answer = await self._router.upstreams[host].request(request, alone=self._alone, claim=claim)
         if not self._alone:
             self._router.delay.observe(boot_ms() - begun)
-        if self._request.single and answer.status == 200:
-            [result] = read_batch_frames(answer.body)
-            return Answer(*result)
         return answer
 
-    def _hedge(self) -> None:
-        """Nobody answered within the hedge delay: note who is silent, and ask one more if the budget allows."""
+    def _hurry(self) -> None:
+        """Nobody has answered yet: note who is silent, and ask one more if those asked hang, or as a hedge."""
+        cluster, now = self._router.cluster, boot_ms()
         for host in self._asked.values():
-            if host not in self._silent:
+            if host not in self._silent and now - self._asked_boot_ms[host] >= self._silence_ms():
                 self._silent.add(host)
-                self._router.cluster.silent(host)
-        if self._waiting:
-            if self._router.budget.spend():
-                asked = set(self._asked)
-                self._router.counts["hedges"] += self._ask_next()
-                self._hedges |= self._asked.keys() - asked
-            else:
-                self._router.counts["hedges_refused"] += 1
+                cluster.silent(host)
+        if not any(cluster.well(host) for host in self._asked.values()):
+            # This is no hedge: from those that hang, no answer is to be expected.
+            self._ask_next()
+        elif now >= self._hedge_due_boot_ms:
+            self._hedge()
+
+    def _hedge(self) -> None:
+        """Ask one more if the budget allows."""
+        if self._router.budget.spend():
+            asked = set(self._asked)
+            self._router.counts["hedges"] += self._ask_next()
+            self._hedges |= self._asked.keys() - asked
+        else:
+            self._router.counts["hedges_refused"] += not self._hedge_refused
+            self._hedge_refused = True
+            self._hedge_due_boot_ms = boot_ms() + _LOOK_AGAIN_MS
 
     def _take(self, task: asyncio.Task[Answer]) -> Answer | None:
         """Note what came of an attempt; the answer if it is final."""
@@ -191,7 +222,7 @@ class ReplicaRead:
             if not isinstance(error, OSError):
                 raise error
             outcome = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
-            self._attempts.append(Attempt(host, outcome))
+            self.attempts.append(Attempt(host, outcome))
             self._router.counts["failovers"] += 1
             if isinstance(error, TimeoutError):
                 cluster.silent(host)
@@ -202,8 +233,9 @@ class ReplicaRead:
         cluster.answered(host)
         cluster.heard(host, self._held, answer.head)
         if is_final(answer):
+            self.answered_by = host
             return answer
-        self._attempts.append(Attempt(host, "answered", answer))
+        self.attempts.append(Attempt(host, "answered", answer))
         if answer.status in REFUSALS:
             cluster.refused(host, answer.status)
         if answer.status == 421:

@@ -22,6 +22,7 @@ from forebay_router.candidates import candidates
 from forebay_router.cluster import Cluster
 from forebay_router.credentials import credentials_of
 from forebay_router.hedging import HedgeBudget, HedgeDelay
+from forebay_router.page_memory import PageMemory
 from forebay_router.replica_read import ReplicaRead, ReplicaRequest
 from forebay_router.seeds import Seeds
 from forebay_router.upstream import Upstreams
@@ -41,6 +42,7 @@ class Router:
         )
         self.upstreams = Upstreams()
         self.streams = EventStreams(settings.max_event_streams)
+        self.pages = PageMemory()
         self.delay = HedgeDelay()
         self.budget = HedgeBudget()
         self.counts: Counter[str] = Counter()
@@ -163,17 +165,10 @@ class Router:
 
     async def ask(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> Answer:
         """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
-        return (await self.ask_together(request, [request.partition], parameters, deadline_boot_ms))[0]
+        read = self.read(request, parameters, deadline_boot_ms)
+        return await read.run() or read.refusal(request.partition)
 
-    async def ask_together(
-        self,
-        request: ReplicaRequest,
-        partitions: Sequence[int],
-        parameters: ReadParameters,
-        deadline_boot_ms: float,
-    ) -> list[Answer]:
-        """The same for partitions that one request is of: an answer or a problem for each, in order."""
+    def read(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> ReplicaRead:
+        """A read that is still to be run."""
         self.budget.earn(boot_ms())
-        read = ReplicaRead(self, request, parameters, deadline_boot_ms)
-        answer = await read.run()
-        return [answer or read.refusal(partition) for partition in partitions]
+        return ReplicaRead(self, request, parameters, deadline_boot_ms)

@@ -1,13 +1,13 @@
 """Reads of many partitions: scattered to the replicas of each, merged in stored order, streamed.
 
-Memory is bounded whatever the limit: two pages of each partition, and no more.
+Memory is bounded whatever the limit: two pages of each partition, and no more; of all lists, by ``page_memory``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import bisect
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
-from forebay_router.replica_read import ReplicaRequest
+from forebay_router.replica_read import Came, ReplicaRequest
 from forebay_router.router import Router
 
 _FIRST_PAGE = 1_000
@@ -26,6 +26,11 @@ _FIRST_PAGE = 1_000
 _LARGEST_PAGE = 4_000
 _MOST_AT_ONCE = 64
 """Partitions asked at once: one scan of a large store must not take all that a worker is given."""
+_PIECE_BYTES = 256 << 10
+_LEFT_FOR_A_PAGE = 0.25
+"""Of the time that a list may take."""
+_ABSENT = frozenset({412, 429, 503, 504})
+"""Statuses of a partition that is left out where that is allowed."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 _NOT_FORWARDED = frozenset({"limit", "cursor", "allow_partial", "timeout_ms"})
 
@@ -50,28 +55,27 @@ class _PartitionScan:
     page: Page | None = None
     last: bytes | None = None
     at: str | None = None
-    coming: asyncio.Task[Answer] | None = None
+    coming: asyncio.Task[Came] | None = None
     size: int = _FIRST_PAGE
     lag: Lag | None = None
     """The most that any page of it was behind when it came."""
     came_boot_ms: float = 0.0
+    page_bytes: int = 0
 
-    def take(self, page: Page) -> None:
+    def take(self, page: Page, came_boot_ms: float) -> None:
         """Go on with the next page; what the earlier ones were behind stays in the answer's lag."""
         lag = Lag(**page.source["lag"])
-        self.lag = lag if self.lag is None else worst_lag([self._aged(self.lag), lag])
-        self.page, self.at, self.came_boot_ms = page, page.source["position"], boot_ms()
-        if page.keys:
-            self.last = page.keys[-1]
+        if self.lag is not None:
+            lag = worst_lag([self.lag.aged(came_boot_ms - self.came_boot_ms), lag])
+        self.lag, self.came_boot_ms = lag, came_boot_ms
+        self.page, self.at = page, page.source["position"]
+        self.last = page.last
 
     def source(self) -> dict[str, Any]:
         """Where it came from, by its last page, and how far behind the answer is now."""
         assert self.page is not None
         assert self.lag is not None
-        return {**self.page.source, "lag": self._aged(self.lag).document()}
-
-    def _aged(self, lag: Lag) -> Lag:
-        return lag.aged(boot_ms() - self.came_boot_ms)
+        return {**self.page.source, "lag": self.lag.aged(boot_ms() - self.came_boot_ms).document()}
 
     @property
     def drained(self) -> bool:
@@ -89,8 +93,12 @@ class Gather:
     path: bytes
     query: bytes
     deadline_boot_ms: float
+    no_page_after_boot_ms: float
+    """When no further page is asked for: a list that ends with a cursor is worth more than one that is cut."""
     parts: dict[int, _PartitionScan] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
+    lost: list[_PartitionScan] = field(default_factory=list)
+    """Those that went missing on the way: some of their items are in the list."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_AT_ONCE))
 
     @classmethod
@@ -105,8 +113,11 @@ class Gather:
         parameters: ReadParameters,
     ) -> Gather:
         """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` if one cannot be had."""
+        router.pages.require_room()
         scan = make_scan(route, router.spec(store), segment, parameters)
-        gather = cls(router, scan, parameters, path, query, router.deadline(parameters))
+        deadline = router.deadline(parameters)
+        no_page_after = deadline - _LEFT_FOR_A_PAGE * (deadline - boot_ms())
+        gather = cls(router, scan, parameters, path, query, deadline, no_page_after)
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
         gather.missing.update(cursor.missing if cursor else ())
         for partition in gather._partitions(segment):
@@ -116,47 +127,45 @@ class Gather:
         try:
             await gather._fetch(list(gather.parts.values()))
         except BaseException:
-            gather._drop()
+            gather.drop()
             raise
         if not gather.parts:
             raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
         return gather
 
-    async def body(self) -> AsyncGenerator[bytes, None]:
-        """The answer's body, piece by piece; raises ``ScanBroken`` where a partition is lost on the way."""
-        try:
-            async for piece in self._pieces():
-                yield piece
-        finally:
-            self._drop()
-
-    def _drop(self) -> None:
-        """Ask for nothing more."""
-        for part in self.parts.values():
+    def drop(self) -> None:
+        """Ask for nothing more, and hold no page."""
+        for part in [*self.parts.values(), *self.lost]:
             if part.coming is not None:
                 part.coming.cancel()
+            self._count(part, 0)
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
+    def _count(self, part: _PartitionScan, page_bytes: int) -> None:
+        self.router.pages.held_bytes += page_bytes - part.page_bytes
+        part.page_bytes = page_bytes
+
+    async def body(self) -> AsyncGenerator[bytes, None]:
+        """The answer's body, piece by piece; raises ``ScanBroken`` where a partition is lost on the way."""
         yield list_head(self.scan)
-        sent, last = 0, b""
-        first, cut, limit = True, False, self.parameters.limit
-        while sent < limit:
-            items = self._merge()
-            taken = items[: limit - sent]
-            if taken:
-                yield (b"" if first else b",") + b",".join([item for _, item in taken])
-                first, sent, last = False, sent + len(taken), taken[-1][0]
+        first = True
+        left = self.parameters.limit
+        while True:
+            items, told_to = self._merge()
+            taken = items[:left]
+            for piece in _in_pieces([item for _, item in taken]):
+                yield piece if first else b"," + piece
+                first = False
+            left -= len(taken)
             if len(taken) < len(items):
-                cut = True
-                break
+                told_to = taken[-1][0]
             drained = [part for part in self.parts.values() if part.drained]
-            if not drained:
+            if told_to is None or not left or boot_ms() >= self.no_page_after_boot_ms:
                 break
             try:
                 await self._fetch(drained)
             except ScanRefused as refused:
                 raise ScanBroken(f"a partition answered {refused.answer.status} in the middle of a scan") from None
-        yield list_tail(self._sources(), self._cursor(last, sent, cut), self.missing)
+        yield list_tail(self._sources(), self._cursor(told_to), self.missing)
 
     def lag(self) -> Lag:
         """The most that any partition was behind."""
@@ -167,34 +176,41 @@ class Gather:
             return range(self.scan.spec.partitions)
         return self.router.partitions(self.scan.spec, from_segment(self.scan.spec.key_codec, segment))
 
-    def _merge(self) -> list[tuple[bytes, bytes]]:
-        """Every item in hand that no page still to come can precede, in order; taken off the pages."""
+    def _merge(self) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """Every item in hand that no page still to come can precede, in order; taken off the pages.
+
+        And the stored key up to which they are all that there is, None for the end.
+        """
         reverse = self.scan.reverse
         pages = [part.page for part in self.parts.values() if part.page is not None]
-        bounds = [page.keys[-1] for page in pages if page.more and page.keys]
+        bounds = [page.last for page in pages if page.more]
         if not bounds:
-            return _in_order([page.take(len(page.keys)) for page in pages], reverse)
+            return _in_order([page.take(len(page.keys)) for page in pages], reverse), None
         bound = max(bounds) if reverse else min(bounds)
-        return _in_order([page.take(_count_to(page.keys, bound, reverse)) for page in pages], reverse)
+        return _in_order([page.take(_count_to(page.keys, bound, reverse)) for page in pages], reverse), bound
 
     async def _fetch(self, parts: list[_PartitionScan]) -> None:
         """Get the next page of some partitions at once; a refused one is left out where that is allowed."""
         answers = await asyncio.gather(*(part.coming or self._ask(part) for part in parts))
-        for part, answer in zip(parts, answers, strict=True):
+        for part, (answer, came_boot_ms) in zip(parts, answers, strict=True):
             part.coming = None
             if answer.status == 200:
                 page = Page.decode(answer.body)
-                part.take(page)
-                if page.more:
+                part.take(page, came_boot_ms)
+                self._count(part, len(answer.body))
+                if page.more and self.router.pages.allows_reading_ahead:
                     # The next one is read while this one is merged and sent.
                     part.coming = asyncio.create_task(self._ask(part))
-            elif self.parameters.allow_partial and answer.status in (412, 503, 504):
+            elif self.parameters.allow_partial and answer.status in _ABSENT:
                 self.missing.add(part.partition)
                 del self.parts[part.partition]
+                self._count(part, 0)
+                if part.page is not None:
+                    self.lost.append(part)
             else:
                 raise ScanRefused(answer)
 
-    async def _ask(self, part: _PartitionScan) -> Answer:
+    async def _ask(self, part: _PartitionScan) -> Came:
         limit = min(part.size, self.parameters.limit + 1)
         part.size = min(2 * part.size, _LARGEST_PAGE)
         query = [item.received for item in split_query(self.query) if item.name not in _NOT_FORWARDED]
@@ -205,16 +221,16 @@ class Gather:
             self.scan.spec, part.partition, self.path + b"?" + b"&".join(query), accept=_FRAMES, alone=True
         )
         async with self.turns:
-            return await self.router.ask(request, self.parameters, self.deadline_boot_ms)
+            answer = await self.router.ask(request, self.parameters, self.deadline_boot_ms)
+            return Came(answer, boot_ms())
 
     def _sources(self) -> list[dict[str, Any]]:
-        return [part.source() for part in self.parts.values() if part.page is not None]
+        return [part.source() for part in [*self.parts.values(), *self.lost] if part.page is not None]
 
-    def _cursor(self, last: bytes, sent: int, cut: bool) -> Cursor | None:
-        left = cut or any(part.page and (part.page.keys or part.page.more) for part in self.parts.values())
-        if not left or not sent:
+    def _cursor(self, told_to: bytes | None) -> Cursor | None:
+        if told_to is None:
             return None
-        return Cursor(self.scan.digest, last, joined_position(self._sources()), tuple(sorted(self.missing)))
+        return Cursor(self.scan.digest, told_to, joined_position(self._sources()), tuple(sorted(self.missing)))
 
 
 def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
@@ -222,6 +238,14 @@ def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
     if reverse:
         return bisect.bisect_right(keys, False, key=lambda key: key < bound)
     return bisect.bisect_right(keys, bound)
+
+
+def _in_pieces(items: list[bytes]) -> Iterator[bytes]:
+    """Items as JSON, in pieces of some size: what a client does not take yet waits in pages, which are counted."""
+    if items:
+        count = max(1, _PIECE_BYTES * len(items) // (sum(map(len, items)) or 1))
+        for at in range(0, len(items), count):
+            yield b",".join(items[at : at + count])
 
 
 def _in_order(runs: list[list[tuple[bytes, bytes]]], reverse: bool) -> list[tuple[bytes, bytes]]:

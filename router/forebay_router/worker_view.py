@@ -60,7 +60,7 @@ class WorkerView:
     def take(self, body: bytes, status: Mapping[str, Any], now_boot_ms: float) -> None:
         """Take over a status, given as it came and parsed."""
         self.incarnation, self.sequence = status["incarnation"], status["sequence"]
-        self.live, self.silent_reads, self.seen_boot_ms = True, 0, now_boot_ms
+        self.live, self.silent_reads = True, 0
         self.ceiling = Tolerance(**status.get("ceiling", {}))
         self.replicas = {
             (sys.intern(row["store"]), row["partition"]): Report(

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import httpx
@@ -107,7 +108,7 @@ def test_a_stopped_worker_costs_no_read_and_wakes_as_standby_with_honest_lag(clu
         load.wait_for(50)
         cluster.kill(stopped, signal.SIGSTOP)
         # Others are asked before the time-out: of a read that might have waited too, and for large answers.
-        waiting = httpx.get(url, params={"wait_ms": 50, "timeout_ms": 3_000}, timeout=10)
+        waiting = httpx.get(url, params={"wait_ms": 1_000, "timeout_ms": 1_000}, timeout=10)
         assert (waiting.status_code, waiting.headers["forebay-host"] != stopped) == (200, True)
         keys = {"keys": [f"k{i}" for i in range(50)]}
         results = httpx.post(f"http://{router}/v1/stores/counts/batch-get", json=keys).json()["results"]
@@ -227,3 +228,16 @@ def test_a_router_without_workers_lives_but_is_not_ready(cluster):
     answer = httpx.get(f"http://{router}/v1/stores/counts/keys/a")
     assert answer.status_code == 503
     assert answer.json()["type"] == "urn:forebay:problem:not-ready"
+
+
+def test_many_reads_at_a_worker_that_has_just_hung_are_all_answered(cluster):
+    router = served(cluster, 2)
+    stopped = cluster.active_for(router, "counts", "k1")
+    # More than the budget of hedges lets through, and none of them a plain read of one key.
+    urls = [f"http://{router}/v1/stores/counts/{path}" for path in ["keys/k1?wait_ms=900", "entries?limit=5"] * 30]
+    with ThreadPoolExecutor(len(urls)) as pool:
+        list(pool.map(httpx.get, urls))
+        cluster.kill(stopped, signal.SIGSTOP)
+        answers = list(pool.map(httpx.get, urls))
+    assert [answer.status_code for answer in answers] == [200] * len(urls)
+    cluster.kill(stopped, signal.SIGCONT)

@@ -1,5 +1,6 @@
 """Which replicas a router asks, as its clients can choose and see."""
 
+import json
 import signal
 from collections.abc import Iterator
 
@@ -79,6 +80,28 @@ def test_a_batch_asks_each_worker_once_whatever_the_partitions(served):
     results = httpx.post(f"http://{router}/v1/stores/counts/batch-get", json=keys).json()["results"]
     assert [result["value"] for result in results] == list(range(50))
     assert {worker: batches_answered(worker) - before[worker] for worker in before} == dict.fromkeys(before, 1)
+
+
+def test_a_batch_whose_bound_nobody_meets_asks_each_worker_twice_at_most(served):
+    cluster, router = served
+    before = {worker: batches_answered(worker) for worker in cluster.workers}
+    url = f"http://{router}/v1/stores/counts/batch-get?max_age_ms=0"
+    results = httpx.post(url, json={"keys": [f"k{i}" for i in range(50)]}).json()["results"]
+    for result in results:
+        assert result["problem"]["type"] == "urn:forebay:problem:lag-exceeds-tolerance"
+        assert {attempt["host"] for attempt in result["problem"]["attempts"]} == set(cluster.workers)
+    # Once for its own partitions, once for those of the other.
+    assert all(batches_answered(worker) - before[worker] <= 2 for worker in before)
+
+
+def test_keys_of_a_batch_are_sent_in_as_many_bytes_as_they_came_in(served):
+    _, router = served
+    keys = [f"{i}" + "я" * 1_400 for i in range(500)]
+    body = json.dumps({"keys": keys}, ensure_ascii=False).encode()
+    answer = httpx.post(f"http://{router}/v1/stores/counts/batch-get", content=body)
+    assert {result["problem"]["type"] for result in answer.json()["results"]} == {
+        "urn:forebay:problem:unknown-key"
+    }
 
 
 def test_keys_of_a_batch_that_nobody_answers_each_name_their_partition(served):

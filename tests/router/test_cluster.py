@@ -1,6 +1,12 @@
 """What a router knows of workers that have said little."""
 
-from forebay.lag import Lag, Tolerance
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from forebay.lag import Lag, Tolerance, boot_ms
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.rest.answers import Provenance, provenance_head
 from forebay.tasks import TopicPartition
@@ -43,3 +49,89 @@ def test_partitions_that_nobody_who_answers_holds_are_counted():
     assert known.unheld(SPEC) == 1
     known.unreachable(HOST)
     assert known.unheld(SPEC) == 2
+
+
+def test_a_router_that_knows_workers_but_no_stores_yet_is_not_ready():
+    view = WorkerView(HOST, live=True, seen_boot_ms=boot_ms())
+    known = Cluster(Seeds([HOST]), 200, 1_000, lambda: b"")
+    known.workers[HOST] = view
+    known.heard(HOST, ("s", 0), provenance_head(Provenance(1, "p", "active", str(HOST), Lag(0, 0, 0))))
+    assert not known.ready
+    known.metadata.stores = {"s": SPEC}
+    assert known.ready
+
+
+@asynccontextmanager
+async def worker(status: dict[str, object], *, mapped: bool) -> AsyncIterator[HostInfo]:
+    """A worker that says this of itself, its map has it or nobody; as long as it says nothing, it is silent."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                if not status:
+                    await asyncio.Event().wait()
+                status["sequence"] = int(str(status["sequence"])) + 1
+                documents: dict[bytes, object] = {
+                    b"/v1/status": status,
+                    b"/v1/stores": {"stores": [SPEC.document()], "topology": "f"},
+                    b"/v1/metadata": ClusterMap(Generation(1, 1), (active,) if mapped else ()).document(),
+                }
+                body = json.dumps(documents[head.split()[1]]).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        except (asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host = HostInfo("127.0.0.1", server.sockets[0].getsockname()[1])
+    active = StreamsMetadata(host, active_topic_partitions=frozenset({TopicPartition("t", 0)}))
+    row = {"store": "s", "partition": 0, "role": "active", "record_lag": 0, "time_lag_ms": 0, "age_ms": 0}
+    generation = {"incarnation": 1, "generation": 1}
+    status |= {"tier": "worker", "application_id": "a", "host": str(host), "incarnation": 1, "sequence": 0}
+    status |= {"generation": generation, "tasks": [row]}
+    try:
+        yield host
+    finally:
+        server.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_an_address_that_another_applications_worker_took_over_is_asked_for_nothing():
+    status: dict[str, object] = {}
+    async with worker(status, mapped=True) as host:
+        known = Cluster(Seeds([host]), 20, 1_000, lambda: b"")
+        await known.start()
+        try:
+            await until(lambda: known.holders(SPEC, 0, lambda _: 0))
+            status |= {"application_id": "b", "incarnation": 2}
+            await until(lambda: not known.holders(SPEC, 0, lambda _: 0))
+            status |= {"application_id": "a", "incarnation": 3}
+            await until(lambda: known.holders(SPEC, 0, lambda _: 0))
+        finally:
+            await known.stop()
+
+
+async def test_a_worker_whose_machine_vanished_is_forgotten_and_a_router_without_any_is_not_ready(monkeypatch):
+    monkeypatch.setattr("forebay_router.cluster._FORGET_AFTER_MS", 1_500.0)
+    monkeypatch.setattr("forebay_router.cluster._UNHEARD_S", 0.5)
+    status: dict[str, object] = {}
+    async with worker(status, mapped=False) as host:
+        seeds = Seeds([host])
+        known = Cluster(seeds, 20, 1_000, lambda: b"")
+        await known.start()
+        try:
+            await until(lambda: known.ready)
+            status.clear()
+            await until(lambda: not known.ready)
+            assert host in known.workers
+            seeds._addresses = frozenset()
+            await until(lambda: host not in known.workers)
+        finally:
+            await known.stop()

@@ -8,8 +8,10 @@ from forebay.position import Position, decode_position, encode_position, log_dig
 from forebay.rest.answers import Answer, Provenance, problem_answer, provenance_members
 from forebay.topology import StoreSpec
 from forebay_router.keys import verdict
+from forebay_router.replica_read import Came
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "unknown", "t", 3)
+NOW = 10_000.0
 HIT = Answer(200, b"", b"{}")
 LOST, LATE, FULL, BEHIND = (
     problem_answer(kind("No.")) for kind in (NoReplica, DeadlineExceeded, Overloaded, LagExceedsTolerance)
@@ -20,6 +22,15 @@ def miss(partition: int, lag: Lag, log: str = "log") -> Answer:
     token = encode_position(Position(log_digest(log), {partition: 10 + partition}))
     source = Provenance(partition, token, "active", "h:1", lag)
     return problem_answer(UnknownKey("No such key.", key="k", **provenance_members(source)), source)
+
+
+def came(*answers: Answer) -> list[Came]:
+    return [Came(answer, NOW) for answer in answers]
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch):
+    monkeypatch.setattr("forebay_router.keys.boot_ms", lambda: NOW)
 
 
 MISS = miss(0, Lag(0, 0, 0))
@@ -36,12 +47,12 @@ MISS = miss(0, Lag(0, 0, 0))
     ],
 )
 def test_a_hit_settles_it_and_a_miss_needs_every_partition(answers, told):
-    assert verdict(SPEC, answers) is told
-    assert verdict(SPEC, answers[::-1]) is told
+    assert verdict(SPEC, came(*answers)) is told
+    assert verdict(SPEC, came(*answers[::-1])) is told
 
 
 def test_a_miss_has_the_worst_figures_and_the_position_of_all():
-    answer = verdict(SPEC, [miss(1, Lag(5, None, 3)), miss(0, Lag(1, 2, 9)), miss(2, Lag(0, 0, 0))])
+    answer = verdict(SPEC, came(miss(1, Lag(5, None, 3)), miss(0, Lag(1, 2, 9)), miss(2, Lag(0, 0, 0))))
     problem = json.loads(answer.body)
     assert answer.status == 404
     assert problem["lag"] == {"record_lag": 5, "time_lag_ms": None, "age_ms": 9}
@@ -52,6 +63,12 @@ def test_a_miss_has_the_worst_figures_and_the_position_of_all():
 
 
 def test_a_miss_of_partitions_whose_logs_differ_has_no_position():
-    answer = verdict(SPEC, [miss(0, Lag(0, 0, 0)), miss(1, Lag(0, 0, 0), "another")])
+    answer = verdict(SPEC, came(miss(0, Lag(0, 0, 0)), miss(1, Lag(0, 0, 0), "another")))
     assert json.loads(answer.body)["position"] is None
     assert b"forebay-position" not in dict(answer.headers())
+
+
+def test_a_miss_is_as_old_as_the_partition_that_told_it_first():
+    answers = [Came(miss(0, Lag(0, 5, 7)), NOW - 2_000), Came(miss(1, Lag(0, 9, 9)), NOW)]
+    problem = json.loads(verdict(SPEC, answers).body)
+    assert problem["lag"] == {"record_lag": 0, "time_lag_ms": 2_005, "age_ms": 2_007}

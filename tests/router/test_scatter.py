@@ -6,20 +6,24 @@ from types import SimpleNamespace
 
 import pytest
 
+from forebay.errors import Overloaded
 from forebay.lag import Lag, boot_ms
+from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import Answer
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES, Page
 from forebay.topology import StoreSpec
+from forebay_router.page_memory import PageMemory
 from forebay_router.scatter import Gather, ScanRefused
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
+POSITION = encode_position(Position(log_digest("sqlite:log"), {0: 1}))
 REFUSED = Answer(412, b"", b"{}")
 
 
 def page(key: bytes, lag: Lag, *, more: bool) -> Answer:
-    source = {"partition": 0, "position": "p", "role": "active", "host": "h:1", "lag": lag.document()}
-    return Answer(200, b"", Page([key], [b'{"key":"%b"}' % key[1:]], more, source).encode())
+    source = {"partition": 0, "position": POSITION, "role": "active", "host": "h:1", "lag": lag.document()}
+    return Answer(200, b"", Page([key], [b'{"key":"%b"}' % key[1:]], more, source, key).encode())
 
 
 class Workers:
@@ -30,10 +34,13 @@ class Workers:
         self._pause_s = pause_s
         self.spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", len(pages))
         self.asked: list[int] = []
+        self.pages = PageMemory()
         self.at_once = self.most_at_once = 0
 
     def router(self):
-        return SimpleNamespace(spec=lambda store: self.spec, ask=self.ask, deadline=lambda _: boot_ms() + 5_000)
+        return SimpleNamespace(
+            spec=lambda store: self.spec, ask=self.ask, deadline=lambda _: boot_ms() + 5_000, pages=self.pages
+        )
 
     async def ask(self, request, parameters, deadline_boot_ms):
         self.asked.append(request.partition)
@@ -101,3 +108,74 @@ async def test_parameters_of_the_routers_own_are_not_passed_on_however_they_are_
     workers.ask = ask
     await workers.gather(b"%6Cimit=5&prefer=any")
     assert seen[0].count(b"imit=") == 1
+
+
+def nothing_up_to(key: bytes) -> Answer:
+    source = {
+        "partition": 0,
+        "position": POSITION,
+        "role": "active",
+        "host": "h:1",
+        "lag": Lag(0, 0, 0).document(),
+    }
+    return Answer(200, b"", Page([], [], True, source, key).encode())
+
+
+async def test_pages_with_nothing_in_them_are_read_past():
+    first = [nothing_up_to(b"\x01b"), nothing_up_to(b"\x01d"), page(b"\x01e", Lag(0, 0, 0), more=False)]
+    second = [page(b"\x01a", Lag(0, 0, 0), more=True), page(b"\x01c", Lag(0, 0, 0), more=False)]
+    gather = await Workers(first, second).gather()
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert [entry["key"] for entry in document["entries"]] == ["a", "c", "e"]
+    assert document["next"] is None
+
+
+async def test_a_list_that_takes_too_long_ends_with_a_cursor_and_is_not_cut(monkeypatch):
+    gather = await Workers([page(b"\x01a", Lag(0, 0, 0), more=True), nothing_up_to(b"\x01m")]).gather()
+    late = gather.no_page_after_boot_ms + 1
+    monkeypatch.setattr("forebay_router.scatter.boot_ms", lambda: late)
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert [entry["key"] for entry in document["entries"]] == ["a"]
+    assert document["next"] is not None
+    onward = Workers([page(b"\x01n", Lag(0, 0, 0), more=False)])
+    monkeypatch.undo()
+    gather = await onward.gather(b"cursor=" + document["next"].encode())
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert [entry["key"] for entry in document["entries"]] == ["n"]
+
+
+async def test_what_a_lost_partition_was_behind_stays_in_the_lag_of_a_list_that_has_its_items():
+    behind = [page(b"\x01a", Lag(50_000, 9_000, None), more=True), REFUSED]
+    gather = await Workers(behind, [page(b"\x01b", Lag(0, 0, 0), more=False)]).gather(b"allow_partial=true")
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert [entry["key"] for entry in document["entries"]] == ["a", "b"]
+    assert (document["complete"], document["missing"]) == (False, [0])
+    assert document["lag"]["record_lag"] == 50_000
+
+
+async def test_a_page_is_as_old_as_when_it_came_not_as_when_it_is_taken(monkeypatch):
+    now_ms = 1_000.0
+    monkeypatch.setattr("forebay_router.scatter.boot_ms", lambda: now_ms)
+    fast = [page(b"\x01a", Lag(0, 0, 0), more=True), page(b"\x01b", Lag(3, 5_000, 7), more=False)]
+    gather = await Workers(fast).gather()
+    for _ in range(5):  # The second page comes while nobody takes it.
+        await asyncio.sleep(0)
+    now_ms += 500
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert document["lag"]["time_lag_ms"] == 5_500
+
+
+async def test_pages_are_read_ahead_and_lists_begun_only_while_all_lists_together_hold_little(monkeypatch):
+    more = page(b"\x01a", Lag(0, 0, 0), more=True)
+    workers = Workers([more, more, more], [more, more, more])
+    monkeypatch.setattr("forebay_router.page_memory._MOST_BYTES_FOR_READING_AHEAD", len(more.body) + 1)
+    monkeypatch.setattr("forebay_router.page_memory._MOST_BYTES", 2 * len(more.body))
+    gather = await workers.gather()
+    await asyncio.sleep(0)
+    # Of the first partition a page was read ahead; then there were as many as may be.
+    assert workers.asked == [0, 1, 0]
+    with pytest.raises(Overloaded, match="as much as they may"):
+        await workers.gather()
+    gather.drop()
+    assert workers.pages.held_bytes == 0
+    (await workers.gather()).drop()
