@@ -34,7 +34,6 @@ _READERS_TURN_S = 0.0001
 _PACED_POLL_S = 0.1
 _RETRY_MS = 2_000.0
 _HOUSEKEEPING_MS = 200.0
-_MOMENT_KEPT_EVERY_MS = 60_000.0
 
 
 class Applier:
@@ -206,7 +205,7 @@ class Applier:
             end = EndOffset(replica.ends.newest.offset, sent_boot_ms)
             replica.ends.observe(end)
             replica.progress = replica.progress.observed(replica.ends)
-            if sent_boot_ms - replica.moment_kept_boot_ms > _MOMENT_KEPT_EVERY_MS:
+            if sent_boot_ms - replica.moment_kept_boot_ms > replica.moment_kept_every_ms:
                 replica.moment_kept_boot_ms = sent_boot_ms
                 try:
                     self._keep_moment(replica)
@@ -246,6 +245,7 @@ class Applier:
         replica.learn_log(batch.identity)
         replica.ends.observe(batch.end)
         replica.learn_partitions(batch.partitions)
+        replica.learn_tombstone_life(batch.tombstone_life_ms)
         if not batch.records and batch.position == before.position and before.complete:
             replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
             if replica.failure is not None:

@@ -14,6 +14,9 @@ from forebay_worker.tasks.watches import Watches
 
 log = logging.getLogger(__name__)
 
+_MOMENT_KEPT_EVERY_MS = 60_000.0
+_MOMENT_BY_TOMBSTONE_LIFE = 0.1
+
 
 def _note_nothing(log: str) -> None:
     """A store that keeps no identity."""
@@ -46,6 +49,7 @@ class Replica:
     ends: EndOffsets = field(default_factory=EndOffsets)
     moment_kept_boot_ms: float = 0.0
     """When it was last committed up to when the log was read."""
+    moment_kept_every_ms: float = _MOMENT_KEPT_EVERY_MS
     records_applied: int = 0
     records_skipped: int = 0
     """Records of a foreign store that its codecs could not read."""
@@ -68,6 +72,11 @@ class Replica:
         if self.log is None:
             self.log = log
             self.identify(log)
+
+    def learn_tombstone_life(self, life_ms: float | None) -> None:
+        """Take note of how long the log keeps tombstones: a start must find a moment well within that."""
+        every_ms = _MOMENT_KEPT_EVERY_MS if life_ms is None else life_ms * _MOMENT_BY_TOMBSTONE_LIFE
+        self.moment_kept_every_ms = min(_MOMENT_KEPT_EVERY_MS, every_ms)
 
     def learn_partitions(self, found: int | None) -> None:
         """Take note of how many partitions the log has: keys go to others than before once there are more."""

@@ -189,6 +189,15 @@ def test_a_topic_that_deletes_what_a_rebuild_would_need_is_refused_unless_accept
     changelog.ensure(accepting)
 
 
+def test_a_topic_that_keeps_tombstones_for_a_moment_only_is_refused_unless_nothing_is_compacted(changelog, admin):
+    store, accepting = spec(), spec(accept_uncompacted=True)
+    made(admin, store, COMPACTED_AT_ONCE)
+    with pytest.raises(TopicRefused, match=r"delete\.retention\.ms=100.*at least 60000"):
+        changelog.ensure(store)
+    made(admin, accepting, COMPACTED_AT_ONCE | {"cleanup.policy": "delete"})
+    changelog.ensure(accepting)
+
+
 def test_an_aborted_transaction_is_never_read_and_the_position_passes_it(changelog, admin):
     tp = made(admin, spec(), {"cleanup.policy": "compact"})
     writer = Writer(changelog, tp, f"w-{tp.topic}")

@@ -207,8 +207,9 @@ LIFE_MS = 24 * HOUR_MS
 class KeepsTombstonesForATime:
     """A log whose compaction removes tombstones by their age, as Kafka's does, and says at what age."""
 
-    def __init__(self, changelog: SqliteChangelog) -> None:
+    def __init__(self, changelog: SqliteChangelog, life_ms: float = LIFE_MS) -> None:
         self._changelog = changelog
+        self._life_ms = life_ms
 
     def consumer(self) -> "KeepsTombstonesForATime":
         self._consumer = self._changelog.consumer()
@@ -217,7 +218,7 @@ class KeepsTombstonesForATime:
         return self
 
     def poll(self, most: int) -> list[Batch]:
-        return [batch._replace(tombstone_life_ms=LIFE_MS) for batch in self._consumer.poll(most)]
+        return [batch._replace(tombstone_life_ms=self._life_ms) for batch in self._consumer.poll(most)]
 
 
 @pytest.fixture
@@ -256,12 +257,13 @@ def test_a_replica_away_for_about_as_long_as_tombstones_live_is_rebuilt(log, pas
     back.close()
 
 
-def test_a_replica_of_an_idle_log_is_trusted_after_a_restart(log, pass_time):
+@pytest.mark.parametrize("life_ms", [LIFE_MS, 60_000])
+def test_a_replica_of_an_idle_log_is_trusted_after_a_restart(log, pass_time, life_ms):
     log.append((b"a", b"1"))
-    follower = Follower(KeepsTombstonesForATime(log.changelog))
-    for _ in range(50):
+    follower = Follower(KeepsTombstonesForATime(log.changelog, life_ms))
+    for _ in range(48):
         follower.poll()
-        pass_time(HOUR_MS)
+        pass_time(life_ms / 8)
     back = restarted(follower)
     back.poll()
     assert (follower.reasons, back.reasons) == ([], [])

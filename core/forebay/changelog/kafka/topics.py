@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 _DAY_MS = 86_400_000
 _MIN_COMPACTION_LAG_MS = 3_600_000
+_LEAST_TOMBSTONE_LIFE_MS = 60_000.0
+"""A replica that was not read for as long is rebuilt, and every start takes some seconds."""
 _TIMEOUT_S = 3.0
 _OFFSETS_TIMEOUT_S = 2.0
 _LOOK_S = 0.02
@@ -102,6 +104,12 @@ class KafkaTopics:
                 f"The topic {spec.topic!r} at {self._url} has cleanup.policy={policy}: what it deletes, a rebuilt "
                 f"store {spec.name!r} would lack. Set cleanup.policy=compact on it, or accept_uncompacted = true "
                 "on the store."
+            )
+        if found.tombstone_life_ms is not None and found.tombstone_life_ms < _LEAST_TOMBSTONE_LIFE_MS:
+            raise TopicRefused(
+                f"The topic {spec.topic!r} at {self._url} has delete.retention.ms={found.tombstone_life_ms:.0f}: who "
+                "does not read for as long may miss deletions, so every pause would cost a rebuild. Set it to at "
+                f"least {_LEAST_TOMBSTONE_LIFE_MS:.0f}; Kafka's default is a day."
             )
 
     def describe(self, topic: str) -> TopicState:
