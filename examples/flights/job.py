@@ -18,16 +18,16 @@ from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
-    StreamingQueryListener,
 )
 
 from examples.flights.pipeline import writers
 from forebay.spark import Sink
+from forebay.spark.query_listener import QueryListener
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 
 
-class BatchPrinter(StreamingQueryListener):
+class BatchPrinter(QueryListener):
     """Prints what each micro-batch did."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -71,6 +71,8 @@ def main() -> None:
         .config("spark.jars", ",".join(sorted(glob.glob(arguments.jars))) or arguments.jars)
         # Without Hadoop's native library the default starts a process for each file it renames.
         .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
+        # By default each query that is idle lists the directory a hundred times a second.
+        .config("spark.sql.streaming.pollingDelay", "100ms")
         .config("spark.ui.enabled", False)
         .config("spark.ui.showConsoleProgress", False)
         .getOrCreate()

@@ -57,6 +57,8 @@ def spark() -> Iterator[Any]:
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.sql.session.timeZone", "America/New_York")
         .config("spark.ui.enabled", False)
+        # By default each query that is idle lists its source's directory a hundred times a second.
+        .config("spark.sql.streaming.pollingDelay", "50ms")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -318,6 +320,50 @@ def test_a_query_that_asks_its_sources_once_says_no_more_than_when_it_did(spark,
     # A source that tells its latest offset, as Kafka does, says of the last batch that nothing was left.
     sink._beat(str(query.id), int(ended_ms) + 3_600_000, 1)
     assert as_ofs(sink)[-1] <= ended_ms
+
+
+class Told:
+    """A listener's methods: keeps what it is told of each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[object, ...]] = []
+
+    def onQueryStarted(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:
+        from forebay.spark.heartbeats import left_no_backlog
+
+        told = event.progress
+        rows = [state.numRowsTotal for state in told.stateOperators]
+        of_query = (told.id, told.runId, told.name)
+        self.batches.append((*of_query, told.timestamp, told.batchId, told.numInputRows, told.durationMs, rows))
+        self.batches.append((left_no_backlog(told), *(source.description for source in told.sources)))
+
+
+def test_the_sinks_listeners_are_told_what_sparks_own_are(spark, sink, tmp_path):
+    from pyspark.sql import functions as F
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    from forebay.spark.query_listener import QueryListener
+
+    listeners = [type("Listener", (Told, base), {})() for base in (QueryListener, StreamingQueryListener)]
+    for listener in listeners:
+        spark.streams.addListener(listener)
+    try:
+        source = Source(spark, tmp_path / "in", "k string, n int")
+        source.add({"k": "a", "n": 1}, {"k": "b", "n": 2})
+        source.add({"k": "a", "n": 3})
+        run(sink.write(source.df.groupBy("k").agg(F.sum("n").alias("n")), "latest", key="k"), tmp_path)
+        ours, sparks = (listener.batches for listener in listeners)
+        wait_until(lambda: len(ours) == len(sparks) >= 4, "what both are told", 30)
+    finally:
+        for listener in listeners:
+            spark.streams.removeListener(listener)
+    assert ours == sparks
 
 
 def said_position(sink: Any) -> dict[TopicPartition, int]:

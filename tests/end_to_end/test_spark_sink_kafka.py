@@ -41,6 +41,7 @@ def session(**more: object) -> Any:
         "driver.host": "127.0.0.1",
         "driver.bindAddress": "127.0.0.1",
         "ui.enabled": False,
+        "sql.streaming.pollingDelay": "50ms",
     }.items():
         builder = builder.config(f"spark.{name}", value)
     for name, value in {"sql_shuffle_partitions": 2, **more}.items():

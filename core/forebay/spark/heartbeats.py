@@ -12,16 +12,17 @@ from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
-    StreamingQueryListener,
     StreamingQueryProgress,
 )
+
+from forebay.spark.query_listener import QueryListener
 
 log = logging.getLogger(__name__)
 
 Beat = Callable[[str, int, int], None]
 
 
-class HeartbeatListener(StreamingQueryListener):
+class HeartbeatListener(QueryListener):
     """Calls ``beat(query_id, as_of_ms, batch_id)`` when a batch left no backlog, and while a query is idle.
 
     ``as_of_ms`` is when the trigger began, before it asked the source what there was: whatever the source had

@@ -107,9 +107,9 @@ class KafkaTopics:
             )
         if found.tombstone_life_ms is not None and found.tombstone_life_ms < _LEAST_TOMBSTONE_LIFE_MS:
             raise TopicRefused(
-                f"The topic {spec.topic!r} at {self._url} has delete.retention.ms={found.tombstone_life_ms:.0f}: who "
-                "does not read for as long may miss deletions, so every pause would cost a rebuild. Set it to at "
-                f"least {_LEAST_TOMBSTONE_LIFE_MS:.0f}; Kafka's default is a day."
+                f"The topic {spec.topic!r} at {self._url} has delete.retention.ms={found.tombstone_life_ms:.0f}: "
+                "who does not read for as long may miss deletions, so every pause would cost a rebuild. Set it "
+                f"to at least {_LEAST_TOMBSTONE_LIFE_MS:.0f}; Kafka's default is a day."
             )
 
     def describe(self, topic: str) -> TopicState:
