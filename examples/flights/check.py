@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ WATCHED_CARRIER = "UA"
 LEAST_BATCHES = 20
 _IN_SMALL_BATCHES = ("carrier_delays", "aircraft_last_seen", "airport_departures")
 _READS_PER_SECOND = 100
+_KEYS_AT_ONCE = 500
+_ENTRIES_A_PAGE = 20_000
 _TIMED = {
     "airport_departures": ("windows", "start_ms"),
     "aircraft_duties": ("sessions", "start_ms"),
@@ -209,16 +212,19 @@ def compare_every_key(client: httpx.Client, flights: pd.DataFrame) -> list[Findi
         ("carrier_delays", expected_carrier_delays(flights)),
         ("aircraft_last_seen", expected_aircraft_last_seen(flights)),
     ):
-        wrong = [key for key, value in expected.items() if not _same_key(client, store, key, value)]
+        values = _values(client, store, list(expected))
+        wrong = [key for key, value in expected.items() if not same_value(values[key], value)]
         findings.append(_compared(f"{store}: keys equal to pandas", len(expected), wrong))
     for store, timed in (
         ("airport_departures", expected_airport_departures(flights)),
         ("carrier_delay_history", expected_carrier_delay_history(flights)),
         ("aircraft_duties", expected_aircraft_duties(flights)),
     ):
-        wrong = []
+        # There are few airports and carriers, and thousands of aircraft.
+        everyones = _of_everyone(client, store) if store == "aircraft_duties" else {}
+        wrong = [f"{key}, which nobody has" for key in everyones.keys() - timed.keys()]
         for key, entries in timed.items():
-            found = _all_of(client, store, key)
+            found = everyones.get(key, {}) if everyones else _all_of(client, store, key)
             wrong += [
                 f"{key}@{time_ms}"
                 for time_ms, value in entries.items()
@@ -237,25 +243,44 @@ def _compared(what: str, total: int, wrong: list[str]) -> Finding:
     return Finding(what, f"{total - len(wrong)} of {total}{shown}", not wrong)
 
 
-def _same_key(client: httpx.Client, store: str, key: str, expected: dict[str, Any]) -> bool:
-    answer = client.get(f"/v1/stores/{store}/keys/{key}")
-    return answer.status_code == 200 and same_value(answer.json()["value"], expected)
+def _values(client: httpx.Client, store: str, keys: list[str]) -> dict[str, Any]:
+    """The value of each key, an empty one where there is none."""
+    found: dict[str, Any] = {}
+    for at in range(0, len(keys), _KEYS_AT_ONCE):
+        answer = client.post(f"/v1/stores/{store}/batch-get", json={"keys": keys[at : at + _KEYS_AT_ONCE]})
+        answer.raise_for_status()
+        found.update({result["key"]: result.get("value", {}) for result in answer.json()["results"]})
+    return found
 
 
 def _all_of(client: httpx.Client, store: str, key: str) -> dict[int, dict[str, Any]]:
     """Every window, session or version of a key, by its time."""
-    path, time_name = _TIMED[store]
-    found: dict[int, dict[str, Any]] = {}
+    entries, time_name = _TIMED[store]
+    listed = _listed(client, f"/v1/stores/{store}/keys/{key}/{entries}", entries)
+    return {entry[time_name]: entry["value"] for entry in listed}
+
+
+def _of_everyone(client: httpx.Client, store: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Every window or session of every key, by the key and its time."""
+    entries, time_name = _TIMED[store]
+    found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for entry in _listed(client, f"/v1/stores/{store}/{entries}", entries):
+        found[entry["key"]][entry[time_name]] = entry["value"]
+    return found
+
+
+def _listed(client: httpx.Client, path: str, entries: str) -> Iterator[dict[str, Any]]:
+    """All entries of a list, page by page."""
     cursor: str | None = None
     while True:
-        parameters = {"limit": "2000", **({"cursor": cursor} if cursor else {})}
-        page = client.get(f"/v1/stores/{store}/keys/{key}/{path}", params=parameters)
+        parameters = {"limit": str(_ENTRIES_A_PAGE), **({"cursor": cursor} if cursor else {})}
+        page = client.get(path, params=parameters)
         page.raise_for_status()
         document = page.json()
-        found.update({entry[time_name]: entry["value"] for entry in document[path]})
+        yield from document[entries]
         cursor = document["next"]
         if cursor is None:
-            return found
+            return
 
 
 def _duties_written(client: httpx.Client, flights: pd.DataFrame) -> Callable[[], bool]:

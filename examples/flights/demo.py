@@ -26,7 +26,7 @@ from forebay.rest.server import bind
 
 DEFAULT_PORT = 8080
 _DAYS_PER_SLICE_AT_MAX = 17.0
-_CHECK_APPLY_RATE = 6000
+_CHECK_APPLY_RATE = 12_000
 console = Console()
 
 
