@@ -7,8 +7,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ import httpx
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.topology import StoreSpec, load_topology
+from tests.command_process import CommandProcess
 from tests.logs import KafkaLog, Log, Row, SqliteLog
 
 TOPOLOGY = """
@@ -81,9 +80,9 @@ class Cluster:
     """URL of the brokers; without, the log is a SQLite changelog."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """What processes that authenticate want to see of the tests."""
-    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    workers: dict[str, CommandProcess] = field(default_factory=dict)
     _state_dirs: dict[str, Path] = field(default_factory=dict)
-    _routers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _routers: dict[str, CommandProcess] = field(default_factory=dict)
     _batches: int = 0
 
     def __post_init__(self) -> None:
@@ -154,7 +153,7 @@ class Cluster:
             wait_until(lambda: _status(address, "/livez") == 200, f"{address} alive")
         return address
 
-    def router_process(self, address: str) -> subprocess.Popen[bytes]:
+    def router_process(self, address: str) -> CommandProcess:
         return self._routers[address]
 
     def wait_ready(self, address: str) -> None:
@@ -210,29 +209,16 @@ class Cluster:
     def stop(self) -> None:
         processes = [*self._routers.values(), *self.workers.values()]
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGCONT)
-                process.terminate()
+            process.kill()
         for process in processes:
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(15)
 
     def logs(self) -> str:
         return "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(self.directory.glob("*.log")))
 
-    def _launch(self, log_name: str, command: str, arguments: list[Any]) -> subprocess.Popen[bytes]:
+    def _launch(self, log_name: str, command: str, arguments: list[Any]) -> CommandProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-        with (self.directory / log_name).open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "forebay", command, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
+        return CommandProcess([command, *map(str, arguments)], self.directory / log_name, environment)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,77 @@
+"""Processes of forebay's commands, forked from one that has imported what they run: half of a start is imports."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload(
+    [
+        "forebay.cli",
+        "forebay.client.command",
+        "forebay_worker.command",
+        "forebay_worker.app",
+        "forebay_worker.group.kafka.membership",
+        "forebay_router.command",
+        "forebay_router.app",
+        "uvloop",
+        __name__,
+    ]
+)
+
+
+class CommandProcess:
+    """``python -m forebay`` with these arguments, and what ``subprocess.Popen`` has of it."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._process = _FORKED.Process(
+            target=_run, args=(list(arguments), str(log), dict(environment), limits), daemon=True
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, or less than 0 by which signal it ended; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        self._process.join(timeout_s)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("forebay", timeout_s or 0.0)
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(arguments: list[str], log: str, environment: dict[str, str], limits: tuple[int, int]) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    os.environ.clear()
+    os.environ.update(environment)
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(written, standard)
+    os.close(written)
+    sys.argv[1:] = arguments
+    runpy.run_module("forebay", run_name="__main__", alter_sys=True)
