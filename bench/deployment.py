@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,9 +34,18 @@ def topology(partitions: int, stores: Sequence[str] = (STORE,)) -> str:
 @contextlib.contextmanager
 def deployment(directory: Path, *, partitions: int = 4, **fields: Any) -> Iterator[Cluster]:
     """A cluster without processes yet; whatever is started ends with it."""
-    fields = {"topology_text": topology(partitions), "worker_options": OPTIONS, **fields}
-    with running_cluster(directory, **fields) as cluster:
+    own = {"topology_text": topology(partitions), "worker_options": OPTIONS, "start_process": _start}
+    with running_cluster(directory, **{**own, **fields}) as cluster:
         yield cluster
+
+
+def _start(arguments: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """As its users start it: what a start takes is measured too."""
+    command = [sys.executable, "-m", "forebay", *arguments]
+    with log.open("ab") as written:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=written, stderr=written, env=dict(environment)
+        )
 
 
 @contextlib.contextmanager

@@ -80,6 +80,8 @@ class Cluster:
     """URL of the brokers; without, the log is a SQLite changelog."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """What processes that authenticate want to see of the tests."""
+    start_process: Callable[[list[str], Path, Mapping[str, str]], Any] = CommandProcess
+    """Starts one of forebay's commands: its arguments, its log, its environment."""
     workers: dict[str, CommandProcess] = field(default_factory=dict)
     _state_dirs: dict[str, Path] = field(default_factory=dict)
     _routers: dict[str, CommandProcess] = field(default_factory=dict)
@@ -218,7 +220,7 @@ class Cluster:
 
     def _launch(self, log_name: str, command: str, arguments: list[Any]) -> CommandProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-        return CommandProcess([command, *map(str, arguments)], self.directory / log_name, environment)
+        return self.start_process([command, *map(str, arguments)], self.directory / log_name, environment)
 
 
 @contextlib.contextmanager

@@ -73,5 +73,7 @@ def _run(arguments: list[str], log: str, environment: dict[str, str], limits: tu
     for standard in (1, 2):
         os.dup2(written, standard)
     os.close(written)
+    # As the interpreter does with what it finds there when it starts.
+    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv[1:] = arguments
     runpy.run_module("forebay", run_name="__main__", alter_sys=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 
 from forebay.errors import BodyTooLarge, Problem
 from forebay.rest.application import ANSWER_HEADERS, responses
@@ -107,6 +108,13 @@ def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint:
     _add(app, BATCH_ROUTE, "POST", problems, endpoint, BATCH_ROUTE.parameters, {"requestBody": body})
 
 
+class _PlainRoute(APIRoute):
+    """Hands its endpoint the request, and takes the response as it is: there are no dependencies to work out."""
+
+    def get_route_handler(self) -> Endpoint:  # type: ignore[override]  # FastAPI's is async.
+        return self.endpoint
+
+
 def _add(
     app: FastAPI,
     route: ReadRoute,
@@ -119,9 +127,10 @@ def _add(
 ) -> None:
     names = [name for name in ("store", "key") if f"{{{name}}}" in route.path]
     in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    app.add_api_route(
+    app.router.add_api_route(
         route.path,
         endpoint,
+        route_class_override=_PlainRoute,
         methods=[method],
         tags=["reads"],
         summary=route.summary,
