@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_PATH = tuple(sys.path)
+"""Where modules are found, before any test adds to it: what a test may import its processes need not."""
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(
     [
@@ -34,7 +36,7 @@ class CommandProcess:
     def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._process = _FORKED.Process(
-            target=_run, args=(list(arguments), str(log), dict(environment), limits), daemon=True
+            target=_run, args=(list(arguments), str(log), dict(environment), limits, _PATH), daemon=True
         )
         self._process.start()
         assert self._process.pid is not None
@@ -65,15 +67,17 @@ class CommandProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(arguments: list[str], log: str, environment: dict[str, str], limits: tuple[int, int]) -> None:
+def _run(
+    arguments: list[str], log: str, environment: dict[str, str], limits: tuple[int, int], path: tuple[str, ...]
+) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     os.environ.clear()
     os.environ.update(environment)
+    # As the interpreter does when it starts.
+    sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *path]
+    sys.argv[1:] = arguments
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(written, standard)
     os.close(written)
-    # As the interpreter does with what it finds there when it starts.
-    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    sys.argv[1:] = arguments
     runpy.run_module("forebay", run_name="__main__", alter_sys=True)
