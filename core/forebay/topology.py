@@ -313,7 +313,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> No
         raise TopologyError(f"{where} is {table!r}, not a table.")
     unknown = sorted(set(table) - known)
     if unknown:
-        raise TopologyError(f"{where} has no {unknown[0]!r}; it takes {', '.join(sorted(known))}.")
+        raise TopologyError(f"{where} takes no {unknown[0]!r}; it takes {', '.join(sorted(known))}.")
 
 
 def _name(table: Mapping[str, Any], item: str, where: str) -> str:

@@ -272,7 +272,7 @@ def test_documents(served):
     assert get(router, "/v1/status").json()["tier"] == "router"
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/openapi.json", "/docs"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
 def test_ops_paths_answer_get_head_and_options(served, path, method):
     cluster, router = served

@@ -258,6 +258,9 @@ def _add_ops_routes(
         200: {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}
     }
     add("/metrics", metrics, {**responses(), **text})
+    for path in ("/openapi.json", "/docs"):
+        # FastAPI's own, which take GET and HEAD.
+        app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
 
 
 async def _options() -> Response:
