@@ -120,6 +120,7 @@ class StoreOpener:
             self._migrate_offsets(store, path, tp, existed)
             if store.committed_offset(tp) is None and _has_records(store):
                 store.close()
+                _require_own_directory(existed, path, spec)
                 self._set_aside(task, spec, "it holds records, and no offset")
                 return self._open_supplied(path, task, spec)
             return OpenedStore(store, log_identity, identify)
@@ -133,6 +134,7 @@ class StoreOpener:
         try:
             if not known and store.persistent and _has_records(store):
                 # From the beginning, over what it holds, would bring back what was deleted since.
+                _require_own_directory(existed, path, spec)
                 store.close()
                 self._set_aside(task, spec, "its offset is unknown")
                 return self._open_supplied(path, task, spec)
@@ -204,6 +206,15 @@ def _fault(store: RocksDbStore, task: TaskId, spec: StoreSpec) -> str | None:
         return None if found == _identity(found.log, task, spec) else f"it holds {found}"
     unknown = store.committed_offset(TopicPartition(spec.topic, task.partition)) is not None
     return "it does not say which log it is of" if unknown else None
+
+
+def _require_own_directory(existed: bool, path: Path, spec: StoreSpec) -> None:
+    """Raise ``TopologyError`` where a store has records in a directory that was just made."""
+    if not existed:
+        raise TopologyError(
+            f"the store {spec.name!r} has records although {path} was just made: a store of the class "
+            f"{spec.supplier!r} must keep what it holds in the directory that it is given."
+        )
 
 
 def _has_records(store: StateStore) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.errors import TopologyError
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition
@@ -312,6 +313,23 @@ def test_records_of_an_unknown_offset_are_set_aside_since_what_was_deleted_would
 def test_an_empty_store_without_an_offset_is_begun_with(opener, legacy):
     opener.open(TaskId(0, 0), legacy).store.close()
     opener.open(TaskId(0, 0), legacy).store.close()
+    assert not opener.directory.set_asides()
+
+
+@pytest.mark.parametrize("manages_offsets", [False, True])
+def test_a_store_that_keeps_its_records_elsewhere_is_refused(
+    opener, legacy, tmp_path, monkeypatch, manages_offsets
+):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "content").write_text(f"{(USER_TAG + b'k').hex()} x31\n")
+
+    def elsewhere(name: str, path: Path) -> LegacyStore:
+        return LegacyStore(name, tmp_path / "elsewhere")
+
+    monkeypatch.setattr("forebay_worker.state.opening._factory", lambda supplier: elsewhere)
+    monkeypatch.setattr(LegacyStore, "manages_offsets", manages_offsets)
+    with pytest.raises(TopologyError, match=r"'s' has records although .* was just made.*'legacy' must keep"):
+        opener.open(TaskId(0, 0), legacy)
     assert not opener.directory.set_asides()
 
 
