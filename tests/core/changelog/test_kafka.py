@@ -299,6 +299,32 @@ def test_a_superseded_writer_is_told_so_and_stays_superseded(changelog, kafka_ur
     assert changelog.append_heartbeat(store.topic, writer="another", query_id="third", value=value)
 
 
+def test_a_superseded_query_that_is_restarted_does_not_take_the_name_back(changelog, kafka_url):
+    store = spec(partitions=2)
+    changelog.ensure(store)
+
+    def beat(query: str, through: KafkaChangelog | None = None) -> dict[int, int]:
+        value = Heartbeat(1, query, 1).value()
+        driver = through or KafkaChangelog(kafka_url)
+        return driver.append_heartbeat(store.topic, writer="w", query_id=query, value=value)
+
+    beat("first")
+    beat("second")
+    third = KafkaChangelog(kafka_url)
+    beat("third", third)
+    for query in ("first", "second"):
+        with pytest.raises(BatchConflict, match=f"Two queries write as 'w' .* query {query} was superseded"):
+            beat(query)
+    assert beat("third", third), "the one that writes was not thrown out"
+    Writer(changelog, TopicPartition(store.topic, 0)).send(*((b"%d" % i, b"1") for i in range(3_000)))
+    assert beat("third"), "and may be restarted itself"
+    Writer(changelog, TopicPartition(store.topic, 0)).send(*((b"%d" % i, b"1") for i in range(3_000)))
+    with pytest.raises(BatchConflict):
+        beat("first")
+    changelog.retire_writer(store.topic, "w")
+    assert beat("first"), "nobody has the name of a retired writer"
+
+
 def test_a_retired_writer_leaves_a_heartbeat_without_a_value_in_every_partition(changelog):
     store = spec(partitions=2)
     changelog.ensure(store)

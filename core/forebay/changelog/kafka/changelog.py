@@ -52,7 +52,7 @@ class KafkaChangelog:
             if query_id not in queries:
                 for other in queries.values():
                     other.supersede()
-                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer)
+                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
             if topic not in self._partitions:
                 self._partitions[topic] = self._topics.describe(topic).partitions
             return queries[query_id].append(self._partitions[topic], value)
@@ -63,7 +63,8 @@ class KafkaChangelog:
 
     def retire_writer(self, topic: str, writer: str) -> None:
         """Take a writer that is gone for good out of the store's age."""
-        HeartbeatWriter(self.kafka, topic, writer).append(self._topics.describe(topic).partitions, None)
+        writing = HeartbeatWriter(self.kafka, topic, writer, None)
+        writing.append(self._topics.describe(topic).partitions, None)
 
     def reset(self, spec: StoreSpec) -> str:
         """Delete a store's topic and make it anew: another topic id, so every replica is rebuilt."""

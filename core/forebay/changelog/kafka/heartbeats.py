@@ -6,6 +6,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from forebay.changelog.kafka.claims import claim
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import HEARTBEAT_HEADER
@@ -20,12 +21,16 @@ _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, Kafk
 class HeartbeatWriter:
     """Appends one writer's heartbeats to every partition of a topic, all or none.
 
-    Opening it fences an earlier one of the same topic and writer, whose next heartbeat raises ``BatchConflict``.
+    Its first fences an earlier one of the same topic and writer, whose next raises ``BatchConflict``. That of a
+    query which another superseded is refused, after a restart, too: the topic tells. Without a query it retires
+    the writer.
     """
 
-    def __init__(self, url: KafkaUrl, topic: str, writer: str) -> None:
+    def __init__(self, url: KafkaUrl, topic: str, writer: str, query_id: str | None) -> None:
         self._topic = topic
         self._writer = writer
+        self._query_id = query_id
+        self._headers: list[tuple[str, str | bytes | None]] = [(HEARTBEAT_HEADER, b"")]
         self._producer: Producer | None = None
         self._url = url
         self._superseded: BatchConflict | None = None
@@ -55,7 +60,7 @@ class HeartbeatWriter:
                     key=heartbeat_key(self._writer),
                     value=value,
                     partition=partition,
-                    headers=[(HEARTBEAT_HEADER, b"")],
+                    headers=self._headers,
                     on_delivery=delivered,
                 )
             producer.commit_transaction(_TIMEOUT_S)
@@ -68,8 +73,8 @@ class HeartbeatWriter:
         """Refuse whatever comes from now on: claiming the name again would only throw the other one out."""
         self.close()
         self._superseded = BatchConflict(
-            f"Two queries write as {self._writer!r} to {self._topic!r}: this one was superseded. Stop one, or "
-            "give each its own writer=."
+            f"Two queries write as {self._writer!r} to {self._topic!r}: query {self._query_id} was superseded by "
+            "another. Stop one of them, or give each its own writer=."
         )
         return self._superseded
 
@@ -79,6 +84,7 @@ class HeartbeatWriter:
 
     def _opened(self) -> Producer:
         if self._producer is None:
+            self._claim()
             producer = Producer(
                 self._url.librdkafka(
                     transactional_id=f"forebay-{self._topic}-{self._writer}",
@@ -90,6 +96,13 @@ class HeartbeatWriter:
             producer.init_transactions(_TIMEOUT_S)
             self._producer = producer
         return self._producer
+
+    def _claim(self) -> None:
+        if self._query_id is not None:
+            own = claim(self._url, self._topic, self._writer, self._query_id)
+            if own is None:
+                raise self.supersede()
+            self._headers = [(HEARTBEAT_HEADER, b""), own.header()]
 
     def _translated(self, error: KafkaException) -> ChangelogError:
         kafka_error = error.args[0]

@@ -1,0 +1,106 @@
+"""Who writes under a name on Kafka, as the topic's own heartbeats tell: they outlive their drivers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from forebay.changelog.base import Heartbeat, heartbeat_key
+from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.url import KafkaUrl
+from forebay.changelog.record_headers import SUPERSEDED_HEADER
+
+log = logging.getLogger(__name__)
+
+_LOOKS_BACK = (1_000, 30_000, 1_000_000)
+"""In offsets. A living writer's last heartbeat is at most a batch away from the end."""
+_MESSAGES = 10_000
+_TIMEOUT_S = 10.0
+_MOST_SUPERSEDED = 16
+
+
+class Claim(NamedTuple):
+    """The query that last wrote under a name, and those before it, the newest first."""
+
+    query_id: str
+    superseded: tuple[str, ...]
+
+    def header(self) -> tuple[str, bytes]:
+        """The record header that tells of those before."""
+        return SUPERSEDED_HEADER, json.dumps(self.superseded).encode()
+
+
+def claim(url: KafkaUrl, topic: str, writer: str, query_id: str) -> Claim | None:
+    """A query's claim to a name, None where a query that superseded it has it. Raises ``KafkaException``."""
+    last = _last_claim(url, topic, writer)
+    if last is None:
+        return Claim(query_id, ())
+    if last.query_id == query_id:
+        return last
+    if query_id in last.superseded:
+        return None
+    return Claim(query_id, (last.query_id, *last.superseded)[:_MOST_SUPERSEDED])
+
+
+def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
+    """What the writer's last heartbeat says, None where there is none near the end, or it was retired.
+
+    Every heartbeat is in all partitions, so the first one's will do.
+    """
+    consumer = Consumer(
+        url.librdkafka(
+            group_id="forebay-claims",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            enable_partition_eof=True,
+        ),
+        logger=CLIENT_LOG,
+    )
+    try:
+        beginning, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), _TIMEOUT_S)
+        for look_back in _LOOKS_BACK:
+            start = max(beginning, end - look_back)
+            found = _last_heartbeat(consumer, TopicPartition(topic, 0, start), writer)
+            if found is not None or start == beginning:
+                return None if found is None else _claim_of(found)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        log.warning(
+            "the topic %r may not be read, so whether another query took over as %r cannot be known", topic, writer
+        )
+    finally:
+        consumer.close()
+    return None
+
+
+def _last_heartbeat(consumer: Consumer, start: TopicPartition, writer: str) -> Message | None:
+    key, found = heartbeat_key(writer), None
+    consumer.assign([start])
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        for message in consumer.consume(_MESSAGES, 0.1):
+            error = message.error()
+            if error is None:
+                if message.key() == key:
+                    found = message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return found
+            else:
+                raise KafkaException(error)
+        if time.monotonic() > deadline:
+            log.warning("no heartbeat of %r was found in %s in %d s", writer, start, _TIMEOUT_S)
+            return found
+
+
+def _claim_of(heartbeat: Message) -> Claim | None:
+    told = dict(heartbeat.headers() or ()).get(SUPERSEDED_HEADER) or b"[]"
+    try:
+        return Claim(Heartbeat.parse(heartbeat.value() or b"").query_id, tuple(json.loads(told)))
+    except (ValueError, KeyError, TypeError):
+        # The writer was retired, or it is no heartbeat of ours.
+        return None
