@@ -96,11 +96,11 @@ def run(writer: Any, tmp_path: Path, name: str = "checkpoint") -> Any:
     return query
 
 
-def refusal(writer: Any, tmp_path: Path) -> str:
+def refusal(writer: Any, tmp_path: Path, name: str = "checkpoint") -> str:
     from pyspark.errors import StreamingQueryException
 
     with pytest.raises(StreamingQueryException) as caught:
-        run(writer, tmp_path)
+        run(writer, tmp_path, name)
     return str(caught.value)
 
 
@@ -181,6 +181,9 @@ def test_windows_and_sessions_carry_their_times_in_the_key(spark, sink, tmp_path
     run(sink.write(hours, "hours", key="k"), tmp_path, "c1")
     starts = {int.from_bytes(key[1:], "big", signed=True) for key in content(sink, "hours") if key[:1] == b"a"}
     assert starts == {0, 3_600_000, 86_400_000}
+    longer = watermarked.groupBy(F.window("t", "2 hours"), "k").agg(F.count("*").alias("n"))
+    message = refusal(sink.write(longer, "hours", key="k"), tmp_path, "longer")
+    assert "hours: a window of 7200000 ms is written, and window_size_ms of the store is 3600000. Make" in message
     visits = watermarked.groupBy(F.session_window("t", "1 minute"), "k").agg(F.count("*").alias("n"))
     run(sink.write(visits, "visits", key="k"), tmp_path, "c2")
     ends_and_starts = {
@@ -231,6 +234,26 @@ def test_a_query_that_is_never_without_backlog_is_compacted_too(spark, sink, tmp
     assert content(sink, "latest") == {b"a": {"n": 2}}
 
 
+def test_a_job_compacts_what_was_not_compacted_for_a_while_however_short_it_runs(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n bigint")
+    source.add({"k": "a", "n": 1})
+    assert sink._changelog.compacted_ms("t-latest-changelog") is None
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    wait_until(lambda: sink._changelog.compacted_ms("t-latest-changelog") is not None, "compaction")
+
+
+def test_a_new_query_of_the_same_writer_owes_the_old_one_nothing(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    writer = sink.write(source.df, "latest", key="k")
+    query = writer.option("checkpointLocation", str(tmp_path / "old")).start()
+    wait_until(lambda: as_ofs(sink), "an idle heartbeat")
+    query.stop()
+    source.add({"k": "a", "n": 1})
+    run(writer, tmp_path, "new")
+    first = next(beat for beat in beats(sink) if beat["query_id"] != str(query.id))
+    assert first["as_of_ms"] is None
+
+
 def test_two_rows_of_a_key_need_an_order(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": "a", "n": 2}, {"k": "a", "n": 10}, {"k": "a", "n": 1})
@@ -263,6 +286,8 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
     for bad, expected in (
         (lambda: sink.write(df, "nope", key="k"), "no store 'nope'"),
         (lambda: sink.write(df, "latest", key="q"), "no column 'q'"),
+        (lambda: sink.write(df, "latest", key="k", value="nope"), "no column 'nope'"),
+        (lambda: sink.position("nope"), "no store 'nope'"),
         (lambda: sink.write(df, "latest", key="n"), "'n' of 'latest' is int"),
         (lambda: sink.write(df, "latest", key=["k", "n"]), 'key = "json"'),
         (lambda: sink.write(df, "by_pair", key=["k", "x"]), "'x' of 'by_pair' is double"),
@@ -377,12 +402,17 @@ def ends(sink: Any) -> dict[TopicPartition, int]:
     return sink._changelog.end_offsets([TopicPartition("t-latest-changelog", partition) for partition in range(3)])
 
 
-def as_ofs(sink: Any) -> list[int]:
+def beats(sink: Any) -> list[dict[str, Any]]:
+    """The heartbeats of the store ``latest``, of one partition."""
     consumer = sink._changelog.consumer()
     consumer.assign(TopicPartition("t-latest-changelog", 0), 0)
     (batch,) = consumer.poll(100_000)
     consumer.close()
-    found = [json.loads(record[2])["as_of_ms"] for record in batch.records if record[4]]
+    return [json.loads(record[2]) for record in batch.records if record[4]]
+
+
+def as_ofs(sink: Any) -> list[int]:
+    found = [beat["as_of_ms"] for beat in beats(sink)]
     return sorted({as_of for as_of in found if as_of is not None})
 
 

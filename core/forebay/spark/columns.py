@@ -83,8 +83,19 @@ class Layout:
         return F.unix_millis(F.current_timestamp())
 
     def _suffix(self, window: str) -> Column:
-        ends = ("start",) if self.spec.kind == "window" else ("end", "start")
-        return F.unhex(F.concat(*(_hex64(F.unix_millis(F.col(_quoted(window))[end])) for end in ends)))
+        start, end = (F.unix_millis(F.col(_quoted(window))[name]) for name in ("start", "end"))
+        if self.spec.kind == "session":
+            return F.unhex(F.concat(_hex64(end), _hex64(start)))
+        size_ms = self.spec.window_size_ms
+        # The store keeps a window's start only, and works out its end.
+        refusal = F.format_string(
+            f"WriteRefused: a window of %d ms is written, and window_size_ms of the store is {size_ms}. Make them "
+            "equal; another length is another store.",
+            end - start,
+        )
+        return F.when((end - start).eqNullSafe(size_ms), F.unhex(_hex64(start))).otherwise(
+            F.raise_error(refusal).cast("binary")
+        )
 
 
 def _hex64(column: Column) -> Column:
@@ -100,7 +111,7 @@ def lay_out(
     df: DataFrame,
     spec: StoreSpec,
     key: str | Sequence[str],
-    value: Sequence[str] | None,
+    value: str | Sequence[str] | None,
     order_by: str | Sequence[str] | None,
     delete: str | None,
 ) -> Layout:
@@ -109,8 +120,8 @@ def lay_out(
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SinkError(f"The column {twice[0]!r} occurs twice in what is written to {spec.name!r}; rename one.")
-    keys, order = _tuple(key), _tuple(order_by)
-    for name in (*keys, *order, *(value or ()), *([delete] if delete else ())):
+    keys, order, values = _tuple(key), _tuple(order_by), _tuple(value)
+    for name in (*keys, *order, *values, *([delete] if delete else ())):
         if name not in names:
             raise SinkError(f"There is no column {name!r} for {spec.name!r}; there are {', '.join(names)}.")
     _check_key(df, spec, keys)
@@ -120,7 +131,7 @@ def lay_out(
         _check_valid_from(df, spec, order)
     window = _window_column(df, spec)
     used = {*keys, window, delete}
-    chosen = tuple(value) if value is not None else tuple(name for name in names if name not in used)
+    chosen = values if value is not None else tuple(name for name in names if name not in used)
     if not chosen:
         raise SinkError(f"No column is left for the value of {spec.name!r}; name some with value=.")
     order_types = {f"order_{i}": df.schema[name].dataType.simpleString() for i, name in enumerate(order)}

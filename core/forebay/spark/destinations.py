@@ -21,7 +21,9 @@ from forebay.topology import StoreSpec
 if TYPE_CHECKING:
     from forebay.changelog.kafka.url import KafkaUrl
 
-_REFUSAL = re.compile(r"WriteRefused: (.*)")
+_REDACTED = "spark.sql.redaction.options.regex"
+_SECRETS = r"ssl\.(keystore|truststore|key)\.(key|password)|sasl\.jaas\.config"
+_REFUSAL = re.compile(r"WriteRefused: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _NO_CONNECTOR = "Failed to find data source: kafka"
 
 
@@ -89,11 +91,17 @@ class KafkaDestination:
         self._options = url.spark()
 
     def check(self, session: SparkSession) -> None:
-        """Refuse speculation: an attempt that lost goes on producing, behind what came after it."""
+        """Refuse speculation: an attempt that lost goes on producing, behind what came after it.
+
+        Has Spark leave the secrets among the options out of its plans, event logs and user interface.
+        """
         if session.conf.get("spark.speculation", "false") == "true":
             raise SinkError(
                 "A kafka:// changelog needs spark.speculation=false: a lost attempt would go on writing."
             )
+        redacted = session.conf.get(_REDACTED) or ""
+        if _SECRETS not in redacted:
+            session.conf.set(_REDACTED, f"{redacted}|{_SECRETS}" if redacted else _SECRETS)
 
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all rows; raises ``SinkError``."""

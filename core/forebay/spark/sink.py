@@ -22,7 +22,7 @@ from forebay import partitioning
 from forebay.changelog import Heartbeat, open_changelog, record_headers
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.errors import SinkError
+from forebay.errors import BatchConflict, ChangelogError, SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import Position, encode_position, log_digest
 from forebay.spark import executor, many_keys
@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 _LEAST_SPARK = (4, 0)
 _COMPACTION_INTERVAL_S = 600.0
+_PATIENCE_S = 120.0
+"""How long a batch waits for its log: as Kafka's own producers do (``delivery.timeout.ms``)."""
+_PAUSE_S = 1.0
 _BY_VALUE = (partitioning, many_keys, record_headers, sqlite_partition, executor)
 
 
@@ -61,7 +64,7 @@ class Sink:
         self._writes: dict[str, _Write] = {}
         self._positions: dict[str, str] = {}
         self._listening: list[SparkSession] = []
-        self._compacted = time.monotonic()
+        self._compaction_due = time.monotonic()
         self._compaction: threading.Thread | None = None
 
     def write(
@@ -70,7 +73,7 @@ class Sink:
         store: str,
         *,
         key: str | Sequence[str],
-        value: Sequence[str] | None = None,
+        value: str | Sequence[str] | None = None,
         order_by: str | Sequence[str] | None = None,
         delete: str | None = None,
         writer: str | None = None,
@@ -83,10 +86,7 @@ class Sink:
         a boolean column that marks tombstones. ``writer`` names who writes, by default the store: two queries
         that write one store need a name each. Raises ``SinkError`` naming the column or the store.
         """
-        spec = self.topology.stores.get(store)
-        if spec is None:
-            names = ", ".join(self.topology.stores)
-            raise SinkError(f"There is no store {store!r} in the topology; there are {names}.")
+        spec = self._spec(store)
         session = _classic_session(df)
         self._destination.check(session)
         if spec.value != "json":
@@ -101,9 +101,15 @@ class Sink:
     def position(self, store: str) -> str | None:
         """The position token of the last batch written to a store, None before the first.
 
-        A read with it as ``min_position`` sees that batch.
+        A read with it as ``min_position`` sees that batch. Raises ``SinkError`` for a store that is not there.
         """
-        return self._positions.get(store)
+        return self._positions.get(self._spec(store).name)
+
+    def _spec(self, store: str) -> StoreSpec:
+        if store not in self.topology.stores:
+            names = ", ".join(self.topology.stores)
+            raise SinkError(f"There is no store {store!r} in the topology; there are {names}.")
+        return self.topology.stores[store]
 
     def _listen(self, session: SparkSession) -> None:
         if session in self._listening:
@@ -122,20 +128,22 @@ class Sink:
         # Kafka compacts its topics itself.
         if not isinstance(self._changelog, SqliteChangelog):
             return
-        if time.monotonic() - self._compacted < _COMPACTION_INTERVAL_S:
+        if time.monotonic() < self._compaction_due:
             return
         if self._compaction is None or not self._compaction.is_alive():
-            self._compacted = time.monotonic()
-            # In a thread of its own: heartbeats must not wait for it.
+            self._compaction_due = time.monotonic() + _COMPACTION_INTERVAL_S
+            # In a thread of its own: heartbeats must not wait for it. A job that ends soon does.
             self._compaction = threading.Thread(
-                target=self._compact, args=(self._changelog,), name="forebay-compaction", daemon=True
+                target=self._compact, args=(self._changelog,), name="forebay-compaction", daemon=False
             )
             self._compaction.start()
 
     def _compact(self, changelog: SqliteChangelog) -> None:
         for spec in self.topology.stores.values():
             try:
-                changelog.compact(spec)
+                compacted_ms = changelog.compacted_ms(spec.topic)
+                if compacted_ms is None or time.time() - compacted_ms / 1000 >= _COMPACTION_INTERVAL_S:
+                    changelog.compact(spec)
             except Exception:
                 log.exception("the log of %s could not be compacted; it is tried again", spec.name)
 
@@ -148,7 +156,8 @@ class _Write:
     layout: Layout
     writer: str
     tasks: _Tasks
-    as_of_ms: int | None = None
+    as_of_ms: dict[str, int] = field(default_factory=dict)
+    """By query: a new one of the same writer owes the old one nothing."""
     as_of_limit_ms: int | None = None
     """When its query was started, of one that asks its sources then what there is, and never again."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -179,25 +188,45 @@ class _Write:
         rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions("partition", "key", *order)
         ordered = bool(self.layout.order_by)
         if self.sink._destination.claims_first:
-            self.beat(query_id, self.as_of_ms, batch_id - 1)
+            self._beat_patiently(query_id, batch_id - 1)
         self.sink._destination.write(rows, self.spec, BatchId(query_id, batch_id, self.writer, ordered))
-        self.beat(query_id, self.as_of_ms, batch_id)
+        self._beat_patiently(query_id, batch_id)
+
+    def _beat_patiently(self, query_id: str, batch_id: int) -> None:
+        """A heartbeat of a batch: brokers that are away for a moment must not end the query."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self.beat(query_id, None, batch_id)
+            except BatchConflict:
+                raise
+            except ChangelogError as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("%s The batch waits for it.", error)
+                time.sleep(_PAUSE_S)
 
     def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
-        """Append a heartbeat to every partition, and remember the position it brought the log to."""
+        """Append a heartbeat to every partition, and remember the position it brought the log to.
+
+        ``as_of_ms`` is None where there is nothing new to say of it. Raises ``ChangelogError``.
+        """
         with self._lock:
+            known = self.as_of_ms.get(query_id)
             if as_of_ms is not None:
                 as_of_ms = as_of_ms if self.as_of_limit_ms is None else min(as_of_ms, self.as_of_limit_ms)
-                self.as_of_ms = max(as_of_ms, self.as_of_ms or as_of_ms)
+                known = as_of_ms if known is None else max(as_of_ms, known)
             changelog = self.sink._changelog
             offsets = changelog.append_heartbeat(
                 self.spec.topic,
                 writer=self.writer,
                 query_id=query_id,
-                value=Heartbeat(self.as_of_ms, query_id, batch_id).value(),
+                value=Heartbeat(known, query_id, batch_id).value(),
             )
-            log = log_digest(changelog.identity(self.spec.topic))
-            self.sink._positions[self.spec.name] = encode_position(Position(log, offsets))
+            if known is not None:
+                self.as_of_ms[query_id] = known
+            digest = log_digest(changelog.identity(self.spec.topic))
+            self.sink._positions[self.spec.name] = encode_position(Position(digest, offsets))
 
 
 class SinkWriter(DataStreamWriter):
