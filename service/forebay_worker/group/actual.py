@@ -31,9 +31,10 @@ class Situation:
         return [name for name, lag in self.copies[task].items() if lag <= limit]
 
     def had(self, task: TaskId) -> tuple[str, ...]:
-        """The present members that held the task."""
-        held = self.before[task].members if task in self.before else ()
-        return tuple(name for name in held if name in self.present)
+        """The present members that held the task; those who are caught up, where nobody knows any more."""
+        if task not in self.before:
+            return tuple(self.near(task))
+        return tuple(name for name in self.before[task].members if name in self.present)
 
     def absent(self, task: TaskId) -> int:
         """How many of the intended holders are expected back."""

@@ -185,34 +185,62 @@ def _spread(placed: dict[TaskId, list[str]], deal: Deal) -> None:
     """Exchange replicas between tasks of a sub-topology as long as that leaves fewer on a shared rack."""
     clashing = [task for task, names in placed.items() if deal.clashes(task, names)]
     while clashing:
-        partners = _partners(clashing, placed, deal)
-        better = [task for task in clashing if _exchanged(task, placed, partners, deal)]
+        exchange = _Exchange(placed, deal, clashing)
+        # An exchange may have mended its partner too.
+        better = [task for task in clashing if deal.clashes(task, placed[task]) and exchange.mend(task)]
         clashing = [task for task in placed if deal.clashes(task, placed[task])] if better else []
 
 
-def _partners(clashing: list[TaskId], placed: dict[TaskId, list[str]], deal: Deal) -> dict[str, list[TaskId]]:
-    """By rack, the tasks that could take a replica on it: that have none there, or clash elsewhere."""
-    racks = {task: deal.racks_of(deal.refused(task, names)) for task, names in placed.items()}
-    others = set(clashing if deal.per_task > 1 else ())
-    return {
-        rack: [task for task in placed if rack not in racks[task] or task in others]
-        for rack in set().union(*(racks[task] for task in clashing))
-    }
+class _Exchange:
+    """One pass over the tasks that clash: for each an exchange with a partner that leaves fewer clashes."""
 
+    def __init__(self, placed: dict[TaskId, list[str]], deal: Deal, clashing: list[TaskId]) -> None:
+        self._placed = placed
+        self._deal = deal
+        racks = {task: deal.racks_of(deal.refused(task, names)) for task, names in placed.items()}
+        others = set(clashing if deal.per_task > 1 else ())
+        self._partners = {
+            rack: [task for task in placed if rack not in racks[task] or task in others]
+            for rack in set().union(*(racks[task] for task in clashing))
+        }
+        """By rack, the tasks that could take a replica on it: with none there, or a clash elsewhere."""
+        self._at = Counter[str]()
+        self._vain: set[tuple[str, frozenset[str]]] = set()
+        """A replica's rack with those of its task's others, for which there was none: nor is there for a like
+        task, unless the next pass finds one."""
 
-def _exchanged(
-    task: TaskId, placed: dict[TaskId, list[str]], partners: Mapping[str, list[TaskId]], deal: Deal
-) -> bool:
-    """Make the first exchange that is a gain; False if there is none."""
-    mine = placed[task]
-    for i, name in enumerate(mine):
-        for other in partners.get(deal.racks.get(name, ""), ()):
-            theirs = placed[other]
+    def mend(self, task: TaskId) -> bool:
+        """Make the first exchange that is a gain; False if there is none."""
+        mine = self._placed[task]
+        for i, name in enumerate(mine):
+            rack = self._deal.racks.get(name, "")
+            rest = self._deal.racks_of(self._deal.refused(task, mine[:i] + mine[i + 1 :]))
+            case = (rack, frozenset(rest))
+            if rack in rest and case not in self._vain:
+                if self._with_partner(task, i, rack):
+                    return True
+                self._vain.add(case)
+        return False
+
+    def _with_partner(self, task: TaskId, i: int, rack: str) -> bool:
+        """Exchange replica ``i``: looks on from where the last partner of its rack was found, and all around."""
+        deal, mine = self._deal, self._placed[task]
+        of_rack = self._partners.get(rack, [])
+        for _ in range(len(of_rack)):
+            at = self._at[rack] = self._at[rack] % len(of_rack)
+            other = of_rack[at]
+            theirs = self._placed[other]
             for j in range(len(theirs)):
-                if _gains(task, i, other, j, placed, deal):
+                if _gains(task, i, other, j, self._placed, deal):
                     mine[i], theirs[j] = theirs[j], mine[i]
                     return True
-    return False
+            if rack in deal.racks_of(deal.refused(other, theirs)) and not deal.clashes(other, theirs):
+                # An exchange has given it one on this rack: nobody need look at it again.
+                of_rack[at] = of_rack[-1]
+                of_rack.pop()
+            else:
+                self._at[rack] += 1
+        return False
 
 
 def _gains(task: TaskId, i: int, other: TaskId, j: int, placed: dict[TaskId, list[str]], deal: Deal) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from forebay.changelog import Changelog
 from forebay.metadata import Generation
 from forebay.tasks import TaskId
 from forebay.topology import Topology
-from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, assign
+from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, Placement, assign
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.offsets import CAUGHT_UP
 
@@ -25,13 +26,15 @@ class GroupTimes:
     probing_rebalance_interval_ms: int = 10_000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Leader:
     """Makes assignments for members of its own topology; the others keep what they hold."""
 
     topology: Topology
     changelog: Changelog
     policy: AssignmentPolicy
+    _found_settled: tuple[Generation, Mapping[str, str | None]] | None = None
+    """The generation that this leader found nothing to change in, and the racks of its members then."""
 
     def alike(self, subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
         """Those who follow the leader's topology."""
@@ -42,10 +45,38 @@ class Leader:
         }
 
     def before(self, previous: AssignmentInfo | None) -> Assignment:
-        """The assignment to start from: the previous one, unless it was of another topology."""
-        if previous is None or previous.fingerprint != self.topology.fingerprint:
+        """The assignment to start from: the previous one; of another topology, what it says of the same stores."""
+        if previous is None:
             return NO_ASSIGNMENT
-        return previous.assignment
+        if previous.fingerprint == self.topology.fingerprint:
+            return previous.assignment
+        ordinals = {
+            sub.ordinal: previous.ordinals[store.name]
+            for sub in self.topology.subtopologies
+            for store in sub.stores
+            if store.name in previous.ordinals
+        }
+
+        def translated(placements: Mapping[TaskId, Placement]) -> dict[TaskId, Placement]:
+            there = {
+                task: TaskId(ordinals[task.ordinal], task.partition)
+                for task in self.topology.tasks
+                if task.ordinal in ordinals
+            }
+            return {task: placements[was] for task, was in there.items() if was in placements}
+
+        return Assignment(translated(previous.assignment.actual), translated(previous.assignment.intended))
+
+    def elsewhere(
+        self, subscriptions: Mapping[str, SubscriptionInfo], before: Assignment
+    ) -> dict[str, str | None]:
+        """The racks of those who follow another topology and hold something: they serve it, and will be back."""
+        held_by, alike = holders(before), self.alike(subscriptions)
+        return {
+            name: subscription.rack
+            for name, subscription in subscriptions.items()
+            if name in held_by and name not in alike
+        }
 
     def next_assignment(
         self,
@@ -60,8 +91,9 @@ class Leader:
         """
         before = self.before(previous)
         hosts = {name: subscription.host for name, subscription in present.items()}
+        racks = {**{name: subscription.rack for name, subscription in present.items()}, **absent}
         same_hosts = previous is not None and before is previous.assignment and dict(previous.hosts) == hosts
-        if same_hosts and before.settled and present.keys() | absent.keys() == holders(before) | present.keys():
+        if same_hosts and previous is not None and self._found_settled == (previous.generation, racks):
             return None
         lags = self.lags({name: subscription.offsets for name, subscription in present.items()})
         members = [
@@ -69,16 +101,23 @@ class Leader:
         ]
         members += [Member(name, absent=True, rack=rack) for name, rack in absent.items()]
         outcome = assign(self.topology.tasks, members, before, self.policy)
-        if same_hosts and outcome == before:
+        if same_hosts and previous is not None and outcome == before:
+            if outcome.settled:
+                self._found_settled = (previous.generation, racks)
             return None
-        return AssignmentInfo(generation, self.topology.fingerprint, hosts, outcome)
+        return AssignmentInfo(
+            generation, self.topology.fingerprint, hosts, outcome, dict(self.topology.ordinal_by_store)
+        )
 
     def lags(self, offsets: Mapping[str, Mapping[TaskId, int]]) -> dict[str, dict[TaskId, int]]:
         """How far behind each member's copies are, in records a store, or behind the foremost if no end is known.
 
         A task's stores count alike: together they may be as far behind as each may, as many times as there are.
         """
-        partitions = {task: list(self.topology.topic_partitions(task)) for task in self.topology.tasks}
+        held_by_any = {task for held in offsets.values() for task in held}
+        partitions = {
+            task: list(self.topology.topic_partitions(task)) for task in self.topology.tasks if task in held_by_any
+        }
         ends = self.changelog.end_offsets([tp for tps in partitions.values() for tp in tps])
         foremost = {task: max([held.get(task, 0) for held in offsets.values()], default=0) for task in partitions}
         sums = {
@@ -95,6 +134,17 @@ class Leader:
             name: {task: behind(task, offset) for task, offset in held.items() if task in sums}
             for name, held in offsets.items()
         }
+
+
+def may_lead(mine: str, fingerprints: Iterable[str], *, led: bool) -> bool:
+    """Whether a member's topology is that of most: one misconfigured worker must not lead the rest.
+
+    Of several that are equally frequent, the one that has led goes on, else the first by name is to.
+    """
+    counts = Counter(fingerprints)
+    most = max(counts.values())
+    foremost = [fingerprint for fingerprint in sorted(counts) if counts[fingerprint] == most]
+    return mine in foremost if led else mine == foremost[0]
 
 
 def holders(assignment: Assignment) -> set[str]:

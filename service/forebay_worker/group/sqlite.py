@@ -25,7 +25,7 @@ from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
-from forebay_worker.group.leader import GroupTimes, Leader, holders
+from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,9 @@ class SqliteMembership:
         self._empty_since: tuple[int, float] | None = None
         self._founded_at: float | None = None
         self._unreadable: set[str] = set()
+        self._trouble: str | None = None
+        self._round_ms = 0.0
+        """How long this member took to work out an assignment when it led last."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
@@ -123,15 +126,19 @@ class SqliteMembership:
     def _run(self) -> None:
         pause_s = self._times.session_timeout_ms / 12 / 1000
         while not self._stopping.is_set():
+            trouble = None
             try:
                 self.tick()
             except sqlite3.Error as error:
-                log.warning("the worker group %s cannot be reached: %s", self._path, error)
+                trouble = f"the worker group {self._path} cannot be reached: {error}"
                 self._disconnect()
             except ForebayError as error:
-                log.warning("%s", error)
+                trouble = str(error)
             except Exception:
                 log.exception("a round of the worker group failed; it is tried again")
+            if trouble is not None and trouble != self._trouble:
+                log.warning("%s", trouble)
+            self._trouble = trouble
             self._stopping.wait(pause_s)
 
     def tick(self) -> None:
@@ -156,6 +163,7 @@ class SqliteMembership:
             if assignment is not None and Generation(incarnation, number) > self._known:
                 # A member that cannot read it rolls back: it must neither lead nor count as present.
                 _read_assignment(assignment)
+            self._refuse_copy(connection, mine, now)
             connection.execute(
                 "INSERT OR REPLACE INTO member VALUES (?, ?, ?, ?, ?, ?)",
                 (mine.process_id, mine.incarnation, str(mine.host), mine.fingerprint, mine.encode(), until),
@@ -166,16 +174,20 @@ class SqliteMembership:
                 connection.execute(
                     "UPDATE grp SET incarnation = ?, generation = 0, assignment = NULL", (incarnation,)
                 )
-            vacant = leader is None or leader_until <= now
-            leads = leader == mine.process_id or (vacant and self._may_lead(connection, now))
+            vacant = leader in (None, mine.process_id) or leader_until <= now
+            leads = vacant and self._may_lead(connection, now, led=leader == mine.process_id)
             if leads:
+                # A round that takes long must not outlast the lease it is worked out under.
+                lasts_ms = self._times.session_timeout_ms / 2 + 2 * self._round_ms
                 connection.execute(
-                    "UPDATE grp SET leader = ?, leader_until = ?",
-                    (mine.process_id, now + self._times.session_timeout_ms / 2),
+                    "UPDATE grp SET leader = ?, leader_until = ?", (mine.process_id, now + lasts_ms)
                 )
                 connection.execute(
                     "DELETE FROM member WHERE lease_until <= ?", (now - self._times.standby_rebuild_delay_ms,)
                 )
+            elif leader == mine.process_id:
+                # Most have another topology by now: one of them is to lead.
+                connection.execute("UPDATE grp SET leader = NULL, leader_until = 0")
             rows = connection.execute("SELECT id, subscription, lease_until FROM member").fetchall()
         if self.lease_until_boot_ms == 0.0 and not any(
             lease > now for name, _, lease in rows if name != mine.process_id
@@ -189,14 +201,9 @@ class SqliteMembership:
             {name: lease for name, _, lease in rows},
         )
 
-    def _may_lead(self, connection: sqlite3.Connection, now: float) -> bool:
-        """Whether this member's topology is that of most: one misconfigured worker must not lead the rest."""
-        (foremost,) = connection.execute(
-            "SELECT fingerprint FROM member WHERE lease_until > ? GROUP BY fingerprint "
-            "ORDER BY count(*) DESC, fingerprint LIMIT 1",
-            (now,),
-        ).fetchone()
-        return bool(foremost == self._topology.fingerprint)
+    def _may_lead(self, connection: sqlite3.Connection, now: float, *, led: bool) -> bool:
+        rows = connection.execute("SELECT fingerprint FROM member WHERE lease_until > ?", (now,)).fetchall()
+        return may_lead(self._topology.fingerprint, [fingerprint for (fingerprint,) in rows], led=led)
 
     def _readable(self, subscriptions: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
         """What members tell; one that speaks a newer version must not keep the rest from being led."""
@@ -238,14 +245,25 @@ class SqliteMembership:
         until = seen.lease_until
         present = {name: alike[name] for name in alike if until[name] > now}
         gone = now - self._times.standby_rebuild_delay_ms
+        elsewhere = self._leader.elsewhere(seen.subscriptions, before)
         absent = {name: alike[name].rack for name in alike if gone < until[name] <= now}
+        absent |= {name: rack for name, rack in elsewhere.items() if gone < until[name]}
         if self._waits_for_holders(holders(before) - present.keys(), now):
             return
         generation = Generation(seen.generation.incarnation, seen.generation.number + 1)
         info = self._leader.next_assignment(present, absent, previous, generation)
-        if info is not None and self._write(info, seen.generation):
+        self._round_ms = self._clock() - now
+        if info is None:
+            return
+        if self._write(info, seen.generation):
             log.info("generation %d: %d members", generation.number, len(present))
             self._take_over(replace(seen, generation=generation, assignment=info.encode()))
+        else:
+            log.warning(
+                "an assignment came too late, after %.1f s: another member leads by now, or has written one. If "
+                "that goes on, raise session_timeout_ms.",
+                self._round_ms / 1000,
+            )
 
     def _write(self, info: AssignmentInfo, read: Generation) -> bool:
         """Write a generation if this member still leads and nobody wrote since ``read``."""
@@ -285,6 +303,18 @@ class SqliteMembership:
             raise ConfigurationError(
                 f"The address {mine.host} is advertised by another live worker ({taken[0]}) of the group "
                 f"{self._path}. Give this one its own --advertise or --listen."
+            )
+
+    def _refuse_copy(self, connection: sqlite3.Connection, mine: SubscriptionInfo, now: float) -> None:
+        """Of two processes with one id the one that was started last counts; raises ``ConfigurationError``."""
+        row = connection.execute(
+            "SELECT host, incarnation FROM member WHERE id = ? AND lease_until > ?", (mine.process_id, now)
+        ).fetchone()
+        if row is not None and row[0] != str(mine.host) and row[1] > mine.incarnation:
+            raise ConfigurationError(
+                f"The worker at {row[0]} was started later with this one's process id: the state directory of "
+                f"one is a copy of the other's. This one, at {mine.host}, is given no tasks. Stop one, and remove "
+                "process.json from its state directory."
             )
 
     def _void_leases_of_another_boot(self, connection: sqlite3.Connection, now: float) -> None:

@@ -79,6 +79,8 @@ class AssignmentInfo:
     hosts: Mapping[str, HostInfo]
     """Address by member."""
     assignment: Assignment
+    ordinals: Mapping[str, int] = field(default_factory=dict)
+    """The ordinal of each store in the leader's topology: what its tasks are, for a leader of the next one."""
 
     def tasks_of(self, member: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
         """The active and the standby tasks of one member."""
@@ -137,6 +139,7 @@ class AssignmentInfo:
                 "members": [[name, *self.hosts.get(name, ("", 0))] for name in names],
                 "actual": table(actual),
                 "moving": table(moving),
+                "ordinals": self.ordinals,
             }
         )
 
@@ -158,6 +161,7 @@ class AssignmentInfo:
             document["fingerprint"],
             {name: HostInfo(host, port) for name, host, port in document["members"] if port},
             Assignment(actual, {**actual, **placements(document["moving"])}),
+            document.get("ordinals", {}),
         )
 
     def _sides(self) -> tuple[Mapping[TaskId, Placement], Mapping[TaskId, Placement]]:

@@ -6,6 +6,8 @@ coordinator last heard of a member. A test fails where a version of it has neith
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -20,6 +22,7 @@ PROTOCOL = "forebay"
 _KEEPS_ALIVE = frozenset({"HeartbeatRequest", "JoinGroupRequest", "SyncGroupRequest"})
 _MAX_POLL_INTERVAL_MS = 30_000
 _VERSION = 0
+_LEAVE_S = 3.0
 
 # It tells every heartbeat of a rebalance and all empty assignments; what matters is logged by the membership.
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
@@ -113,8 +116,9 @@ class GroupConsumer:
         self._consumer._coordinator.request_rejoin()
 
     async def leave(self) -> None:
-        """Leave the group and disconnect."""
-        await self._consumer.stop()
+        """Leave the group and disconnect; brokers that do not answer find out by themselves."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._consumer.stop(), _LEAVE_S)
 
 
 __all__ = ["PROTOCOL", "GroupConsumer", "KafkaError", "Talk"]

@@ -21,7 +21,7 @@ from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError
-from forebay_worker.group.leader import GroupTimes, Leader, holders
+from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,8 @@ class KafkaMembership:
         known = max([info.known_generation for info in told.values()], default=NO_GENERATION)
         if known > (NO_GENERATION if self._newest is None else self._newest.generation):
             self._look_at_topic()
-        if not self._led_before and not self._may_lead(newest_by_process):
+        fingerprints = [subscription.fingerprint for subscription in newest_by_process.values()]
+        if not may_lead(self._topology.fingerprint, fingerprints, led=self._led_before):
             self._steps_down = True
             return {}
         self._leads = True
@@ -202,14 +203,6 @@ class KafkaMembership:
         self._fingerprint = info.fingerprint
         self._heard(self._heard_boot_ms)
 
-    def _may_lead(self, members: Mapping[str, SubscriptionInfo]) -> bool:
-        """Whether this member's topology is that of most: one misconfigured worker must not lead the rest."""
-        counts: dict[str, int] = {}
-        for subscription in members.values():
-            counts[subscription.fingerprint] = counts.get(subscription.fingerprint, 0) + 1
-        foremost = min(counts, key=lambda fingerprint: (-counts[fingerprint], fingerprint))
-        return foremost == self._topology.fingerprint
-
     def _next(
         self, members: Mapping[str, SubscriptionInfo], known: Generation, now: float
     ) -> AssignmentInfo | None:
@@ -225,7 +218,8 @@ class KafkaMembership:
         if now < waited_until and (not before.actual or (missing and self._fingerprint is None)):
             self._rejoin_at = waited_until
             return None
-        absent = self._absent(missing, now)
+        elsewhere = self._leader.elsewhere(members, before)
+        absent = self._absent(missing - elsewhere.keys(), now) | elsewhere
         newest = max(known, NO_GENERATION if previous is None else previous.generation)
         incarnation = newest.incarnation or int(epoch_ms())
         info = self._leader.next_assignment(present, absent, previous, Generation(incarnation, newest.number + 1))
