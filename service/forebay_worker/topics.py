@@ -7,7 +7,7 @@ import threading
 
 from forebay.changelog import Changelog
 from forebay.errors import ChangelogError, ChangelogUnreachable
-from forebay.topology import Topology
+from forebay.topology import StoreSpec, Topology
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ class TopicCreation:
         self._create = create
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self.obstacle: str | None = None
+        """Why a topic that could not be looked at before is refused now; None if none is."""
 
     def start(self) -> None:
         """Look at every topic now; go on in a thread if the log cannot be reached."""
@@ -43,18 +45,24 @@ class TopicCreation:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping.wait(_RETRY_S):
-            try:
-                self._ensure_all()
-            except ChangelogUnreachable:
-                continue
-            except ChangelogError as error:
-                log.error("%s", error)
-                self._left.pop(0)
-                continue
-            return
+        while self._left and not self._stopping.wait(_RETRY_S):
+            obstacle = None
+            for spec in list(self._left):
+                try:
+                    self._ensure(spec)
+                except ChangelogUnreachable:
+                    break
+                except ChangelogError as error:
+                    # A cluster that is just coming up refuses for a while what it takes later.
+                    obstacle = obstacle or str(error)
+            if obstacle is not None and obstacle != self.obstacle:
+                log.error("%s", obstacle)
+            self.obstacle = obstacle
 
     def _ensure_all(self) -> None:
-        while self._left:
-            self._changelog.ensure(self._left[0], create=self._create)
-            self._left.pop(0)
+        for spec in list(self._left):
+            self._ensure(spec)
+
+    def _ensure(self, spec: StoreSpec) -> None:
+        self._changelog.ensure(spec, create=self._create)
+        self._left.remove(spec)

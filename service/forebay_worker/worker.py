@@ -91,7 +91,7 @@ class Worker:
         self.incarnation = self._directory.next_incarnation(int(epoch_ms()))
         self._sequence = itertools.count(1)
         self.draining = False
-        self._was_ready = False
+        self._was_ready = self._assigned = False
 
     def start(self) -> None:
         """Serve what is on disk, then join the group."""
@@ -115,10 +115,13 @@ class Worker:
         """Why the worker is not ready: once it was, only draining and a disk that refuses turn it off."""
         if self.draining:
             return NotReady("The worker is shutting down.")
-        if self.tasks.obstacle is not None:
-            return NotReady(self.tasks.obstacle, retry_after_s=1)
+        obstacle = self.tasks.obstacle or self._topics.obstacle
+        if obstacle is not None:
+            return NotReady(obstacle, retry_after_s=1)
         if not self._was_ready:
-            if self.membership.state == "joining" or not self.tasks.settled:
+            # A leader of another topology assigns nothing, and what is held is served meanwhile.
+            joined = self._assigned or self.membership.state == "other-topology"
+            if not joined or not self.tasks.settled:
                 return NotReady("The worker has not joined its group yet.", retry_after_s=1)
             behind = [
                 f"{replica.spec.name}-{replica.task.partition}"
@@ -185,7 +188,7 @@ class Worker:
             "sequence": next(self._sequence),
             "state": "draining" if self.draining else self.membership.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
-            "obstacle": self.tasks.obstacle,
+            "obstacle": self.tasks.obstacle or self._topics.obstacle,
             "ceiling": self._ceiling._asdict(),
             "tasks": self.replicas_document(),
         }
@@ -222,7 +225,9 @@ class Worker:
 
     def _on_assignment(self, info: AssignmentInfo) -> None:
         me = self._directory.process_id
-        if me in info.hosts:
+        # Under another address that is another process, whose state directory is a copy of this one's or older.
+        if info.hosts.get(me) == self.host:
+            self._assigned = True
             self.tasks.hold(*info.tasks_of(me))
         else:
             # Made while this worker counted as gone: it is no one's active, and releases nothing yet.

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.errors import ForebayError
+from forebay.lag import epoch_ms
 from forebay.tasks import TopicPartition
 from forebay_worker.state.durable import remove_durably, write_durably
 
@@ -39,6 +40,8 @@ class CheckpointFile:
     """
 
     path: Path
+    _moments: dict[TopicPartition, float] = field(default_factory=dict, compare=False)
+    """When the log was last read up to each offset that was added here."""
 
     @classmethod
     def of(cls, task_path: Path) -> CheckpointFile:
@@ -76,9 +79,9 @@ class CheckpointFile:
         self._date(moment)
 
     def moment_epoch_ms(self) -> float | None:
-        """When the offsets were written, in epoch milliseconds; None without a file.
+        """When the offsets were written, in epoch milliseconds, the oldest of them; None without a file.
 
-        The file's own time: removing a line leaves it, so that what is left does not look younger than it is.
+        The file's own time: no line looks younger than it is, whichever of them was written or removed last.
         """
         try:
             return self.path.stat().st_mtime * 1000
@@ -90,8 +93,12 @@ class CheckpointFile:
 
         ``moment_epoch_ms`` is when the log was last read up to it, now if not given.
         """
-        self.write({**self.read(), topic_partition: offset})
-        self._date(moment_epoch_ms)
+        others, before = self.read(), self.moment_epoch_ms()
+        others.pop(topic_partition, None)
+        self.write({**others, topic_partition: offset})
+        self._moments[topic_partition] = epoch_ms() if moment_epoch_ms is None else moment_epoch_ms
+        known = [self._moments.get(line, before) for line in (*others, topic_partition)]
+        self._date(min(moment for moment in known if moment is not None))
 
     def _date(self, moment_epoch_ms: float | None) -> None:
         if moment_epoch_ms is not None and self.path.exists():

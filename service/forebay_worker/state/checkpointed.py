@@ -87,9 +87,11 @@ class CheckpointedStore:
         self._inner.flush()
 
     def close(self) -> None:
-        """Write the checkpoint and close."""
-        self._write()
-        self._inner.close()
+        """Write the checkpoint and close, even where the disk takes no checkpoint."""
+        try:
+            self._write()
+        finally:
+            self._inner.close()
 
     def _write(self) -> None:
         if self._committed is None or not self._inner.persistent:

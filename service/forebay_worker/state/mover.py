@@ -258,9 +258,8 @@ def _add_line(
     store_path: Path, topic_partition: TopicPartition, offset: int, moment_epoch_ms: float | None
 ) -> None:
     checkpoint = _checkpoint(store_path)
-    moments = [moment for moment in (checkpoint.moment_epoch_ms(), moment_epoch_ms) if moment is not None]
     try:
-        checkpoint.add(topic_partition, offset, min(moments, default=None))
+        checkpoint.add(topic_partition, offset, moment_epoch_ms)
     except CheckpointError as error:
         log.warning("%s", error)
 

@@ -40,7 +40,3 @@ class OffsetCache:
         """Every position known."""
         with self._lock:
             return {task: dict(stores) for task, stores in self._positions.items()}
-
-    def sums(self) -> dict[TaskId, int]:
-        """Sum of the positions of each task's stores."""
-        return {task: sum(stores.values()) for task, stores in self.positions().items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class StoreOpener:
     changelog: Changelog
     memory: RocksDbMemory
     checkpoint_interval_ms: int
+    _checkpoints: dict[TaskId, CheckpointFile] = field(default_factory=dict)
 
     def open(self, task: TaskId, spec: StoreSpec) -> OpenedStore:
         """Open a store; one that cannot be read, or is another's, is set aside and begun anew.
@@ -124,7 +125,8 @@ class StoreOpener:
                 self._set_aside(task, spec, "it holds records, and no offset")
                 return self._open_supplied(path, task, spec)
             return OpenedStore(store, log_identity, identify)
-        checkpoint = CheckpointFile.of(path.parents[1])
+        # One for all stores of the task: it knows how old each line is.
+        checkpoint = self._checkpoints.setdefault(task, CheckpointFile.of(path.parents[1]))
         try:
             known = tp in checkpoint.read()
         except CheckpointError as error:

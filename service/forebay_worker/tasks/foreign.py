@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from forebay.changelog import Batch, Record
+from forebay.changelog import Batch, Heartbeat, Record
 from forebay.errors import ForebayError
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS
 from forebay.topology import StoreSpec
@@ -58,14 +58,24 @@ def unreadable_key(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | No
 
 def _fault(spec: StoreSpec, record: Record) -> str | None:
     """What is wrong with a record, None if nothing is."""
-    _, _, value, _, heartbeat = record
+    _, key, value, _, heartbeat = record
     if heartbeat:
-        return None
+        return _heartbeat_fault(key, value)
     fault = _key_fault(spec, record)
     if fault is not None or value is None:
         return fault
     fault = spec.value_codec.fault(value)
     return None if fault is None else f"its value {value[:40]!r} is no {spec.value}: {fault}"
+
+
+def _heartbeat_fault(key: bytes, value: bytes | None) -> str | None:
+    try:
+        key.decode()
+        if value is not None:
+            Heartbeat.parse(value)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _key_fault(spec: StoreSpec, record: Record) -> str | None:

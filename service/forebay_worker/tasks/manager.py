@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,11 @@ _FALLEN_BEHIND = 10
 _OPENING_TURN_MS = 100.0
 """So long are stores opened at a stretch, before records are applied and assignments heard again."""
 _REOPEN_MS = 2_000.0
+_ENDS_AT_ONCE = 100
+"""Ends asked for at a time, of logs that restore processes read."""
+_PAUSE_BY_ASKING = 20
+"""So many times longer than it took does the next such look wait."""
+_MOST_SWEEPING_MS = 10.0
 
 ReplicaTable = Mapping[tuple[str, int], Replica]
 
@@ -90,6 +96,9 @@ class TaskManager:
         self._released_boot_ms: dict[TaskId, float] = {}
         self._rebuilding: dict[TopicPartition, Replica] = {}
         """Those whose store is closed, until another is open in its place."""
+        self._to_ask: deque[TopicPartition] = deque()
+        self._ends_due_boot_ms = 0.0
+        self._to_sweep: deque[Replica] = deque()
         self._failed_sweeps: set[TopicPartition] = set()
         self._unopened: str | None = None
         self._unopenable: set[TaskId] = set()
@@ -136,8 +145,16 @@ class TaskManager:
         return {replica.task for replica in self.replicas.values()} == self._wanted[0]
 
     def offsets(self) -> dict[TaskId, int]:
-        """Sum of the store positions of every task on disk, held or not; an incomplete store counts 0."""
-        sums = self._on_disk.sums()
+        """Sum of the store positions of every task on disk, held or not; an incomplete store counts 0.
+
+        A task of which a store is not there, or not known, is left out unless it is held.
+        """
+        whole = {task: {spec.name for spec in self._topology.stores_of(task)} for task in self._topology.tasks}
+        sums = {
+            task: sum(stores.values())
+            for task, stores in self._on_disk.positions().items()
+            if stores.keys() >= whole.get(task, set())
+        }
         for task in {replica.task for replica in self.replicas.values()}:
             sums[task] = 0
         for replica in self.replicas.values():
@@ -286,8 +303,11 @@ class TaskManager:
         replica.diverged = True
         replica.complete = False
         replica.misplaced_key = None
-        replica.store.close()
         self._rebuilding[replica.topic_partition] = replica
+        try:
+            replica.store.close()
+        except Exception as error:
+            log.warning("%s was not closed properly: %s", replica.topic_partition, error)
         if replica.store.persistent:
             try:
                 self._directory.set_aside(replica.task, replica.spec.name)
@@ -333,19 +353,39 @@ class TaskManager:
             self._hold_wanted()
             for replica in list(self._rebuilding.values()):
                 self._begin_anew(replica)
-        for restoration in list(self.bulk_restore.restorations.values()):
-            replica = restoration.replica
-            sent = boot_ms()
-            for end in self._changelog.end_offsets([replica.topic_partition]).values():
-                self.applier.observe_end(replica, EndOffset(end, sent))
+        self._observe_ends_of_restored()
         for replica in self.replicas.values():
-            self._sweep(replica)
             self._hasten(replica)
+        self._sweep_some()
+
+    def _observe_ends_of_restored(self) -> None:
+        """Of those that no consumer follows meanwhile; of very many, in turn."""
+        sent = boot_ms()
+        if sent < self._ends_due_boot_ms:
+            return
+        restorations = self.bulk_restore.restorations
+        if not self._to_ask:
+            self._to_ask.extend(restorations)
+        asked = [self._to_ask.popleft() for _ in range(min(_ENDS_AT_ONCE, len(self._to_ask)))]
+        for tp, end in self._changelog.end_offsets([tp for tp in asked if tp in restorations]).items():
+            self.applier.observe_end(restorations[tp].replica, EndOffset(end, sent))
+        self._ends_due_boot_ms = boot_ms() + _PAUSE_BY_ASKING * (boot_ms() - sent)
+
+    def _sweep_some(self) -> None:
+        """Look for what is expired, replica by replica, for no longer than others can wait."""
+        until = boot_ms() + _MOST_SWEEPING_MS
+        for _ in range(len(self.replicas)):
+            if not self._to_sweep:
+                self._to_sweep.extend(self.replicas.values())
+            self._sweep(self._to_sweep.popleft())
+            if boot_ms() >= until:
+                return
 
     def _sweep(self, replica: Replica) -> None:
         """Delete some of what is expired; on a disk that refuses, it waits."""
         tp = replica.topic_partition
-        if tp in self.applier.obstacles or tp in self._rebuilding:
+        held = self.replicas.get((replica.spec.name, replica.task.partition)) is replica
+        if not held or tp in self.applier.obstacles or tp in self._rebuilding:
             return
         try:
             self._expiry.sweep(replica)

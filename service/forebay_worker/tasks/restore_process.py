@@ -27,7 +27,7 @@ from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import write_sst
 from forebay_worker.tasks.distrust import reason_for_distrust
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
-from forebay_worker.tasks.foreign import fitting
+from forebay_worker.tasks.foreign import BadRecord, fitting
 
 RECORDS_PER_POLL = 2_000
 """What is folded at once should fit the processor's cache: with 50,000 a record took a third more."""
@@ -123,7 +123,11 @@ def _fold_files(
             batch, skipped_here, stopped_by = fitting(spec, batch)
             skipped += skipped_here
             target = target if stopped_by is None else batch.position
-        fold.add(spec, batch.records)
+        try:
+            fold.add(spec, batch.records)
+        except BadRecord:
+            # The applier takes over, stops at it and says so: to try again would end the same way.
+            return
         if committed.misplaced_key is None:
             found = misplaced_key(spec, job.partition, batch.records, records)
             committed = committed._replace(misplaced_key=None if found is None else found.hex())
@@ -141,7 +145,7 @@ def _fold_files(
             job.job, str(path), written_to, list(committed), records, batch.identity, skipped=skipped
         )
         if stopped_by is not None:
-            raise stopped_by
+            return
         written_to, held_bytes, records, skipped, number = committed.position, 0, 0, 0, number + 1
         fold = Fold.after(committed)
 
