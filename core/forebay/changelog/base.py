@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -48,9 +48,15 @@ class Heartbeat:
 
     @classmethod
     def parse(cls, value: bytes) -> Heartbeat:
-        """The inverse of ``value``."""
-        document: Mapping[str, Any] = json.loads(value)
-        return cls(document["as_of_ms"], document["query_id"], document["batch_id"])
+        """The inverse of ``value``; raises ``ValueError`` for what is no heartbeat."""
+        document: Any = json.loads(value)
+        try:
+            beat = cls(document["as_of_ms"], document["query_id"], document["batch_id"])
+        except (TypeError, KeyError):
+            raise ValueError(f"{value[:80]!r} is no heartbeat") from None
+        if not isinstance(beat.as_of_ms, int | None) or not isinstance(beat.query_id, str):
+            raise ValueError(f"{value[:80]!r} is no heartbeat")
+        return beat
 
 
 class Batch(NamedTuple):
@@ -151,7 +157,10 @@ class Changelog(Protocol):
         ...
 
     def retire_writer(self, topic: str, writer: str) -> None:
-        """Take a writer that is gone for good out of the store's age."""
+        """Take a writer that is gone for good out of the store's age.
+
+        Raises ``ChangelogError`` where it is known that nobody wrote under that name.
+        """
         ...
 
     def reset(self, spec: StoreSpec) -> str:

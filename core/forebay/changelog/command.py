@@ -56,7 +56,7 @@ def list_logs(topology: Path, url: str) -> None:
             continue
         partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
         ends = opened.end_offsets(partitions)
-        shown = ", ".join(str(ends.get(tp, "?")) for tp in partitions)
+        shown = ", ".join(str(ends.get(tp, "lost")) for tp in partitions)
         table.add_row(spec.name, spec.topic, str(spec.partitions), shown, opened.identity(spec.topic))
     Console().print(table)
 
@@ -101,7 +101,7 @@ def retire_writer(topology: Path, url: str, store: str, writer: str) -> None:
 
 
 def _open(topology: Path, url: str) -> tuple[Changelog, Topology]:
-    return open_changelog(url), load_topology(topology)
+    return open_changelog(url, create=False), load_topology(topology)
 
 
 def _spec(topology: Topology, store: str) -> StoreSpec:

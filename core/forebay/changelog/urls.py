@@ -9,12 +9,20 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SettingError
 
 
-def open_changelog(url: str) -> Changelog:
-    """The changelog at a URL, ``sqlite:///DIR`` or ``kafka://HOST:PORT,…``; raises ``SettingError``."""
-    parts = urlsplit(url)
+def open_changelog(url: str, *, create: bool = True) -> Changelog:
+    """The changelog at a URL, ``sqlite:///DIR`` or ``kafka://HOST:PORT,…``; raises ``SettingError``.
+
+    Without ``create``, ``ChangelogError`` where there is none.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingError(f"The changelog {url.partition('?')[0]!r} is no URL: {error}.") from None
+    if parts.scheme == "sqlite" and (parts.query or parts.fragment):
+        raise SettingError(f"The changelog {url!r}: write '?' as '%3F' and '#' as '%23' in a directory's name.")
     if parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1:
         # A fourth slash, as in other tools' URLs, means nothing here.
-        return SqliteChangelog("/" + unquote(parts.path).lstrip("/"))
+        return SqliteChangelog("/" + unquote(parts.path).lstrip("/"), create=create)
     if parts.scheme == "kafka":
         try:
             from forebay.changelog.kafka.changelog import KafkaChangelog

@@ -1,9 +1,13 @@
+from pathlib import Path
+
 import httpx
 import pytest
 from click.testing import CliRunner
 
 from forebay.changelog.command import changelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SettingError
+from forebay.tasks import TopicPartition
 from tests.cluster import TOPOLOGY, running_cluster, wait_until
 
 
@@ -31,9 +35,21 @@ def test_logs_are_listed_compacted_and_reset(cluster):
 
 
 def test_a_listing_creates_nothing(cluster, tmp_path):
-    common = ["--topology", str(cluster.topology_path), "--changelog", f"sqlite://{tmp_path}/empty"]
+    common = ["--topology", str(cluster.topology_path), "--changelog"]
+    outcome = CliRunner().invoke(changelog, ["ls", *common, f"sqlite://{tmp_path}/empty"])
+    assert "no changelog in" in str(outcome.exception)
+    assert not (tmp_path / "empty").exists()
+    SqliteChangelog(tmp_path / "other")
     for _ in range(2):
-        assert "missing" in CliRunner().invoke(changelog, ["ls", *common]).output
+        assert "missing" in CliRunner().invoke(changelog, ["ls", *common, f"sqlite://{tmp_path}/other"]).output
+
+
+def test_a_listing_tells_what_is_lost_and_leaves_it_lost(cluster):
+    cluster.put("counts", {b"a": b"1"})
+    lost = Path(cluster.changelog.path(TopicPartition("test-counts-changelog", 2)))
+    lost.unlink()
+    assert "lost" in run(cluster, "ls")
+    assert not lost.exists()
 
 
 def test_a_foreign_log_is_not_emptied(tmp_path):

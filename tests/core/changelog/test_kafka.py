@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from confluent_kafka import Producer
@@ -36,6 +36,9 @@ COMPACTED_AT_ONCE = {
     "min.compaction.lag.ms": "0",
     "delete.retention.ms": "100",
 }
+
+WINDOWS = {"kind": "window", "window_size_ms": 60_000, "retention_ms": 600_000}
+VERSIONS = {"kind": "versioned", "history_retention_ms": 600_000}
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +190,35 @@ def test_a_topic_that_deletes_what_a_rebuild_would_need_is_refused_unless_accept
         changelog.ensure(store)
     accepting = StoreSpec("s", "key-value", "string", "json", "murmur2", store.topic, 1, accept_uncompacted=True)
     changelog.ensure(accepting)
+
+
+@pytest.mark.parametrize(
+    ("fields", "config", "said"),
+    [
+        ({}, {"cleanup.policy": "compact,delete"}, r"retention\.ms=604800000"),
+        (
+            {},
+            {"cleanup.policy": "compact,delete", "retention.ms": "-1", "retention.bytes": "9"},
+            "retention.bytes=9",
+        ),
+        ({}, {"cleanup.policy": "delete", "retention.ms": "-1"}, None),
+        (WINDOWS, {"cleanup.policy": "compact,delete", "retention.ms": "1000"}, r"Set retention\.ms=87000000"),
+        (WINDOWS, {"cleanup.policy": "compact,delete", "retention.ms": "600000"}, None),
+        (VERSIONS, {"cleanup.policy": "compact"}, r"min\.compaction\.lag\.ms=0.*Set it to 87000000"),
+        (VERSIONS, {"cleanup.policy": "compact", "min.compaction.lag.ms": "600000"}, None),
+    ],
+)
+def test_a_topic_is_refused_where_a_rebuilt_store_would_lack_what_it_promises(
+    changelog, admin, fields, config, said
+):
+    store = spec(**fields)
+    made(admin, store, config)
+    if said is None:
+        changelog.ensure(store)
+    else:
+        with pytest.raises(TopicRefused, match=said):
+            changelog.ensure(store)
+        changelog.ensure(replace(store, accept_uncompacted=True))
 
 
 def test_a_topic_that_keeps_tombstones_for_a_moment_only_is_refused_unless_nothing_is_compacted(changelog, admin):

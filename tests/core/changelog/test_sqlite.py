@@ -15,7 +15,13 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.changelog.sqlite.file_events import FileEvents
-from forebay.errors import ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
+from forebay.errors import (
+    ChangelogElsewhere,
+    ChangelogError,
+    ChangelogUnreachable,
+    PartitionCountMismatch,
+    TopicMissing,
+)
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 
@@ -347,6 +353,44 @@ def test_a_partition_that_was_lost_is_of_no_position_of_its_topics(tmp_path: Pat
     assert changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v") == {0: 1}
 
 
+def test_what_only_looks_makes_nothing_of_what_is_lost(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1", 0)
+    os.unlink(changelog.path(ONE))
+    found = SqliteChangelog(changelog.directory, create=False)
+    found.ensure(SPEC, create=False)
+    assert found.end_offsets([ZERO, ONE]) == {ZERO: 1}
+    assert not os.path.exists(changelog.path(ONE))
+    with pytest.raises(ChangelogError, match=r"no changelog in .*/nowhere"):
+        SqliteChangelog(changelog.directory / "nowhere", create=False)
+    assert not (changelog.directory / "nowhere").exists()
+
+
+def test_a_log_with_a_lost_partition_can_be_reset(changelog: SqliteChangelog) -> None:
+    append(changelog, ZERO, "a=1", 0)
+    os.unlink(changelog.path(ONE))
+    with pytest.raises(ChangelogUnreachable, match=r"1\.db cannot be used"):
+        changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v")
+    identity = changelog.reset(SPEC)
+    assert [changelog.identity("t", partition) for partition in (None, 0, 1)] == [identity] * 3
+    assert changelog.end_offsets([ZERO, ONE]) == {ZERO: 0, ONE: 0}
+
+
+def test_a_writer_that_nobody_knows_is_not_retired(changelog: SqliteChangelog) -> None:
+    changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v")
+    with pytest.raises(ChangelogError, match="'typo'; its writers are w"):
+        changelog.retire_writer("t", "typo")
+    assert changelog.end_offsets([ZERO, ONE]) == {ZERO: 1, ONE: 1}
+
+
+def test_the_time_of_the_last_compaction_is_kept(changelog: SqliteChangelog) -> None:
+    assert changelog.compacted_ms("t") is None
+    before_ms = time.time_ns() // 1_000_000
+    changelog.compact(SPEC)
+    kept = SqliteChangelog(changelog.directory).compacted_ms("t")
+    assert kept is not None
+    assert kept >= before_ms
+
+
 def test_a_gap_is_told_where_compaction_took_records_and_only_there(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1 b=1 c=1 b=2 d=1 e=1", 0)
     assert changelog.compact(SPEC) == 1
@@ -499,7 +543,7 @@ def test_an_undisturbed_log_is_checked_now_and_then_without_rereading(
             assert poll_one(consumer).records == []
 
 
-@pytest.mark.parametrize("file_system", ["nfs4", "cifs", "fuse.sshfs", "ceph"])
+@pytest.mark.parametrize("file_system", ["nfs4", "cifs", "fuse.sshfs", "ceph", "virtiofs", "9p", "fuse.mount-s3"])
 def test_a_network_file_system_is_refused_naming_it_and_the_remedy(tmp_path: Path, file_system: str) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
@@ -538,7 +582,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_a_directory_whose_catalogue_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "topics.db").mkdir()
-    with pytest.raises(ChangelogError, match="cannot be opened"):
+    with pytest.raises(ChangelogError, match="cannot be used"):
         SqliteChangelog(tmp_path)
 
 

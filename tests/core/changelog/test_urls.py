@@ -39,3 +39,14 @@ def test_any_other_url_is_refused_with_the_form_it_should_have(url: str) -> None
     with pytest.raises(SettingError, match="sqlite:///DIR") as caught:
         open_changelog(url)
     assert repr(url) in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///log?x", "sqlite:///log#x"])
+def test_what_a_directorys_name_must_not_hold_unescaped_is_refused(url: str) -> None:
+    with pytest.raises(SettingError, match="'%3F'"):
+        open_changelog(url)
+
+
+def test_what_is_no_url_is_refused() -> None:
+    with pytest.raises(SettingError, match="is no URL"):
+        open_changelog("kafka://[::1:9092")

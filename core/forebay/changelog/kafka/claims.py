@@ -101,6 +101,6 @@ def _claim_of(heartbeat: Message) -> Claim | None:
     told = dict(heartbeat.headers() or ()).get(SUPERSEDED_HEADER) or b"[]"
     try:
         return Claim(Heartbeat.parse(heartbeat.value() or b"").query_id, tuple(json.loads(told)))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, TypeError):
         # The writer was retired, or it is no heartbeat of ours.
         return None

@@ -74,7 +74,8 @@ class HeartbeatWriter:
         self.close()
         self._superseded = BatchConflict(
             f"Two queries write as {self._writer!r} to {self._topic!r}: query {self._query_id} was superseded by "
-            "another. Stop one of them, or give each its own writer=."
+            "another. Stop one of them, or give each its own writer=. If the other is gone for good: forebay "
+            "changelog retire-writer."
         )
         return self._superseded
 

@@ -60,6 +60,30 @@ def topic_config(spec: StoreSpec) -> dict[str, str]:
     return config
 
 
+def loss_by(spec: StoreSpec, config: Mapping[str, str]) -> str | None:
+    """What a store rebuilt from a topic of this configuration would lack, and the remedy; None if nothing."""
+    policy = config.get("cleanup.policy", "delete")
+    if "delete" in policy:
+        limits = {name: int(config.get(name, -1)) for name in ("retention.ms", "retention.bytes")}
+        needed_ms = None if spec.kind == "versioned" else spec.retention_ms
+        kept = limits["retention.ms"] < 0 or (needed_ms is not None and limits["retention.ms"] >= needed_ms)
+        if not kept or limits["retention.bytes"] >= 0:
+            shown = ", ".join(f"{name}={limit}" for name, limit in limits.items())
+            needed = "cleanup.policy=compact" if needed_ms is None else f"retention.ms={needed_ms + _DAY_MS}"
+            return (
+                f"has cleanup.policy={policy} with {shown}: what it deletes, a rebuilt store {spec.name!r} would "
+                f"lack. Set {needed} on it and no retention.bytes"
+            )
+    lag_ms = int(config.get("min.compaction.lag.ms", 0))
+    if "compact" in policy and spec.history_retention_ms is not None and lag_ms < spec.history_retention_ms:
+        return (
+            f"has min.compaction.lag.ms={lag_ms}: a rebuilt store {spec.name!r}, whose history is of "
+            f"{spec.history_retention_ms} ms, would lack the versions that it compacts. Set it to "
+            f"{spec.history_retention_ms + _DAY_MS}"
+        )
+    return None
+
+
 def assignments_topic(application_id: str) -> str:
     """Where a worker group keeps its assignments."""
     return f"{application_id}-assignments"
@@ -98,12 +122,10 @@ class KafkaTopics:
                 f"{spec.partitions}. Another count moves keys: set partitions = {found.partitions}, or give the "
                 "store a new name."
             )
-        policy = self._config(spec.topic).get("cleanup.policy", "")
-        if "compact" not in policy and not spec.accept_uncompacted:
+        loss = loss_by(spec, self._config(spec.topic))
+        if loss is not None and not spec.accept_uncompacted:
             raise TopicRefused(
-                f"The topic {spec.topic!r} at {self._url} has cleanup.policy={policy}: what it deletes, a rebuilt "
-                f"store {spec.name!r} would lack. Set cleanup.policy=compact on it, or accept_uncompacted = true "
-                "on the store."
+                f"The topic {spec.topic!r} at {self._url} {loss}, or accept_uncompacted = true on the store."
             )
         if found.tombstone_life_ms is not None and found.tombstone_life_ms < _LEAST_TOMBSTONE_LIFE_MS:
             raise TopicRefused(

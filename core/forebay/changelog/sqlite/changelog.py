@@ -8,6 +8,7 @@ import os
 import socket
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,28 +16,49 @@ from forebay.changelog.base import Consumer
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
-from forebay.errors import BatchConflict, ChangelogElsewhere, ChangelogError, PartitionCountMismatch, TopicMissing
+from forebay.errors import (
+    BatchConflict,
+    ChangelogElsewhere,
+    ChangelogError,
+    ChangelogUnreachable,
+    PartitionCountMismatch,
+    TopicMissing,
+)
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 
 _LIMITS = CompactionLimits()
+_TOPICS_FILE = "topics.db"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS topic (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL, identity TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS compaction (topic TEXT PRIMARY KEY, ended_ms INTEGER NOT NULL)
+"""
 _NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "lustre", "afs", "beegfs", "ocfs2"}
-    | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs"}
+    {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ceph", "glusterfs", "lustre", "afs", "beegfs", "ocfs2"}
+    | {"gpfs", "gfs2", "orangefs", "9p", "virtiofs", "vboxsf", "prl_fs"}
 )
+_LOCAL_IN_USER_SPACE = frozenset({"fuse.fuse-overlayfs", "fuse.ntfs-3g", "fuse.mergerfs", "fuse.lxcfs"})
+"""Any other ``fuse.`` file system counts as one of a network: there are too many of those to name."""
 
 
 class SqliteChangelog:
     """Topics in ``<directory>/<topic>/<partition>.db``; ``<directory>/topics.db`` names them.
 
-    Raises ``ChangelogElsewhere`` on a network file system, where SQLite's locks do not hold.
+    ``create`` makes the directory if it is not there. Raises ``ChangelogElsewhere`` on a network file system,
+    where SQLite's locks do not hold, and ``ChangelogUnreachable`` where the disk does not let it be opened.
     """
 
-    def __init__(self, directory: str | Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
+    def __init__(
+        self, directory: str | Path, *, create: bool = True, mounts: Path = Path("/proc/self/mountinfo")
+    ) -> None:
         self.directory = Path(directory).absolute()
         self.url = f"sqlite://{quote(str(self.directory))}"
+        if not create and not (self.directory / _TOPICS_FILE).exists():
+            raise ChangelogError(
+                f"There is no changelog in {self.directory}: no sink and no worker has made one. Check the URL."
+            )
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -44,24 +66,26 @@ class SqliteChangelog:
                 f"The changelog directory {self.directory} cannot be made: {error.strerror}."
             ) from None
         file_system = _file_system(self.directory.resolve(), mounts)
-        if file_system in _NETWORK_FILE_SYSTEMS:
+        if _is_shared(file_system):
             raise ChangelogElsewhere(
                 f"The changelog {self.directory} is on a network file system ({file_system}), where SQLite's "
                 "locks do not hold. Use a local disk, or a kafka:// changelog."
             )
-        self.directory_id = self._directory_id()
+        try:
+            self.directory_id = self._directory_id()
+        except OSError as error:
+            raise ChangelogUnreachable(_unusable(self.directory, error)) from None
         with self._topics() as connection:
             sqlite_partition.enable_wal(connection)
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS topic (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL, "
-                "identity TEXT NOT NULL)"
-            )
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there; see ``Changelog``."""
-        if not create:
-            self.partitions(spec.topic)
-        self.ensure_topic(spec.topic, spec.partitions)
+        if create:
+            self.ensure_topic(spec.topic, spec.partitions)
+        else:
+            self._require_count(spec.topic, self.partitions(spec.topic), spec.partitions)
 
     def ensure_group(self, application_id: str) -> str | None:
         """A group over SQLite has a file of its own."""
@@ -74,14 +98,16 @@ class SqliteChangelog:
             if row is None:
                 identity = self._create_partitions(topic, partitions)
                 connection.execute("INSERT INTO topic VALUES (?, ?, ?)", (topic, partitions, identity))
-            elif row[0] != partitions:
-                raise PartitionCountMismatch(
-                    f"The log {topic!r} in {self.directory} has {row[0]} partitions, the topology says "
-                    f"{partitions}. Another count moves keys: set partitions = {row[0]}, or give the store a "
-                    "new name."
-                )
             else:
+                self._require_count(topic, row[0], partitions)
                 self._restore_partitions(topic, partitions)
+
+    def _require_count(self, topic: str, found: int, partitions: int) -> None:
+        if found != partitions:
+            raise PartitionCountMismatch(
+                f"The log {topic!r} in {self.directory} has {found} partitions, the topology says {partitions}. "
+                f"Another count moves keys: set partitions = {found}, or give the store a new name."
+            )
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has; raises ``TopicMissing``."""
@@ -127,10 +153,10 @@ class SqliteChangelog:
         log, offsets = self.identity(topic), {}
         try:
             for partition in range(self.partitions(topic)):
-                path = self.path(TopicPartition(topic, partition))
-                identity, offset = sqlite_partition.append_heartbeat(
-                    path, writer=writer, query_id=query_id, value=value
-                )
+                with self._writing(topic, partition) as path:
+                    identity, offset = sqlite_partition.append_heartbeat(
+                        path, writer=writer, query_id=query_id, value=value
+                    )
                 # A partition that was lost and made anew is of no position of the topic's.
                 if identity == log:
                     offsets[partition] = offset
@@ -139,16 +165,28 @@ class SqliteChangelog:
         return offsets
 
     def retire_writer(self, topic: str, writer: str) -> None:
-        """Take a writer that is gone for good out of the store's age."""
-        for partition in range(self.partitions(topic)):
-            sqlite_partition.retire_writer(self.path(TopicPartition(topic, partition)), writer)
+        """Take a writer that is gone for good out of the store's age; see ``Changelog``."""
+        partitions = range(self.partitions(topic))
+        known: set[str] = set()
+        for partition in partitions:
+            with self._writing(topic, partition) as path:
+                known |= sqlite_partition.writers(path)
+        if writer not in known:
+            names = ", ".join(sorted(known)) or "nobody"
+            raise ChangelogError(f"Nobody writes to {topic!r} as {writer!r}; its writers are {names}.")
+        for partition in partitions:
+            with self._writing(topic, partition) as path:
+                sqlite_partition.retire_writer(path, writer)
 
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
         topic = spec.topic
         identity = sqlite_partition.new_identity()
+        # What was lost must be there to be emptied.
+        self._restore_partitions(topic, self.partitions(topic))
         for partition in range(self.partitions(topic)):
-            sqlite_partition.reset(self.path(TopicPartition(topic, partition)), identity)
+            with self._writing(topic, partition) as path:
+                sqlite_partition.reset(path, identity)
         with self._topics() as connection:
             connection.execute("UPDATE topic SET identity = ? WHERE name = ?", (identity, topic))
         return identity
@@ -162,7 +200,7 @@ class SqliteChangelog:
         for partition in range(self.partitions(spec.topic)):
             path = self.path(TopicPartition(spec.topic, partition))
             try:
-                removed += compact(path, spec, limits, int(time.time() * 1000))
+                removed += compact(path, spec, limits, _now_ms())
             except sqlite3.Error as error:
                 failures.append(f"{path}: {error}")
         if failures:
@@ -170,18 +208,32 @@ class SqliteChangelog:
                 f"{len(failures)} of the partitions of {spec.topic!r} could not be compacted; try again later. "
                 f"{removed} records of the others were removed. {'; '.join(failures)}."
             )
+        with self._topics() as connection:
+            connection.execute("INSERT OR REPLACE INTO compaction VALUES (?, ?)", (spec.topic, _now_ms()))
         return removed
 
+    def compacted_ms(self, topic: str) -> int | None:
+        """When a topic's compaction last came to its end, in epoch milliseconds, whoever did it; None if never."""
+        with self._topics() as connection:
+            row = connection.execute("SELECT ended_ms FROM compaction WHERE topic = ?", (topic,)).fetchone()
+        return None if row is None else int(row[0])
+
     @contextlib.contextmanager
-    def _topics(self):  # type: ignore[no-untyped-def]
+    def _topics(self) -> Iterator[sqlite3.Connection]:
         try:
-            connection = sqlite_partition.connect(str(self.directory / "topics.db"), create=True)
+            with _closing(str(self.directory / _TOPICS_FILE), create=True) as connection:
+                yield connection
         except sqlite3.Error as error:
-            raise ChangelogError(f"The changelog {self.directory} cannot be opened: {error}.") from None
+            raise ChangelogUnreachable(_unusable(self.directory, error)) from None
+
+    @contextlib.contextmanager
+    def _writing(self, topic: str, partition: int) -> Iterator[str]:
+        """The database of a partition, whose errors name it."""
+        path = self.path(TopicPartition(topic, partition))
         try:
-            yield connection
-        finally:
-            connection.close()
+            yield path
+        except sqlite3.Error as error:
+            raise ChangelogUnreachable(_unusable(path, error)) from None
 
     def _topic(self, topic: str) -> tuple[int, str]:
         with self._topics() as connection:
@@ -223,12 +275,25 @@ class SqliteChangelog:
 
 
 @contextlib.contextmanager
-def _closing(path: str):  # type: ignore[no-untyped-def]
-    connection = sqlite_partition.connect(path)
+def _closing(path: str, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+    connection = sqlite_partition.connect(path, create=create)
     try:
         yield connection
     finally:
         connection.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _unusable(path: str | Path, error: Exception) -> str:
+    return f"The changelog {path} cannot be used: {error}. Is its disk full or read-only, or the file gone?"
+
+
+def _is_shared(file_system: str) -> bool:
+    user_space = file_system.startswith("fuse.") and file_system not in _LOCAL_IN_USER_SPACE
+    return user_space or file_system in _NETWORK_FILE_SYSTEMS
 
 
 def _file_system(directory: Path, mounts: Path) -> str:

@@ -155,8 +155,8 @@ def claim_writer(connection: sqlite3.Connection, writer: str, query_id: str) -> 
         connection.execute("INSERT INTO writer VALUES (?, ?, 0)", (writer, query_id))
     elif row[0]:
         raise WriteRefused(
-            f"Two queries write as {writer!r}: query {query_id} was superseded by another. Stop one of them, "
-            "or give each its own writer=."
+            f"Two queries write as {writer!r}: query {query_id} was superseded by another. Stop one of them, or "
+            "give each its own writer=. If the other is gone for good: forebay changelog retire-writer."
         )
 
 
@@ -229,6 +229,12 @@ def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> 
         )
         connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
         return str(identity), int(offset) + 1
+
+
+def writers(path: str) -> set[str]:
+    """The names under which somebody has written."""
+    with contextlib.closing(connect(path)) as connection:
+        return {name for (name,) in connection.execute("SELECT DISTINCT writer FROM writer")}
 
 
 def retire_writer(path: str, writer: str) -> None:
