@@ -87,6 +87,7 @@ class Layout:
         if self.spec.kind == "session":
             return F.unhex(F.concat(_hex64(end), _hex64(start)))
         size_ms = self.spec.window_size_ms
+        assert size_ms is not None
         # The store keeps a window's start only, and works out its end.
         refusal = F.format_string(
             f"WriteRefused: a window of %d ms is written, and window_size_ms of the store is {size_ms}. Make them "
