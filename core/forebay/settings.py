@@ -51,6 +51,7 @@ class Setting:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
 
+_IN_ORDER = (("drain_ms", "shutdown_timeout_ms"), ("request_timeout_ms", "max_request_timeout_ms"))
 _LEVELS = ("debug", "info", "warning", "error")
 
 SETTINGS: tuple[Setting, ...] = (
@@ -80,6 +81,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Workers to learn the others from, comma-separated; a name stands for every address that it resolves to, "
         "looked up every 5 s.",
         required=True,
+    ),
+    Setting(
+        "application_id",
+        "text",
+        None,
+        ROUTER,
+        "The application whose workers are asked; by default that of the seeds, if all are of one.",
     ),
     Setting("listen", "address", "127.0.0.1:8080", BOTH, "Address to listen on."),
     Setting(
@@ -377,6 +385,7 @@ class RouterSettings:
     """A router's settings; the meaning of each is in the table."""
 
     seeds: tuple[HostInfo, ...]
+    application_id: str | None
     listen: HostInfo
     processes: int
     request_timeout_ms: int
@@ -422,7 +431,20 @@ def load_settings(
         else:
             source, raw = "default", setting.default
         values[setting.name] = None if raw is None else parse_setting(setting, raw, source)
+    _check_together(values)
     return values
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    """Refuse settings that contradict each other."""
+    for less, more in _IN_ORDER:
+        if values[less] > values[more]:
+            raise SettingError(f"{less} is {values[less]}, more than {more}, which is {values[more]}.")
+    for origin in values["cors_allow_origins"]:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/]+", origin):
+            raise SettingError(
+                f"cors_allow_origins: {origin!r} is no origin such as https://example.org, nor '*'."
+            )
 
 
 def _read_config(config: Path, table: tuple[Setting, ...]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from forebay_router.credentials import REFUSALS
 from forebay_router.polls import Pace, PollRefused, WorkerDocuments
 from forebay_router.provenance import told_by
 from forebay_router.seeds import Seeds
+from forebay_router.strangers import Strangers
 from forebay_router.worker_view import Held, Report, WorkerView
 
 log = logging.getLogger(__name__)
@@ -42,13 +43,13 @@ class Cluster:
         poll_interval_ms: int,
         lag_report_max_age_ms: int,
         credentials: Callable[[], bytes],
+        application_id: str | None = None,
     ) -> None:
         self._seeds = seeds
         self._documents = WorkerDocuments(credentials)
         self._pace = Pace(poll_interval_ms / 1000)
         self._following: asyncio.Task[None] | None = None
         self._lag_report_max_age_ms = lag_report_max_age_ms
-        self.application_id: str | None = None
         self.fingerprint = ""
         self.metadata = StreamsMetadataState({})
         self.workers: dict[HostInfo, WorkerView] = {}
@@ -57,8 +58,9 @@ class Cluster:
         self._holding: dict[Held, set[HostInfo]] = {}
         """Who said of itself that it holds a partition."""
         self._mapped: frozenset[HostInfo] = frozenset()
-        self._strangers: set[HostInfo] = set()
-        """Addresses where somebody answers who is no worker of this application: asked for nothing."""
+        self.strangers = Strangers(application_id)
+        self._asked: set[HostInfo] = set()
+        """Addresses that were polled, whatever came of it."""
         self._polls: dict[HostInfo, asyncio.Task[None]] = {}
         self._wanted: dict[HostInfo, asyncio.Event] = {}
         """By address: set where the next poll should not wait."""
@@ -76,6 +78,11 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._documents.close()
+
+    @property
+    def application_id(self) -> str | None:
+        """The application served; None as long as that is not known."""
+        return self.strangers.application_id
 
     @property
     def ready(self) -> bool:
@@ -99,7 +106,7 @@ class Cluster:
         )
         hosts = {*standbys, *([active] if active else [])}
         hosts.update(host for host in self._holding.get((spec.name, partition), ()) if self.workers[host].live)
-        hosts -= self._strangers
+        hosts -= self.strangers.addresses
         return [self._holder(host, active, (spec.name, partition), load(host)) for host in hosts]
 
     def unheld(self, spec: StoreSpec) -> int:
@@ -199,11 +206,14 @@ class Cluster:
             except (PollRefused, OSError) as error:
                 silences *= isinstance(error, TimeoutError)
                 self._lost(address, error)
+            except (ValueError, KeyError, TypeError) as error:
+                self.strangers.missed(address, f"answers with a status that cannot be understood: {error!r}")
             except Exception:
                 log.exception("the status of %s could not be understood", address)
+            self._asked.add(address)
             if self._forgotten(address):
                 del self._polls[address], self._wanted[address]
-                self._strangers.discard(address)
+                self.strangers.forget(address)
                 self.refused_polls.discard(address)
                 return
             pause_s = max(self._pause_s(), min(_PAUSE_AFTER_SILENCE_S * silences, _LONGEST_PAUSE_AFTER_SILENCE_S))
@@ -220,11 +230,9 @@ class Cluster:
         body = await self._documents.get(address, "/v1/status")
         with self._pace.reading():
             status = json.loads(body)
-            if status.get("tier") != "worker" or not self._same_application(address, status["application_id"]):
+            if not self._is_ours(address, status):
                 self._drop(address)
-                self._strangers.add(address)
                 return None
-            self._strangers.discard(address)
             host = HostInfo.parse(status["host"])
             worker = self.workers.setdefault(host, WorkerView(host))
             worker.seen_boot_ms = boot_ms()
@@ -278,20 +286,17 @@ class Cluster:
             except PartitionerMissing as error:
                 log.error("keys of the store %r cannot be read: %s", spec.name, error)
 
-    def _same_application(self, address: HostInfo, application_id: str) -> bool:
-        if self.application_id is None:
-            self.application_id = application_id
-        if self.application_id != application_id:
-            log.error(
-                "the worker %s is of application %r, this router serves %r; it is ignored",
-                address,
-                application_id,
-                self.application_id,
-            )
-        return self.application_id == application_id
+    def _is_ours(self, address: HostInfo, status: dict[str, Any]) -> bool:
+        if status.get("tier") != "worker":
+            self.strangers.ignore(address, "is no worker: name workers as --seeds")
+            return False
+        all_asked = self._seeds.addresses <= self._asked | {address}
+        return self.strangers.admit(address, status["application_id"], all_asked=all_asked)
 
     def _lost(self, address: HostInfo, error: Exception) -> None:
         self._heed_refusal(address, error)
+        if address not in self.workers and address not in self.refused_polls:
+            self.strangers.missed(address, f"does not answer as a worker does: {error or 'time-out'}")
         if not isinstance(error, TimeoutError):
             self.unreachable(address)
         elif address in self.workers:

@@ -39,6 +39,7 @@ class Router:
             settings.worker_poll_interval_ms,
             settings.lag_report_max_age_ms,
             self.credentials,
+            settings.application_id,
         )
         self.upstreams = Upstreams()
         self.streams = EventStreams(settings.max_event_streams)
@@ -63,6 +64,8 @@ class Router:
                 "The router's log names them.",
                 retry_after_s=1,
             )
+        if self.cluster.strangers.disagreement is not None:
+            return NotReady(self.cluster.strangers.disagreement, retry_after_s=1)
         if not self.cluster.ready:
             return NotReady("No worker and no map of the workers is known yet.", retry_after_s=1)
         return None
@@ -113,6 +116,7 @@ class Router:
                 }
                 for host, worker in sorted(self.cluster.workers.items())
             ],
+            "unusable": self.cluster.strangers.documents(),
             # Seeds too: of a worker that refuses from the beginning nothing else is known.
             "refused_by": [str(host) for host in sorted(self.cluster.refused_polls)],
         }

@@ -80,6 +80,21 @@ def test_a_bad_value_is_named_with_where_it_came_from(
     assert "'soon'" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"drain_ms": "50000"}, "drain_ms is 50000, more than shutdown_timeout_ms, which is 25000"),
+        ({"request_timeout_ms": "9", "max_request_timeout_ms": "8"}, "request_timeout_ms is 9, more than max_"),
+        ({"cors_allow_origins": "foo"}, "'foo' is no origin such as https://example.org, nor '*'"),
+        ({"cors_allow_origins": "https://a.org/path"}, "'https://a.org/path' is no origin"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load_settings("router", {**ROUTER_FLAGS, **flags}, {})
+    assert said in str(caught.value)
+
+
 def test_a_config_file_can_give_every_kind_of_value(tmp_path: Path) -> None:
     config = tmp_path / "forebay.toml"
     config.write_text(

@@ -14,6 +14,7 @@ from forebay.topology import StoreSpec
 from forebay_router.cluster import Cluster
 from forebay_router.seeds import Seeds
 from forebay_router.worker_view import WorkerView
+from tests.cluster import free_port
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
 HOST = HostInfo("h", 1)
@@ -135,3 +136,55 @@ async def test_a_worker_whose_machine_vanished_is_forgotten_and_a_router_without
             await until(lambda: host not in known.workers)
         finally:
             await known.stop()
+
+
+async def test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_answers_first(caplog):
+    ours: dict[str, object] = {}
+    theirs: dict[str, object] = {}
+    async with worker(ours, mapped=True) as host, worker(theirs, mapped=True) as other:
+        theirs["application_id"] = "b"
+        known = Cluster(Seeds([other, host]), 20, 1_000, lambda: b"", "a")
+        await known.start()
+        try:
+            await until(lambda: known.ready and known.strangers.documents())
+            said = "is of application 'b', this router serves 'a': it is ignored"
+            assert known.strangers.documents() == [{"address": str(other), "why": said}]
+            assert known.workers.keys() == {host}
+            polled = int(str(theirs["sequence"]))
+            await until(lambda: int(str(theirs["sequence"])) > polled + 3)
+            assert caplog.messages.count(f"{other} {said}") == 1
+        finally:
+            await known.stop()
+
+
+async def test_seeds_of_two_applications_make_no_router_ready():
+    ours: dict[str, object] = {}
+    theirs: dict[str, object] = {}
+    async with worker(ours, mapped=True) as host, worker(theirs, mapped=True) as other:
+        theirs["application_id"] = "b"
+        known = Cluster(Seeds([other, host]), 20, 1_000, lambda: b"")
+        await known.start()
+        try:
+            await until(lambda: known.strangers.disagreement)
+            assert "'a' and 'b': name the one with --application-id" in str(known.strangers.disagreement)
+            assert (known.ready, known.application_id, known.workers) == (False, None, {})
+            theirs["application_id"] = "a"
+            await until(lambda: known.ready)
+            assert known.application_id == "a"
+        finally:
+            await known.stop()
+
+
+async def test_seeds_at_which_no_worker_answers_are_told_of_with_the_reason(caplog):
+    status: dict[str, object] = {}
+    async with worker(status, mapped=True) as router:
+        status["tier"] = "router"
+        nobody = HostInfo("127.0.0.1", free_port())
+        known = Cluster(Seeds([router, nobody]), 20, 1_000, lambda: b"")
+        await known.start()
+        try:
+            await until(lambda: len(known.strangers.documents()) == 2)
+        finally:
+            await known.stop()
+        assert any(f"{router} is no worker: name workers as --seeds" in message for message in caplog.messages)
+        assert any(f"{nobody} does not answer as a worker does" in message for message in caplog.messages)
