@@ -270,7 +270,7 @@ class NotReady(Problem):
     shutting down. ``/readyz`` gives by it every reason for which a process is not ready, a full disk among them.
     """
 
-    status, name, title = 503, "not-ready", "The replica is not ready"
+    status, name, title = 503, "not-ready", "Not ready to answer"
 
 
 class LogDiverged(Problem):

@@ -1,5 +1,6 @@
 """What a client sees of one quiet cluster: two workers and a router."""
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -165,6 +166,28 @@ def test_another_method_is_a_405_problem(served):
     answer = httpx.post(f"http://{router}/v1/stores/counts/keys/a")
     assert answer.status_code == 405
     assert answer.json()["type"] == "urn:forebay:problem:method-not-allowed"
+
+
+@pytest.mark.parametrize("path", ["/v1/stores/counts/keys/a", "/v1/stores/counts/entries"])
+def test_head_has_what_get_has_but_the_body(served, path):
+    cluster, router = served
+    for address in (router, cluster.active_for(router, "counts", "a")):
+        head, whole = (httpx.request(method, f"http://{address}{path}") for method in ("HEAD", "GET"))
+        assert (head.status_code, head.content) == (200, b"")
+        assert {name for name in head.headers if name.startswith("forebay-")} == {
+            name for name in whole.headers if name.startswith("forebay-")
+        }
+
+
+def test_a_client_that_breaks_off_in_the_middle_of_a_body_is_no_error(served):
+    cluster, router = served
+    for address in (router, next(iter(cluster.workers))):
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{")
+    for address in (router, next(iter(cluster.workers))):
+        assert get(address, "/livez").status_code == 200
+    assert "Traceback" not in cluster.logs()
 
 
 def test_tolerances_that_hold_are_answered_and_others_refused_with_the_lag(served):

@@ -177,7 +177,7 @@ def test_an_answer_has_its_members(served, tier, path):
     document = answer.json()
     own = {
         "worker": {"topology", "host", "ceiling", "obstacle", "tasks"},
-        "router": {"workers", "processes", "refused_by"},
+        "router": {"workers", "processes", "unusable", "refused_by"},
     }[tier]
     missing, extra = route.members - document.keys(), document.keys() - route.members
     assert not missing

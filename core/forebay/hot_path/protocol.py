@@ -25,6 +25,8 @@ _FIRST_SLOTS, _MOST_SLOTS = 16, 256
 """Answers outstanding on one connection beyond which nothing more is read from it: more where they are small."""
 _MOST_SLOT_BYTES = 1 << 20
 """What so many answers as large as the last may take."""
+_MOST_REQUEST_S = 30.0
+"""How long a request may take to arrive, and the first one to begin."""
 _MOST_STALL_S = 10.0
 """How long a peer may take nothing of what waits for it."""
 
@@ -98,6 +100,7 @@ class HotPathProtocol(HttpToolsProtocol):
         self._slots: deque[Slot] = deque()
         self._most_slots = _FIRST_SLOTS
         self._stall: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._head_bytes = 0
@@ -105,6 +108,11 @@ class HotPathProtocol(HttpToolsProtocol):
         self._ended = False
         self._hot_requests = 0
         self._hot_requests_at_timer = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, for so long."""
+        super().connection_made(transport)
+        self._be_patient()
 
     def data_received(self, data: bytes) -> None:
         """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
@@ -191,6 +199,8 @@ class HotPathProtocol(HttpToolsProtocol):
             self._unsent_bytes = 0
 
     def _count(self) -> None:
+        if self._patience is not None:
+            self._end_patience()
         self._hot_requests += 1
         self.server_state.total_requests += 1
         if self.timeout_keep_alive_task is None:
@@ -251,6 +261,7 @@ class HotPathProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is sent any more."""
         self._end_stall()
+        self._end_patience()
         super().connection_lost(exc)
 
     def _look_for_stall(self, waited: int) -> None:
@@ -267,6 +278,20 @@ class HotPathProtocol(HttpToolsProtocol):
             self._stall.cancel()
             self._stall = None
 
+    def _be_patient(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(_MOST_REQUEST_S, self._lose_patience)
+
+    def _end_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _lose_patience(self) -> None:
+        # Whoever sends a byte now and then would hold a connection, and what was received, for ever.
+        self._patience = None
+        self.transport.close()
+
     def _waiting_bytes(self) -> int:
         return int(self.transport.get_write_buffer_size())
 
@@ -282,6 +307,7 @@ class HotPathProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The parser has begun a request: the hot path waits for its end."""
         self._in_message = self._in_head = True
+        self._be_patient()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -294,6 +320,7 @@ class HotPathProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The parser has read a request whole."""
         self._in_message = False
+        self._end_patience()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:

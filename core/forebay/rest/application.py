@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay import __version__
@@ -97,12 +98,16 @@ class BrowserCors(CORSMiddleware):
 
 
 async def body_of(request: Request, most_bytes: int) -> bytes:
-    """A request's body; raises ``BodyTooLarge`` as soon as it is known to be."""
+    """A request's body; raises ``BodyTooLarge`` as soon as it is known to be, ``BadRequest`` if it breaks off."""
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > most_bytes:
-            raise BodyTooLarge(f"The body is longer than {most_bytes} bytes; send it in several requests.")
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > most_bytes:
+                raise BodyTooLarge(f"The body is longer than {most_bytes} bytes; send it in several requests.")
+    except ClientDisconnect:
+        # Nobody is there to be told, and nothing is wrong here.
+        raise BadRequest("The connection was closed before the body was whole.") from None
     return bytes(body)
 
 

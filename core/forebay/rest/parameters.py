@@ -154,7 +154,8 @@ def parse_time(name: str, raw: bytes) -> int:
         since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     except (ValueError, OverflowError):
         raise BadParameter(
-            f"{name}={text!r} is neither epoch milliseconds nor an RFC 3339 time such as 2013-01-01T05:00:00Z.",
+            f"{name}={text!r} is neither epoch milliseconds nor an RFC 3339 time such as 2013-01-01T05:00:00Z "
+            "(in a URL, a plus is %2B).",
             parameter=name,
         ) from None
     if moment.tzinfo is None:

@@ -73,8 +73,11 @@ def add_read_route(
     *,
     worker: bool = False,
 ) -> None:
-    """Add a GET route; a worker's takes ``partition`` too."""
+    """Add a GET route, and HEAD for its headers; a worker's takes ``partition`` too."""
     _add(app, route, "GET", problems, endpoint, route.parameters | ({"partition"} if worker else set()))
+    app.router.add_api_route(
+        route.path, endpoint, route_class_override=_PlainRoute, methods=["HEAD"], include_in_schema=False
+    )
 
 
 def add_changes_route(

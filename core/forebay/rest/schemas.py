@@ -193,6 +193,9 @@ ROUTER_STATUS_SCHEMA = _object(
         "tier": _enum("router"),
         **_PROCESS,
         "workers": _array(_object(_KNOWN_WORKER)),
+        "unusable": _array(
+            _object({"address": _HOST, "why": {**_STRING, "description": "Why nothing is asked there."}})
+        ),
         "refused_by": _array(_HOST),
         "processes": _array(_ROUTER_PROCESS),
     }

@@ -146,6 +146,7 @@ class Server(uvicorn.Server):
         self._on_drain()
         loop = asyncio.get_event_loop()
         delay = 0.0 if sig == signal.SIGINT else self._drain_s
+        log.info("%s: answers for %.1f s more, then ends", signal.Signals(sig).name, delay)
         loop.call_soon_threadsafe(loop.call_later, delay, self._exit)
 
     def _exit(self) -> None:

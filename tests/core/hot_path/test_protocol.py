@@ -73,6 +73,34 @@ async def test_a_peer_that_takes_no_answers_is_not_answered_without_end(peer):
     assert len(peer.written) < 200_000
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET /v1/stores/s/ke",
+        b"POST /v1/stores/s/batch-get HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n{",
+    ],
+)
+async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatch, begun):
+    monkeypatch.setattr("forebay.hot_path.protocol._MOST_REQUEST_S", 0.05)
+    peer = connected(lambda request, protocol: Answer(200, b"", BODY))
+    if begun:
+        peer.protocol.data_received(begun)
+    for _ in range(1_000):
+        if peer.closed:
+            break
+        await asyncio.sleep(0.01)
+    assert peer.closed
+
+
+async def test_a_connection_whose_requests_came_whole_may_rest(monkeypatch):
+    monkeypatch.setattr("forebay.hot_path.protocol._MOST_REQUEST_S", 0.02)
+    peer = connected(lambda request, protocol: Answer(200, b"", BODY))
+    peer.protocol.data_received(REQUEST)
+    await asyncio.sleep(0.06)
+    assert not peer.closed
+
+
 async def test_a_head_that_does_not_end_ends_the_connection(peer):
     peer.protocol.data_received(b"GET /v1/stores/s/keys/k HTTP/1.1\r\nHost: h\r\nX: ")
     for _ in range(100):
