@@ -63,3 +63,4 @@ def run(settings: WorkerSettings) -> None:
         )
     finally:
         running.stop()
+        log.info("worker %s has left its group and closed its stores", running.host)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, free_port
+from tests.cluster import Cluster, free_port, wait_until
 
 
 def forebay(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -130,10 +130,24 @@ def test_version_query_and_status(cluster):
     assert done.returncode == 0
     assert '"record_lag": 0' in done.stdout
     assert forebay("query", "counts", "nobody", "--url", f"http://{router}").returncode == 1
+    cluster.put("counts", {b"": b'"empty"', b"..": b'"dots"'})
+    cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b'"minus seven"'})
+    for store, key, value in (("counts", "", "empty"), ("counts", "..", "dots"), ("numbers", "-7", "minus seven")):
+        wait_until(
+            lambda: forebay("query", store, key, "--url", f"http://{router}").returncode == 0,  # noqa: B023
+            f"the key {key!r}",
+        )
+        assert f'"value": "{value}"' in forebay("query", store, key, "--url", f"http://{router}").stdout
+    assert forebay("query", "counts", ".", "--url", f"http://{router}").returncode == 1
     table = forebay("status", "--url", f"http://{router}").stdout
     for task in ("0_0", "0_3", "1_1"):
         assert task in table
     assert table.count("active") >= 6
+    shown = forebay("topology", "show", "--topology", cluster.topology_path).stdout
+    assert "window_size_ms = " in shown
+    assert f"{cluster.topology.application_id}-counts-changelog" in shown, (
+        "names are not broken where nobody looks"
+    )
 
 
 def test_a_wildcard_address_is_warned_of(cluster, tmp_path):

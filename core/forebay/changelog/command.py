@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from forebay.changelog import Changelog, open_changelog
@@ -15,6 +14,7 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import SettingError, TopicMissing
 from forebay.tasks import TopicPartition
+from forebay.terminal import terminal
 from forebay.topology import StoreSpec, Topology, load_topology
 
 _LIMITS = CompactionLimits()
@@ -58,7 +58,7 @@ def list_logs(topology: Path, url: str) -> None:
         ends = opened.end_offsets(partitions)
         shown = ", ".join(str(ends.get(tp, "lost")) for tp in partitions)
         table.add_row(spec.name, spec.topic, str(spec.partitions), shown, opened.identity(spec.topic))
-    Console().print(table)
+    terminal().print(table)
 
 
 @changelog.command("compact")

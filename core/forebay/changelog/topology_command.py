@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from forebay.changelog.command import topology_and_changelog
 from forebay.changelog.urls import open_changelog
-from forebay.topology import load_topology
+from forebay.terminal import terminal
+from forebay.topology import StoreSpec, load_topology
 
 
 @click.group()
@@ -31,14 +31,26 @@ def show(path: Path) -> None:
     """Show every store as it is understood, or say what is wrong."""
     loaded = load_topology(path)
     table = Table(title=f"{loaded.application_id}, fingerprint {loaded.fingerprint}", title_justify="left")
-    for column in ("sub-topology", "partitions", "store", "kind", "key", "value", "partitioner", "topic"):
+    for column in ("sub-topology", "partitions", "store", "kind", "key", "value", "partitioner", "topic", "more"):
         table.add_column(column, overflow="fold")
     for sub in loaded.subtopologies:
         for spec in sub.stores:
             place = f"{sub.ordinal} {sub.name}"
-            row = (spec.name, spec.kind, spec.key, spec.value, spec.partitioner, spec.topic)
+            row = (spec.name, spec.kind, spec.key, spec.value, spec.partitioner, spec.topic, _more(spec))
             table.add_row(place, str(sub.partitions), *row)
-    Console().print(table)
+    terminal().print(table)
+
+
+def _more(spec: StoreSpec) -> str:
+    """What else a store's table says, or its kind needs."""
+    document = spec.document()
+    named = ("store", "name", "kind", "key", "value", "partitioner", "topic", "partitions")
+    usual = StoreSpec("", spec.kind, "", "", "", "", 1).document()
+    return ", ".join(
+        f"{name} = {str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in document.items()
+        if name not in named and value != usual.get(name)
+    )
 
 
 @topology.command("apply")

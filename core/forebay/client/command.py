@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,14 @@ from rich.text import Text
 from forebay.client import Answer, Client, Provenance
 from forebay.client.problems import problem_of_response
 from forebay.errors import Forbidden, ForebayError, Problem, Unauthenticated
+from forebay.terminal import terminal
 from forebay.tokens import token_headers
 from forebay.topology import StoreSpec
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TOKEN = "FOREBAY_TOKEN"
+_NOT_IN_PATHS = frozenset({"", ".", ".."})
+"""Keys that are rewritten on the way: they go through ``batch-get``."""
 _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"}
 
 
@@ -41,8 +44,15 @@ class _Server:
 
     def get(self, path: str) -> httpx.Response:
         """Whatever is answered; raises ``ForebayError`` if nothing is."""
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str, body: str | None = None) -> httpx.Response:
+        """The same for any method, with a JSON body."""
+        headers = dict(token_headers(self.token) or {})
+        if body is not None:
+            headers["content-type"] = "application/json"
         try:
-            return _http().get(self.url.rstrip("/") + path, headers=token_headers(self.token))
+            return _http().request(method, self.url.rstrip("/") + path, headers=headers, content=body)
         except httpx.TransportError as error:
             raise ForebayError(
                 f"Nothing answers at {self.url}: {error}. Name a router or worker with --url."
@@ -92,7 +102,7 @@ def _token(token_file: Path | None) -> str | None:
     return token
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("store")
 @click.argument("key")
 @_server_options
@@ -116,11 +126,31 @@ def query(
     parameters = {name: str(value) for name, value in bounds.items() if value is not None}
     if require_active:
         parameters["require_active"] = "true"
-    path = f"/v1/stores/{quote(store, safe='')}/keys/{quote(key, safe='')}{'/windows' if windows else ''}"
-    answer = server.get(f"{path}?{urlencode(parameters)}" if parameters else path)
-    Console().print_json(answer.text)
-    if answer.status_code != 200:
+    path = f"/v1/stores/{quote(store, safe='')}"
+    if key in _NOT_IN_PATHS:
+        if windows:
+            raise ForebayError(f"The windows of the key {key!r} cannot be asked for: no path can hold it.")
+        body = json.dumps({"keys": [key]})
+        found = server.ask("POST", _with(f"{path}/batch-get", parameters), body)
+        text, had = _single(found)
+    else:
+        found = server.get(_with(f"{path}/keys/{quote(key, safe='')}{'/windows' if windows else ''}", parameters))
+        text, had = found.text, found.status_code == 200
+    Console().print_json(text)
+    if not had:
         sys.exit(1)
+
+
+def _with(path: str, parameters: Mapping[str, str]) -> str:
+    return f"{path}?{urlencode(parameters)}" if parameters else path
+
+
+def _single(batch: httpx.Response) -> tuple[str, bool]:
+    """The one result of a batch, or its problem, and whether it is an answer."""
+    if batch.status_code != 200:
+        return batch.text, False
+    (result,) = batch.json()["results"]
+    return json.dumps(result.get("problem", result)), "problem" not in result
 
 
 @click.command()
@@ -130,7 +160,7 @@ def query(
 @click.option("--json", "as_json", is_flag=True, help="Print /v1/lags as it is.")
 def status(server: _Server, watch: bool, interval_ms: int, as_json: bool) -> None:
     """Show who holds which task, in which role, and how far behind."""
-    console = Console()
+    console = terminal(markup=True)
     if as_json:
         console.print_json(json.dumps(server.lags()))
         return

@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from forebay.errors import ConfigurationError
 from forebay.settings import ENVIRONMENT_PREFIX
 from forebay.tasks import TaskId, TopicPartition
+from forebay.terminal import terminal
 from forebay.topology import Topology, load_topology
 from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.directory import StateDirectory
@@ -182,5 +182,4 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _print(shown: Table | str) -> None:
-    # Names on disk are not markup.
-    Console(markup=False, emoji=False, highlight=False).print(shown, soft_wrap=isinstance(shown, str))
+    terminal().print(shown, soft_wrap=isinstance(shown, str))

@@ -46,6 +46,16 @@ _RETRY_INTERVAL_MS = 1_000.0
 _PROVEN_YOUNG = 0.9
 """Clocks differ: records count as too young for compaction up to this part of the topic's lag."""
 _HEARTBEATS = heartbeat_key("")
+_LASTING = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._NOT_IMPLEMENTED,
+    }
+)
+"""Errors that do not pass by themselves."""
 
 
 @dataclass
@@ -131,6 +141,7 @@ class KafkaConsumer:
         self._configs: dict[str, dict[str, str]] = {}
         self._states: dict[str, TopicState] = {}
         self._waiting: list[Message] = []
+        self._told: set[tuple[TopicPartition, int]] = set()
         self._to_ask: list[TopicPartition] = []
         self._ends = _Question(
             _END_INTERVAL_MS, lambda admin: ask_offsets(admin, self._ends_to_ask(), OffsetSpec.latest())
@@ -219,7 +230,9 @@ class KafkaConsumer:
             assigned.end = assigned.beginning = None
             self._ends.at_once = self._beginnings.at_once = self._describing.at_once = True
         else:
-            log.debug("%s: %s", tp, error)
+            lasting = error.code() in _LASTING and (tp, error.code()) not in self._told
+            log.log(logging.ERROR if lasting else logging.DEBUG, "%s cannot be read: %s", tp, error.str())
+            self._told.add((tp, error.code()))
             self._describing.at_once = True
 
     def _batch(self, tp: TopicPartition, messages: list[Message], reached: int) -> Batch | None:
