@@ -167,6 +167,32 @@ def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_p
     assert httpx.get(url, params={"as_of": (now_s - 1_800) * 1000}).json()["value"] == {"price": 1}
 
 
+def test_no_secret_of_the_connection_is_in_what_spark_shows(spark, tmp_path):
+    from forebay.changelog.kafka.url import KafkaUrl
+    from forebay.spark.destinations import KafkaDestination
+
+    key = tmp_path / "key.pem"
+    key.write_text("-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n")
+    files = (
+        f"ssl.ca.location=/ca.pem&ssl.certificate.location={key}&ssl.key.location={key}&ssl.key.password=secret"
+    )
+    url = KafkaUrl.parse(f"kafka://h:1?security.protocol=SASL_SSL&sasl.mechanism=PLAIN&sasl.username=u&{files}")
+    KafkaDestination(url).check(spark)
+    jvm = spark._jvm
+    options = jvm.java.util.HashMap()
+    for name, value in url.spark().items():
+        options.put(name, value)
+    command = jvm.org.apache.spark.sql.execution.datasources.SaveIntoDataSourceCommand(
+        spark.range(1)._jdf.queryExecution().logical(),
+        None,
+        jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(options),
+        jvm.org.apache.spark.sql.SaveMode.Append,
+    )
+    shown = command.simpleString(100)
+    assert "kafka.ssl.keystore.key" in shown
+    assert "secret" not in shown
+
+
 def test_speculation_is_refused(spark, jars, sink, tmp_path):
     spark.stop()
     speculating = session(jars=jars, speculation=True)

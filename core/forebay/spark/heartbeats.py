@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
@@ -27,11 +29,19 @@ class HeartbeatListener(QueryListener):
 
     ``as_of_ms`` is when the trigger began, before it asked the source what there was: whatever the source had
     by then is in the log. ``keep_house()`` is called after every batch, backlog or not, and while a query is idle.
+
+    Spark hands over events one by one. What they say is written in a thread of its own, of each query the newest:
+    a driver that is busy must not write, one after another, what was true long ago.
     """
 
     def __init__(self, beat: Beat, keep_house: Callable[[], None]) -> None:
         self._beat = beat
         self._keep_house = keep_house
+        self._lock = threading.Lock()
+        self._said: dict[str, tuple[int, int]] = {}
+        self._writing = False
+        # Its thread is joined at the end of the process: the last heartbeat is written.
+        self._writer = ThreadPoolExecutor(1, "forebay-heartbeats")
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing to say yet."""
@@ -58,10 +68,24 @@ class HeartbeatListener(QueryListener):
             log.exception("the log could not be looked after; it is tried again")
 
     def _say(self, query_id: str, timestamp: str, batch_id: int) -> None:
-        try:
-            self._beat(query_id, epoch_ms_of(timestamp), batch_id)
-        except Exception:
-            log.exception("the heartbeat of query %s could not be written", query_id)
+        with self._lock:
+            self._said[query_id] = (epoch_ms_of(timestamp), batch_id)
+            if not self._writing:
+                self._writing = True
+                self._writer.submit(self._write)
+
+    def _write(self) -> None:
+        while True:
+            with self._lock:
+                if not self._said:
+                    self._writing = False
+                    return
+                query_id = next(iter(self._said))
+                as_of_ms, batch_id = self._said.pop(query_id)
+            try:
+                self._beat(query_id, as_of_ms, batch_id)
+            except Exception:
+                log.exception("the heartbeat of query %s could not be written", query_id)
 
 
 def left_no_backlog(progress: StreamingQueryProgress) -> bool:

@@ -1,0 +1,50 @@
+"""What a driver writes of its queries' progress while the log is slow."""
+
+import threading
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+
+from tests.cluster import wait_until
+
+pytestmark = pytest.mark.spark
+
+
+def idle(query: str, at_ms: int) -> SimpleNamespace:
+    return SimpleNamespace(id=query, timestamp=datetime.fromtimestamp(at_ms / 1000, UTC).isoformat())
+
+
+def test_while_one_heartbeat_is_written_of_each_query_only_the_newest_waits():
+    from forebay.spark.heartbeats import HeartbeatListener
+
+    written: list[tuple[str, int]] = []
+    go_on = threading.Event()
+
+    def beat(query: str, as_of_ms: int, batch: int) -> None:
+        go_on.wait(10)
+        written.append((query, as_of_ms))
+
+    listener = HeartbeatListener(beat, lambda: None)
+    for at_ms in range(1_000, 6_000, 1_000):
+        for query in ("a", "b"):
+            listener.onQueryIdle(idle(query, at_ms))
+    go_on.set()
+    wait_until(lambda: {("a", 5_000), ("b", 5_000)} <= set(written), "the newest of both")
+    assert len(written) <= 3, "one was being written, and one of each waited"
+
+
+def test_a_heartbeat_that_fails_keeps_no_other_from_being_written():
+    from forebay.spark.heartbeats import HeartbeatListener
+
+    written: list[int] = []
+
+    def beat(query: str, as_of_ms: int, batch: int) -> None:
+        written.append(as_of_ms)
+        if len(written) == 1:
+            raise OSError("the log is away")
+
+    listener = HeartbeatListener(beat, lambda: None)
+    for at_ms in (1_000, 2_000):
+        listener.onQueryIdle(idle("a", at_ms))
+        wait_until(lambda: written[-1:] == [at_ms], "a heartbeat")  # noqa: B023
