@@ -163,7 +163,10 @@ class BytesKey:
         try:
             plain = base64.b64decode(bare + b"=" * (-len(bare) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
-            raise BadKey(f"The key {text.decode('utf-8', 'replace')!r} is not base64url.") from None
+            plain = None
+        # Bits that no byte has would make two texts one key.
+        if plain is None or self.to_text(plain) != bare:
+            raise BadKey(f"The key {text.decode('utf-8', 'replace')!r} is not base64url.")
         return plain
 
     def to_text(self, plain: bytes) -> bytes:
