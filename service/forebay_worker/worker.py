@@ -40,6 +40,21 @@ class Worker:
         self.host = host
         self.topology = load_topology(settings.topology)
         self._changelog = open_changelog(settings.changelog)
+        # First: a worker of another application must leave nothing behind.
+        self.membership = open_membership(
+            settings.group,
+            self.topology,
+            self._changelog,
+            AssignmentPolicy(
+                settings.num_standby_replicas, settings.acceptable_recovery_lag, settings.max_warmup_replicas
+            ),
+            GroupTimes(
+                settings.session_timeout_ms,
+                settings.standby_rebuild_delay_ms,
+                settings.initial_rebalance_delay_ms,
+                settings.probing_rebalance_interval_ms,
+            ),
+        )
         self._topics = TopicCreation(self._changelog, self.topology, settings.create_topics)
         self._topics.start()
         self._directory = StateDirectory(settings.state_dir, self.topology.application_id)
@@ -55,20 +70,6 @@ class Worker:
                 settings.apply_records_per_second,
                 settings.restore_processes,
                 settings.state_cleanup_delay_ms,
-            ),
-        )
-        self.membership = open_membership(
-            settings.group,
-            self.topology,
-            self._changelog,
-            AssignmentPolicy(
-                settings.num_standby_replicas, settings.acceptable_recovery_lag, settings.max_warmup_replicas
-            ),
-            GroupTimes(
-                settings.session_timeout_ms,
-                settings.standby_rebuild_delay_ms,
-                settings.initial_rebalance_delay_ms,
-                settings.probing_rebalance_interval_ms,
             ),
         )
         self.metadata = StreamsMetadataState(self.topology.stores, local_lags=self.local_lags)

@@ -109,6 +109,9 @@ def test_a_group_of_another_application(cluster, tmp_path):
     other.write_text(cluster.topology_text.replace('application_id = "test"', 'application_id = "other"'))
     message = refused(forebay(*worker_arguments(cluster, topology=other)))
     assert "is of application 'test'" in message
+    assert not [topic for topic in cluster.changelog.topics() if topic.startswith("other-")], (
+        "nothing is left behind"
+    )
 
 
 def test_a_router_without_seeds():

@@ -28,7 +28,9 @@ def open_membership(
     chosen = url or (f"{changelog.url}/group.db" if changelog.url.startswith("sqlite:") else changelog.url)
     if chosen.startswith("sqlite:///"):
         path = Path("/" + unquote(chosen.removeprefix("sqlite:")).lstrip("/"))
-        return SqliteMembership(path, topology, changelog, policy, times)
+        membership = SqliteMembership(path, topology, changelog, policy, times)
+        membership.check()
+        return membership
     if chosen.startswith("kafka://"):
         try:
             from forebay_worker.group.kafka.membership import KafkaMembership

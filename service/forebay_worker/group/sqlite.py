@@ -93,6 +93,15 @@ class SqliteMembership:
             return "joining"
         return "member" if self._fingerprint == self._topology.fingerprint else "other-topology"
 
+    def check(self) -> None:
+        """Look whether the database is this application's; raises ``ConfigurationError`` where it is another's."""
+        try:
+            self._connect()
+        except sqlite3.Error as error:
+            log.warning("the worker group %s cannot be reached: %s", self._path, error)
+        finally:
+            self._disconnect()
+
     def start(
         self,
         subscription: Callable[[], SubscriptionInfo],
