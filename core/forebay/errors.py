@@ -9,6 +9,7 @@ ForebayError
 │   └── ListenAddressInUse
 ├── ChangelogError              the log refuses, or cannot be reached
 │   ├── ChangelogUnreachable
+│   │   └── ChangelogUnusable   the disk of a SQLite log refuses; a command exits with 1
 │   ├── TopicMissing
 │   ├── TopicRefused
 │   ├── PartitionCountMismatch
@@ -76,6 +77,10 @@ class ChangelogError(ForebayError):
 
 class ChangelogUnreachable(ChangelogError):
     """No broker answers; what is on disk can be served meanwhile."""
+
+
+class ChangelogUnusable(ChangelogUnreachable):
+    """The disk does not let a SQLite log be read or written, or its file is gone."""
 
 
 class TopicRefused(ChangelogError):

@@ -20,7 +20,7 @@ from forebay.errors import (
     BatchConflict,
     ChangelogElsewhere,
     ChangelogError,
-    ChangelogUnreachable,
+    ChangelogUnusable,
     PartitionCountMismatch,
     TopicMissing,
 )
@@ -47,7 +47,7 @@ class SqliteChangelog:
     """Topics in ``<directory>/<topic>/<partition>.db``; ``<directory>/topics.db`` names them.
 
     ``create`` makes the directory if it is not there. Raises ``ChangelogElsewhere`` on a network file system,
-    where SQLite's locks do not hold, and ``ChangelogUnreachable`` where the disk does not let it be opened.
+    where SQLite's locks do not hold, and ``ChangelogUnusable`` where the disk does not let it be opened.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SqliteChangelog:
         try:
             self.directory_id = self._directory_id()
         except OSError as error:
-            raise ChangelogUnreachable(_unusable(self.directory, error)) from None
+            raise ChangelogUnusable(_unusable(self.directory, error)) from None
         with self._topics() as connection:
             sqlite_partition.enable_wal(connection)
             for statement in _SCHEMA.split(";"):
@@ -224,7 +224,7 @@ class SqliteChangelog:
             with _closing(str(self.directory / _TOPICS_FILE), create=True) as connection:
                 yield connection
         except sqlite3.Error as error:
-            raise ChangelogUnreachable(_unusable(self.directory, error)) from None
+            raise ChangelogUnusable(_unusable(self.directory, error)) from None
 
     @contextlib.contextmanager
     def _writing(self, topic: str, partition: int) -> Iterator[str]:
@@ -233,7 +233,7 @@ class SqliteChangelog:
         try:
             yield path
         except sqlite3.Error as error:
-            raise ChangelogUnreachable(_unusable(path, error)) from None
+            raise ChangelogUnusable(_unusable(path, error)) from None
 
     def _topic(self, topic: str) -> tuple[int, str]:
         with self._topics() as connection:
