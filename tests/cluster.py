@@ -54,9 +54,15 @@ Rows = Mapping[bytes, bytes | None]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that nobody listens on; each process that runs tests chooses among its own share of them."""
+    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port // 2 % shares == share:
+            return port
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 20.0) -> None:

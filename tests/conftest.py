@@ -23,6 +23,11 @@ def pytest_configure() -> None:
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # It waits most of the time, so that others run beside it; at the end nobody would.
+    items.sort(key=lambda item: item.path.name != "test_demo.py")
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with running_cluster(tmp_path) as cluster:

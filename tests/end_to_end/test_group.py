@@ -170,3 +170,13 @@ def test_standbys_are_on_another_rack_than_their_active(cluster):
     cluster.wait_settled(router)
     for hosts in cluster.roles(router, "counts").values():
         assert sorted(racks[host] for host in hosts) == ["a", "b"]
+
+
+def test_a_new_worker_is_ready_once_it_holds_what_it_is_assigned_and_not_before(either_cluster):
+    cluster = either_cluster
+    cluster.put("counts", {b"k%d" % i: b"1" for i in range(100)})
+    cluster.start_worker()
+    new = cluster.start_worker()
+    held = httpx.get(f"http://{new}/v1/status").json()["tasks"]
+    assert held, "ready with nothing"
+    assert all(row["complete"] for row in held)

@@ -24,8 +24,8 @@ TRIES = 60
 ROUTERS = {
     "lasting": (),
     "drained": ("--drain-ms", "1000"),
-    "interrupted": ("--drain-ms", "600000"),
-    "twice": ("--drain-ms", "600000"),
+    "interrupted": ("--drain-ms", "600000", "--shutdown-timeout-ms", "600000"),
+    "twice": ("--drain-ms", "600000", "--shutdown-timeout-ms", "600000"),
 }
 """By what becomes of them, the routers and their options."""
 

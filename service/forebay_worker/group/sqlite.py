@@ -31,6 +31,8 @@ from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, Unsuppor
 log = logging.getLogger(__name__)
 
 _FORMAT = 1
+_MOST_SESSIONS = 3
+"""Of a leader's lease, beyond the half of one that it lasts where a round takes no time."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS grp (
@@ -187,7 +189,8 @@ class SqliteMembership:
             leads = vacant and self._may_lead(connection, now, led=leader == mine.process_id)
             if leads:
                 # A round that takes long must not outlast the lease it is worked out under.
-                lasts_ms = self._times.session_timeout_ms / 2 + 2 * self._round_ms
+                session_ms = self._times.session_timeout_ms
+                lasts_ms = session_ms / 2 + min(2 * self._round_ms, _MOST_SESSIONS * session_ms)
                 connection.execute(
                     "UPDATE grp SET leader = ?, leader_until = ?", (mine.process_id, now + lasts_ms)
                 )

@@ -37,6 +37,8 @@ _ENDS_AT_ONCE = 100
 _PAUSE_BY_ASKING = 20
 """So many times longer than it took does the next such look wait."""
 _MOST_SWEEPING_MS = 10.0
+_PATIENCE_WHERE_EXPIRED = 6
+"""So many times longer may it take where something is deleted: a store must not grow faster than it is swept."""
 
 ReplicaTable = Mapping[tuple[str, int], Replica]
 
@@ -373,27 +375,31 @@ class TaskManager:
 
     def _sweep_some(self) -> None:
         """Look for what is expired, replica by replica, for no longer than others can wait."""
-        until = boot_ms() + _MOST_SWEEPING_MS
+        spent_ms = 0.0
         for _ in range(len(self.replicas)):
             if not self._to_sweep:
                 self._to_sweep.extend(self.replicas.values())
-            self._sweep(self._to_sweep.popleft())
-            if boot_ms() >= until:
+            begun = boot_ms()
+            removed = self._sweep(self._to_sweep.popleft())
+            spent_ms += (boot_ms() - begun) / (_PATIENCE_WHERE_EXPIRED if removed else 1)
+            if spent_ms >= _MOST_SWEEPING_MS:
                 return
 
-    def _sweep(self, replica: Replica) -> None:
-        """Delete some of what is expired; on a disk that refuses, it waits."""
+    def _sweep(self, replica: Replica) -> int:
+        """Delete some of what is expired, and say how much that was; on a disk that refuses, it waits."""
         tp = replica.topic_partition
         held = self.replicas.get((replica.spec.name, replica.task.partition)) is replica
         if not held or tp in self.applier.obstacles or tp in self._rebuilding:
-            return
+            return 0
         try:
-            self._expiry.sweep(replica)
-            self._failed_sweeps.discard(tp)
+            removed = self._expiry.sweep(replica)
         except Exception as error:
             if tp not in self._failed_sweeps:
                 self._failed_sweeps.add(tp)
                 log.error("%s: what is expired could not be deleted: %s", tp, self._obstacle_in(error) or error)
+            return 0
+        self._failed_sweeps.discard(tp)
+        return removed
 
     def _delete_released(self) -> None:
         due = boot_ms() - self._policy.state_cleanup_delay_ms

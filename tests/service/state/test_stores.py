@@ -1,5 +1,6 @@
 """Every store: whatever is put, deleted, committed, closed and opened, it holds what was committed."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -166,6 +167,34 @@ def test_a_checkpoint_is_as_old_as_what_the_store_last_committed(tmp_path, clock
     checkpointed(tmp_path, clock).close()
     assert file.moment_epoch_ms() == pytest.approx(two_days_ago_ms, abs=1_000)
     assert checkpointed(tmp_path, clock).committed_offset(TP).replay_since_epoch_ms == file.moment_epoch_ms()
+
+
+def test_no_line_looks_younger_than_it_is_whichever_was_written_last(tmp_path):
+    other = TopicPartition("other", 0)
+    file = CheckpointFile.of(tmp_path)
+    file.add(TP, 5, 1_000_000.0)
+    file.add(other, 7, 9_000_000.0)
+    assert file.moment_epoch_ms() == 1_000_000.0
+    file.add(TP, 6, 5_000_000.0)
+    assert file.moment_epoch_ms() == 5_000_000.0
+    # Another process does not know how old the other line is.
+    CheckpointFile.of(tmp_path).add(other, 8, 9_500_000.0)
+    assert file.moment_epoch_ms() == 5_000_000.0
+
+
+def test_a_store_is_closed_though_its_checkpoint_cannot_be_written(tmp_path, clock, monkeypatch):
+    store = checkpointed(tmp_path, clock)
+    store.commit({TP: CommittedOffset(5, 5)})
+    closed = []
+    monkeypatch.setattr(store._inner, "close", lambda: closed.append(True))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(CheckpointFile, "add", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        store.close()
+    assert closed
 
 
 def test_the_lines_that_are_kept_stay_as_old_as_they_are(tmp_path):

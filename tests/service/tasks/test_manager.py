@@ -2,6 +2,8 @@
 
 import errno
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +20,10 @@ from forebay.topology import parse_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.opening import OpenedStore, StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
+from forebay_worker.tasks.bulk_restore import Restoration
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.manager import TaskManager, TaskPolicy
+from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
 
 MEMORY = RocksDbMemory(8 << 20, 8 << 20)
@@ -326,3 +330,88 @@ def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_lo
         SlowOpener.let.release(PARTITIONS)
         left = tmp_path / "state" / "app"
         wait_until(lambda: len(list(left.glob("0_*/rocksdb/*"))) == 1, "the others are deleted")
+
+
+def test_a_task_on_disk_that_lacks_a_store_is_told_of_only_while_it_is_held(tmp_path, changelog):
+    fill(tmp_path, changelog)
+    two = parse_topology(
+        {
+            "application_id": "app",
+            "subtopology": [
+                {
+                    "name": "s",
+                    "partitions": PARTITIONS,
+                    "store": [{"name": "a", "partitioner": "unknown"}, {"name": "b", "partitioner": "unknown"}],
+                }
+            ],
+        }
+    )
+    changelog.ensure_topic(two.stores["b"].topic, PARTITIONS)
+    directory = StateDirectory(tmp_path / "state", "app")
+    opener = SlowOpener(directory, changelog, MEMORY, 300_000)
+    manager = TaskManager(two, changelog, directory, opener, TaskPolicy(10, 0, 0, 600_000))
+    manager.start()
+    try:
+        assert manager.offsets() == {}
+        SlowOpener.let.release(2 * PARTITIONS)
+        wait_until(lambda: manager.offsets() == offsets(), "all stores open")
+    finally:
+        manager.stop()
+        directory.close()
+
+
+def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_seldom(
+    tmp_path, changelog, monkeypatch
+):
+    asked: list[list[TopicPartition]] = []
+    own = changelog.end_offsets
+
+    def end_offsets(wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
+        asked.append(list(wanted))
+        return own(wanted)
+
+    monkeypatch.setattr("forebay_worker.tasks.manager._ENDS_AT_ONCE", 4)
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        waiting = [Restoration(replica, n, 0.0) for n, replica in enumerate(manager.replicas.values())]
+        monkeypatch.setattr(changelog, "end_offsets", end_offsets)
+        monkeypatch.setattr(
+            manager.bulk_restore, "restorations", {one.replica.topic_partition: one for one in waiting}
+        )
+        wait_until(lambda: len({tp for look in asked for tp in look}) == PARTITIONS, "every end")
+    assert max(map(len, asked)) <= 4
+
+
+def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_path, changelog, monkeypatch):
+    swept: list[TaskId] = []
+
+    def sweep(self: Expiry, replica: Replica) -> int:
+        time.sleep(0.02)
+        swept.append(replica.task)
+        return 0
+
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        monkeypatch.setattr(Expiry, "sweep", sweep)
+        wait_until(lambda: len(swept) >= 2 * PARTITIONS, "two rounds")
+        monkeypatch.undo()
+    assert Counter(swept[: 2 * PARTITIONS]) == Counter(2 * TASKS)
+
+
+def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changelog, monkeypatch):
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        replica = manager.replicas["a", 0]
+        close = replica.store.close
+
+        def refuse() -> None:
+            close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(replica.store, "close", refuse)
+        changelog.reset(TOPOLOGY.stores["a"])
+        append(changelog, 0, 1, [(b"new", b"1", 0)])
+        wait_until(lambda: replica.store.get(USER_TAG + b"new") == b"1" and not replica.diverged, "the rebuild")
