@@ -67,8 +67,8 @@ def settings_options(tier: Tier) -> Callable[[Callable[..., None]], Callable[...
             command = click.option(
                 setting.flag,
                 setting.name,
-                metavar=setting.kind.upper(),
-                help=f"{setting.help}{shown}",
+                metavar="|".join(setting.choices) or setting.kind.upper(),
+                help=f"{setting.help} [env: {setting.environment}]{shown}",
             )(command)
         return command
 

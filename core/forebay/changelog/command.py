@@ -56,7 +56,8 @@ def list_logs(topology: Path, url: str) -> None:
             continue
         partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
         ends = opened.end_offsets(partitions)
-        shown = ", ".join(str(ends.get(tp, "lost")) for tp in partitions)
+        unknown = "lost" if isinstance(opened, SqliteChangelog) else "?"
+        shown = ", ".join(str(ends.get(tp, unknown)) for tp in partitions)
         table.add_row(spec.name, spec.topic, str(spec.partitions), shown, opened.identity(spec.topic))
     terminal().print(table)
 

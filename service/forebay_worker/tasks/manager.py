@@ -151,11 +151,11 @@ class TaskManager:
 
         A task of which a store is not there, or not known, is left out unless it is held.
         """
-        whole = {task: {spec.name for spec in self._topology.stores_of(task)} for task in self._topology.tasks}
+        ordinals = len(self._topology.subtopologies)
         sums = {
             task: sum(stores.values())
             for task, stores in self._on_disk.positions().items()
-            if stores.keys() >= whole.get(task, set())
+            if task.ordinal < ordinals and stores.keys() >= {spec.name for spec in self._topology.stores_of(task)}
         }
         for task in {replica.task for replica in self.replicas.values()}:
             sums[task] = 0
