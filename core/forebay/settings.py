@@ -327,8 +327,17 @@ SETTINGS: tuple[Setting, ...] = (
         ROUTER,
         "File of the one token that the router sends to workers; read again when it changes.",
     ),
-    Setting("log_level", "choice", "info", BOTH, "Least severe level logged: `debug`, `info`, `warning` or `error`.", choices=_LEVELS),
-    Setting("log_format", "choice", "text", BOTH, "Form of log lines: `text` or `json`.", choices=("text", "json")),
+    Setting(
+        "log_level",
+        "choice",
+        "info",
+        BOTH,
+        "Least severe level logged: `debug`, `info`, `warning` or `error`.",
+        choices=_LEVELS,
+    ),
+    Setting(
+        "log_format", "choice", "text", BOTH, "Form of log lines: `text` or `json`.", choices=("text", "json")
+    ),
 )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from forebay.errors import (
     UnknownStore,
     WrongStoreKind,
 )
+from forebay.lag import boot_ms
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES, read_batch_keys
@@ -123,12 +124,15 @@ def _endpoint(router: Router, route: ReadRoute, metrics: RouterMetrics) -> Calla
     read = _key if route.scan is None else _list
 
     async def endpoint(request: Request) -> Response:
+        begun_boot_ms = boot_ms()
         try:
             parameters = parse_parameters(request.scope["query_string"], route.parameters)
             return await read(router, route, metrics, request, parameters)
         except Problem as problem:
             metrics.count(route.path, problem.status)
             return respond(problem_answer(problem))
+        finally:
+            metrics.answer_ms[route.path].observe(boot_ms() - begun_boot_ms)
 
     return endpoint
 
@@ -200,14 +204,17 @@ class _ListResponse(StreamingResponse):
 def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         query = request.scope["query_string"]
+        begun_boot_ms = boot_ms()
         try:
             parameters = parse_parameters(query, BATCH_ROUTE.parameters)
             keys = read_batch_keys(await body_of(request, MOST_BODY_BYTES))
+            begun_boot_ms = boot_ms()
             with router.admitted():
                 answer = await batch_get(router, request.path_params["store"], keys, query, parameters)
         except Problem as problem:
             answer = problem_answer(problem)
         metrics.count(BATCH_ROUTE.path, answer.status)
+        metrics.answer_ms[BATCH_ROUTE.path].observe(boot_ms() - begun_boot_ms)
         return respond(answer)
 
     return endpoint

@@ -55,6 +55,7 @@ class RouterHotPath:
     def __init__(self, router: Router, metrics: RouterMetrics) -> None:
         self._router = router
         self._metrics = metrics
+        self._answer_ms = metrics.answer_ms[_PATH]
         self._choices = Choices(router)
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
@@ -120,6 +121,7 @@ class RouterHotPath:
             self._fill(read, answer)
 
     def _fill(self, read: _Outstanding, answer: Answer) -> None:
+        self._answer_ms.observe(boot_ms() - read.sent_boot_ms)
         self._metrics.count_answer(_PATH, read.asked.spec.name, answer)
         read.slot.fill(answer)
 

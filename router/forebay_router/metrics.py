@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Answer
+from forebay_router.histogram import Histogram
 from forebay_router.provenance import RawFigures, Told, raw_figures, read_figures
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
 
 _SERVED = frozenset({200, 404})
 _MOST_UNREAD = 4_096
+_ANSWER_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
 
 
 class RouterMetrics(Collector):
@@ -28,6 +30,8 @@ class RouterMetrics(Collector):
         """Requests that the authenticator refused, by status."""
         self._reads: Counter[tuple[str, int, str]] = Counter()
         self._lag = ServedLag()
+        self.answer_ms: dict[str, Histogram] = defaultdict(lambda: Histogram(_ANSWER_MS))
+        """How long answers took, by route: lists until their first byte, event streams not at all."""
         self._unread: Counter[tuple[str, str, int, RawFigures | None]] = Counter()
 
     def count(self, route: str, status: int) -> None:
@@ -68,6 +72,14 @@ class RouterMetrics(Collector):
             refusals.add_metric([str(status)], count)
         yield from (reads, refusals)
         yield from self._lag.collect()
+        took = HistogramMetricFamily(
+            "forebay_router_answer_seconds",
+            "Time from a read's arrival to its answer, of a list to its first byte.",
+            labels=["route"],
+        )
+        for route, histogram in sorted(self.answer_ms.items()):
+            histogram.add_to(took, [route], 1_000)
+        yield took
         for name, text in (
             ("failovers", "Attempts that failed to connect or broke, and went to another replica."),
             ("hedges", "Second replicas asked because the first was slow."),

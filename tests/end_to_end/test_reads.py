@@ -320,6 +320,9 @@ def test_metrics_say_what_was_read_and_how_far_behind(served):
 
     key_reads = 'forebay_router_reads_total{{role="{}",route="/v1/stores/{{store}}/keys/{{key}}",status="{}"}}'
     assert more(key_reads.format("active", 200)) == 20
+    # On the hot path and off it, what was refused too.
+    assert more('forebay_router_answer_seconds_count{route="/v1/stores/{store}/keys/{key}"}') == 21
+    assert more('forebay_router_answer_seconds_count{route="/v1/stores/{store}/keys/{key}/windows"}') == 1
     refusals = {key_reads.format(role, 412) for role in ("active", "standby")} & after.keys()
     assert sum(map(more, refusals)) == 1
     # A refusal serves nothing.

@@ -1,0 +1,38 @@
+"""Histograms of plain numbers: one more costs next to nothing; Prometheus' form is made when it is asked for."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from prometheus_client.core import HistogramMetricFamily
+
+
+@dataclass
+class Histogram:
+    """Counts up to each bound; what is beyond all of them, or unknown, last."""
+
+    bounds: tuple[int, ...]
+    counts: list[int] = field(init=False)
+    total: float = 0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, figure: float | None, times: int = 1) -> None:
+        """Count a figure, None where it is unknown, so many times."""
+        if figure is None:
+            self.counts[-1] += times
+            return
+        self.counts[bisect_left(self.bounds, figure)] += times
+        self.total += times * figure
+
+    def add_to(self, family: HistogramMetricFamily, labels: list[str], scale: int = 1) -> None:
+        """Add it to a metric, whose unit is ``scale`` times that of the figures."""
+        buckets, passed = [], 0
+        for bound, count in zip(
+            [*(f"{bound / scale:.12g}" for bound in self.bounds), "+Inf"], self.counts, strict=True
+        ):
+            passed += count
+            buckets.append((bound, passed))
+        family.add_metric(labels, buckets, self.total / scale)
