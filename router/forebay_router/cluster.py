@@ -61,6 +61,8 @@ class Cluster:
         self.strangers = Strangers(application_id)
         self._asked: set[HostInfo] = set()
         """Addresses that were polled, whatever came of it."""
+        self._found: set[HostInfo] = set()
+        """Those at which a worker of the application was, under whatever address it goes."""
         self._polls: dict[HostInfo, asyncio.Task[None]] = {}
         self._wanted: dict[HostInfo, asyncio.Event] = {}
         """By address: set where the next poll should not wait."""
@@ -206,14 +208,13 @@ class Cluster:
             except (PollRefused, OSError) as error:
                 silences *= isinstance(error, TimeoutError)
                 self._lost(address, error)
-            except (ValueError, KeyError, TypeError) as error:
-                self.strangers.missed(address, f"answers with a status that cannot be understood: {error!r}")
             except Exception:
                 log.exception("the status of %s could not be understood", address)
             self._asked.add(address)
             if self._forgotten(address):
                 del self._polls[address], self._wanted[address]
                 self.strangers.forget(address)
+                self._found.discard(address)
                 self.refused_polls.discard(address)
                 return
             pause_s = max(self._pause_s(), min(_PAUSE_AFTER_SILENCE_S * silences, _LONGEST_PAUSE_AFTER_SILENCE_S))
@@ -229,11 +230,17 @@ class Cluster:
         """Read the status of who is at an address; says under which address that worker goes, None if none is."""
         body = await self._documents.get(address, "/v1/status")
         with self._pace.reading():
-            status = json.loads(body)
-            if not self._is_ours(address, status):
+            try:
+                status = json.loads(body)
+                ours = self._is_ours(address, status)
+                host = HostInfo.parse(status["host"]) if ours else None
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                self.strangers.ignore(address, f"answers with a status that is no worker's: {error!r}")
+                host = None
+            if host is None:
                 self._drop(address)
                 return None
-            host = HostInfo.parse(status["host"])
+            self._found.add(address)
             worker = self.workers.setdefault(host, WorkerView(host))
             worker.seen_boot_ms = boot_ms()
             if (status["incarnation"], status["sequence"]) <= (worker.incarnation, worker.sequence):
@@ -295,8 +302,8 @@ class Cluster:
 
     def _lost(self, address: HostInfo, error: Exception) -> None:
         self._heed_refusal(address, error)
-        if address not in self.workers and address not in self.refused_polls:
-            self.strangers.missed(address, f"does not answer as a worker does: {error or 'time-out'}")
+        if address not in self._found and address not in self.refused_polls:
+            self.strangers.missed(address, f"does not answer as a worker does: {str(error) or 'time-out'}")
         if not isinstance(error, TimeoutError):
             self.unreachable(address)
         elif address in self.workers:

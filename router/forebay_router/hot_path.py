@@ -75,6 +75,7 @@ class RouterHotPath:
         overload = router.overload()
         if overload is not None:
             self._metrics.count(_PATH, overload.status)
+            self._answer_ms.observe(0)
             return problem_answer(overload)
         now = boot_ms()
         target = self._choices.choose(asked, partition, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 
@@ -46,18 +47,24 @@ class TopicCreation:
 
     def _run(self) -> None:
         while self._left and not self._stopping.wait(_RETRY_S):
-            obstacle = None
-            for spec in list(self._left):
-                try:
-                    self._ensure(spec)
-                except ChangelogUnreachable:
-                    break
-                except ChangelogError as error:
-                    # A cluster that is just coming up refuses for a while what it takes later.
-                    obstacle = obstacle or str(error)
-            if obstacle is not None and obstacle != self.obstacle:
-                log.error("%s", obstacle)
-            self.obstacle = obstacle
+            with contextlib.suppress(ChangelogUnreachable):
+                obstacle = self._look_at_left()
+                if obstacle is not None and obstacle != self.obstacle:
+                    log.error("%s", obstacle)
+                self.obstacle = obstacle
+
+    def _look_at_left(self) -> str | None:
+        """What the first topic is refused for, once all were looked at; raises ``ChangelogUnreachable``."""
+        obstacle = None
+        for spec in list(self._left):
+            try:
+                self._ensure(spec)
+            except ChangelogUnreachable:
+                raise
+            except ChangelogError as error:
+                # A cluster that is just coming up refuses for a while what it takes later.
+                obstacle = obstacle or str(error)
+        return obstacle
 
     def _ensure_all(self) -> None:
         for spec in list(self._left):

@@ -116,10 +116,11 @@ class Worker:
         """Why the worker is not ready: once it was, only draining and a disk that refuses turn it off."""
         if self.draining:
             return NotReady("The worker is shutting down.")
-        obstacle = self.tasks.obstacle or self._topics.obstacle
-        if obstacle is not None:
-            return NotReady(obstacle, retry_after_s=1)
+        if self.tasks.obstacle is not None:
+            return NotReady(self.tasks.obstacle, retry_after_s=1)
         if not self._was_ready:
+            if self._topics.obstacle is not None:
+                return NotReady(self._topics.obstacle, retry_after_s=1)
             # A leader of another topology assigns nothing, and what is held is served meanwhile.
             joined = self._assigned or self.membership.state == "other-topology"
             if not joined or not self.tasks.settled:
@@ -226,11 +227,11 @@ class Worker:
 
     def _on_assignment(self, info: AssignmentInfo) -> None:
         me = self._directory.process_id
-        # Under another address that is another process, whose state directory is a copy of this one's or older.
+        # Under another address that is another process, of before a restart or from a copy of the state directory.
         if info.hosts.get(me) == self.host:
             self._assigned = True
             self.tasks.hold(*info.tasks_of(me))
         else:
-            # Made while this worker counted as gone: it is no one's active, and releases nothing yet.
+            # Made while it counted as gone, or was another: it is no one's active, and releases nothing yet.
             self.tasks.hold_as_standby()
         self.metadata.on_change(info.map(self.topology))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -71,8 +72,10 @@ class HeartbeatListener(QueryListener):
         with self._lock:
             self._said[query_id] = (epoch_ms_of(timestamp), batch_id)
             if not self._writing:
-                self._writing = True
-                self._writer.submit(self._write)
+                # At the end of the process nothing more is taken.
+                with contextlib.suppress(RuntimeError):
+                    self._writer.submit(self._write)
+                    self._writing = True
 
     def _write(self) -> None:
         while True:

@@ -22,7 +22,7 @@ from forebay import partitioning
 from forebay.changelog import Heartbeat, open_changelog, record_headers
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.errors import BatchConflict, ChangelogError, SinkError
+from forebay.errors import ChangelogUnreachable, SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import Position, encode_position, log_digest
 from forebay.spark import executor, many_keys
@@ -142,7 +142,8 @@ class Sink:
         for spec in self.topology.stores.values():
             try:
                 compacted_ms = changelog.compacted_ms(spec.topic)
-                if compacted_ms is None or time.time() - compacted_ms / 1000 >= _COMPACTION_INTERVAL_S:
+                # What this or another job did lately, and a look is due every interval.
+                if compacted_ms is None or time.time() - compacted_ms / 1000 >= _COMPACTION_INTERVAL_S / 2:
                     changelog.compact(spec)
             except Exception:
                 log.exception("the log of %s could not be compacted; it is tried again", spec.name)
@@ -194,16 +195,16 @@ class _Write:
 
     def _beat_patiently(self, query_id: str, batch_id: int) -> None:
         """A heartbeat of a batch: brokers that are away for a moment must not end the query."""
-        deadline = time.monotonic() + _PATIENCE_S
+        begun, told = time.monotonic(), False
         while True:
             try:
                 return self.beat(query_id, None, batch_id)
-            except BatchConflict:
-                raise
-            except ChangelogError as error:
-                if time.monotonic() > deadline:
+            except ChangelogUnreachable as error:
+                if time.monotonic() - begun > _PATIENCE_S:
                     raise
-                log.warning("%s The batch waits for it.", error)
+                if not told:
+                    log.warning("%s The batch waits for it.", error)
+                told = True
                 time.sleep(_PAUSE_S)
 
     def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:

@@ -129,9 +129,16 @@ class SqliteMembership:
         self.lease_until_boot_ms = 0.0
         now = self._clock()
         with contextlib.suppress(sqlite3.Error), self._transaction() as connection:
-            me = self._subscription().process_id
-            connection.execute("UPDATE member SET lease_until = ? WHERE id = ?", (now, me))
-            connection.execute("UPDATE grp SET leader = NULL, leader_until = 0 WHERE leader = ?", (me,))
+            mine = self._subscription()
+            left = connection.execute(
+                "UPDATE member SET lease_until = ? WHERE id = ? AND incarnation = ?",
+                (now, mine.process_id, mine.incarnation),
+            )
+            # Of another with the same id, from a copied state directory, everything stays.
+            if left.rowcount:
+                connection.execute(
+                    "UPDATE grp SET leader = NULL, leader_until = 0 WHERE leader = ?", (mine.process_id,)
+                )
         self._disconnect()
 
     def _run(self) -> None:

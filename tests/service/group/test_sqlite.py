@@ -465,6 +465,10 @@ def test_of_two_processes_with_one_id_the_later_one_counts_and_the_other_says_so
     group.go_on(copy, b, for_ms=2 * SESSION_MS)
     assert a.running_actives == frozenset()
     group.assert_served_by(copy, b)
+    served = roles(copy, b)
+    a.membership.leave()
+    group.go_on(b, copy, for_ms=2 * TICK_MS)
+    assert roles(copy, b) == served, "who leaves takes the other along"
 
 
 def test_a_leader_that_takes_long_to_ask_where_the_logs_end_still_leads(group, monkeypatch, caplog):

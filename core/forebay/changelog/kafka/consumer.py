@@ -49,7 +49,6 @@ _HEARTBEATS = heartbeat_key("")
 _LASTING = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError._BAD_MSG,
         KafkaError._BAD_COMPRESSION,
         KafkaError._NOT_IMPLEMENTED,

@@ -8,10 +8,11 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from forebay.changelog.kafka.claims import claim
 from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.topics import UNREACHABLE
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import HEARTBEAT_HEADER
 from forebay.changelog.sqlite.partition import heartbeat_key
-from forebay.errors import BatchConflict, ChangelogError
+from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 
 _TIMEOUT_S = 10.0
 _TRANSACTION_TIMEOUT_MS = 10_000
@@ -109,4 +110,6 @@ class HeartbeatWriter:
         kafka_error = error.args[0]
         if kafka_error.code() in _FENCED:
             return self.supersede()
-        return ChangelogError(f"A heartbeat of {self._writer!r} could not be written: {kafka_error.str()}.")
+        said = f"A heartbeat of {self._writer!r} could not be written: {kafka_error.str()}."
+        passes = kafka_error.retriable() or kafka_error.code() in UNREACHABLE
+        return ChangelogUnreachable(said) if passes else ChangelogError(said)

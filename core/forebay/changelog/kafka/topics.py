@@ -236,7 +236,7 @@ class KafkaTopics:
     def _translated(self, error: Exception) -> ChangelogError:
         kafka_error = error.args[0] if isinstance(error, KafkaException) else None
         code = None if kafka_error is None else kafka_error.code()
-        if kafka_error is None or kafka_error.retriable() or code in _UNREACHABLE:
+        if kafka_error is None or kafka_error.retriable() or code in UNREACHABLE:
             self._unreachable_until = boot_ms() + _UNREACHABLE_FOR_MS
             self.admin.poll(0)
             why = self._why_unreachable or ("time-out" if kafka_error is None else kafka_error.str())
@@ -256,7 +256,7 @@ class KafkaTopics:
             ) from error
 
 
-_UNREACHABLE = frozenset(
+UNREACHABLE = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
@@ -267,6 +267,7 @@ _UNREACHABLE = frozenset(
         KafkaError.BROKER_NOT_AVAILABLE,
     }
 )
+"""Errors of brokers that are away."""
 
 
 def ask_offsets(

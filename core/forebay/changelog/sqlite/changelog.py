@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _LIMITS = CompactionLimits()
 _TOPICS_FILE = "topics.db"
+_OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS topic (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL, identity TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS compaction (topic TEXT PRIMARY KEY, ended_ms INTEGER NOT NULL)
@@ -62,9 +64,8 @@ class SqliteChangelog:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ChangelogError(
-                f"The changelog directory {self.directory} cannot be made: {error.strerror}."
-            ) from None
+            kind = ChangelogUnusable if error.errno in _OF_THE_DISK else ChangelogError
+            raise kind(f"The changelog directory {self.directory} cannot be made: {error.strerror}.") from None
         file_system = _file_system(self.directory.resolve(), mounts)
         if _is_shared(file_system):
             raise ChangelogElsewhere(
