@@ -235,6 +235,8 @@ class Cluster:
                 ours = self._is_ours(address, status)
                 host = HostInfo.parse(status["host"]) if ours else None
             except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if address in self._found:
+                    raise
                 self.strangers.ignore(address, f"answers with a status that is no worker's: {error!r}")
                 host = None
             if host is None:

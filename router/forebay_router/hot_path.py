@@ -98,31 +98,32 @@ class RouterHotPath:
     def _answered(self, read: _Outstanding, answer: Answer | None) -> None:
         """Take a worker's answer, None where the connection ended first: that alone does not mean it is down."""
         router = self._router
+        took_ms = boot_ms() - read.sent_boot_ms
         if answer is not None:
             target = read.target
             router.cluster.answered(target.host, late=read.settled)
-            router.delay.observe(boot_ms() - read.sent_boot_ms)
+            router.delay.observe(took_ms)
             if not target.reported:
                 target.reported = True
                 router.cluster.heard(target.host, (read.asked.spec.name, read.partition), answer.head)
         if read.settled:
             if answer is not None and is_final(answer):
-                self._answered_after_all(read, answer)
+                self._answered_after_all(read, answer, took_ms)
         elif answer is None or not is_final(answer):
             self._go_on_as_ordinary(read, None)
         else:
             read.settled = True
             router.in_flight -= 1
-            self._fill(read, answer)
+            self._fill(read, answer, took_ms)
 
-    def _answered_after_all(self, read: _Outstanding, answer: Answer) -> None:
+    def _answered_after_all(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
         """The first worker was faster than those asked since."""
         if read.ordinary is not None and not read.ordinary.done():
             read.ordinary.cancel()
-            self._fill(read, answer)
+            self._fill(read, answer, took_ms)
 
-    def _fill(self, read: _Outstanding, answer: Answer) -> None:
-        self._answer_ms.observe(boot_ms() - read.sent_boot_ms)
+    def _fill(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
+        self._answer_ms.observe(took_ms)
         self._metrics.count_answer(_PATH, read.asked.spec.name, answer)
         read.slot.fill(answer)
 
@@ -148,7 +149,7 @@ class RouterHotPath:
             # Left empty, the slot would hold back every later answer of the connection.
             log.exception("a read that had left the hot path failed")
             answer = problem_answer(InternalError("The service failed; its log says why."))
-        self._fill(read, answer)
+        self._fill(read, answer, boot_ms() - read.sent_boot_ms)
 
     def _tick(self) -> None:
         self._ticking = True

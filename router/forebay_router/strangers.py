@@ -55,6 +55,7 @@ class Strangers:
 
     def ignore(self, address: HostInfo, why: str) -> None:
         """Take note of somebody who is no worker of this application."""
+        self._claims.pop(address, None)
         self.addresses.add(address)
         self._tell(address, why)
 

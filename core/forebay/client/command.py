@@ -23,6 +23,7 @@ from rich.text import Text
 
 from forebay.client import Answer, Client, Provenance
 from forebay.client.problems import problem_of_response
+from forebay.client.reads import REWRITTEN
 from forebay.errors import Forbidden, ForebayError, Problem, Unauthenticated
 from forebay.terminal import terminal
 from forebay.tokens import token_headers
@@ -30,8 +31,6 @@ from forebay.topology import StoreSpec
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TOKEN = "FOREBAY_TOKEN"
-_NOT_IN_PATHS = frozenset({"", ".", ".."})
-"""Keys that are rewritten on the way: they go through ``batch-get``."""
 _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"}
 
 
@@ -127,7 +126,7 @@ def query(
     if require_active:
         parameters["require_active"] = "true"
     path = f"/v1/stores/{quote(store, safe='')}"
-    if key in _NOT_IN_PATHS:
+    if key in REWRITTEN:
         if windows:
             raise ForebayError(f"The windows of the key {key!r} cannot be asked for: no path can hold it.")
         body = json.dumps({"keys": [key]})

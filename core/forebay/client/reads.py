@@ -20,7 +20,7 @@ from forebay.rest.answers import Provenance
 from forebay.rest.batches import MOST_KEYS
 from forebay.topology import StoreSpec
 
-_REWRITTEN = ("", ".", "..")
+REWRITTEN = ("", ".", "..")
 """Key segments that a path loses on its way."""
 
 _ITEMS: dict[type, str] = {
@@ -88,7 +88,7 @@ class Reads:
         parameters = self._parameters(store, options, _partition(spec, plain), as_of=epoch_ms_of("as_of", as_of))
         segment = to_segment(spec.key_codec, plain)
         result: Answer | Problem
-        if segment in _REWRITTEN:
+        if segment in REWRITTEN:
             [result] = yield from self._batch(store, [key], parameters, deadline_ms)
         else:
             request = Request(f"{_path(store)}/keys/{segment}", parameters)

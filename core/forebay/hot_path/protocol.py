@@ -279,8 +279,7 @@ class HotPathProtocol(HttpToolsProtocol):
             self._stall = None
 
     def _be_patient(self) -> None:
-        if self._patience is None:
-            self._patience = self.loop.call_later(_MOST_REQUEST_S, self._lose_patience)
+        self._patience = self.loop.call_later(_MOST_REQUEST_S, self._lose_patience)
 
     def _end_patience(self) -> None:
         if self._patience is not None:
@@ -307,6 +306,8 @@ class HotPathProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The parser has begun a request: the hot path waits for its end."""
         self._in_message = self._in_head = True
+        # From now on, however long it took to begin.
+        self._end_patience()
         self._be_patient()
         super().on_message_begin()
 

@@ -229,9 +229,11 @@ class KafkaConsumer:
             assigned.end = assigned.beginning = None
             self._ends.at_once = self._beginnings.at_once = self._describing.at_once = True
         else:
-            lasting = error.code() in _LASTING and (tp, error.code()) not in self._told
-            log.log(logging.ERROR if lasting else logging.DEBUG, "%s cannot be read: %s", tp, error.str())
-            self._told.add((tp, error.code()))
+            if error.code() not in _LASTING:
+                log.debug("%s: %s", tp, error)
+            elif (tp, error.code()) not in self._told:
+                self._told.add((tp, error.code()))
+                log.error("%s cannot be read: %s", tp, error.str())
             self._describing.at_once = True
 
     def _batch(self, tp: TopicPartition, messages: list[Message], reached: int) -> Batch | None:

@@ -22,9 +22,9 @@ _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, Kafk
 class HeartbeatWriter:
     """Appends one writer's heartbeats to every partition of a topic, all or none.
 
-    Its first fences an earlier one of the same topic and writer, whose next raises ``BatchConflict``. That of a
-    query which another superseded is refused, after a restart, too: the topic tells. Without a query it retires
-    the writer.
+    The first heartbeat fences an earlier ``HeartbeatWriter`` of the same topic and writer, whose next one raises
+    ``BatchConflict``. So does the first one of a query that another superseded, even after a restart: the topic
+    tells. ``query_id`` is None for one that only retires the writer.
     """
 
     def __init__(self, url: KafkaUrl, topic: str, writer: str, query_id: str | None) -> None:

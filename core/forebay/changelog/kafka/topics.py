@@ -65,7 +65,7 @@ def loss_by(spec: StoreSpec, config: Mapping[str, str]) -> str | None:
     policy = config.get("cleanup.policy", "delete")
     if "delete" in policy:
         limits = {name: int(config.get(name, -1)) for name in ("retention.ms", "retention.bytes")}
-        needed_ms = None if spec.kind == "versioned" else spec.retention_ms
+        needed_ms = spec.retention_ms
         kept = limits["retention.ms"] < 0 or (needed_ms is not None and limits["retention.ms"] >= needed_ms)
         if not kept or limits["retention.bytes"] >= 0:
             shown = ", ".join(f"{name}={limit}" for name, limit in limits.items())
