@@ -539,3 +539,12 @@ def test_a_standby_leaves_the_rack_of_its_active_when_another_rack_appears() -> 
     group = Group(tasks, members, AssignmentPolicy(1, ACCEPTABLE_LAG, 2)).settled()
     group = group.having(*(Member(f"other-{i}", rack="b") for i in range(2))).settled()
     assert all(clashes(group, placement.members) == 0 for placement in group.assignment.actual.values())
+
+
+def test_where_nobody_knows_who_held_what_no_caught_up_copy_is_dropped() -> None:
+    tasks = [TaskId(0, partition) for partition in range(12)]
+    caught_up = dict.fromkeys(tasks, 0)
+    members = [Member("a", caught_up), Member("b", caught_up), Member("c")]
+    first = assign(tasks, members, NO_ASSIGNMENT, AssignmentPolicy(num_standby_replicas=1))
+    assert any("c" in placement.members for placement in first.intended.values())
+    assert all({"a", "b"} <= set(placement.members) for placement in first.actual.values())

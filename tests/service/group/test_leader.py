@@ -2,10 +2,12 @@
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.metadata import Generation
 from forebay.tasks import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.leader import Leader
-from forebay_worker.group.placement import AssignmentPolicy
+from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
+from forebay_worker.group.wire import AssignmentInfo
 from forebay_worker.state.offsets import CAUGHT_UP
 
 STORES = [{"name": "a"}, {"name": "b"}]
@@ -27,3 +29,15 @@ def test_a_task_of_two_stores_may_be_as_far_behind_as_both_may(tmp_path):
     leader = Leader(TOPOLOGY, changelog, AssignmentPolicy(acceptable_recovery_lag=60))
     lags = leader.lags({"behind": {TASK: 81}, "active": {TASK: CAUGHT_UP}})
     assert lags == {"behind": {TASK: 60}, "active": {TASK: 0}}
+
+
+def test_placements_of_another_topology_are_those_of_the_same_stores():
+    one, two = ({"name": name, "partitions": 2, "store": [{"name": name}]} for name in ("one", "two"))
+    old = parse_topology({"application_id": "app", "subtopology": [one, two]})
+    turned = parse_topology(
+        {"application_id": "app", "subtopology": [two, one, {**one, "name": "new", "store": STORES}]}
+    )
+    held = {task: Placement(f"holder of {task}") for task in old.tasks}
+    told = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
+    before = Leader(turned, None, AssignmentPolicy()).before(told)
+    assert before.intended == before.actual == {TaskId(1 - ordinal, p): held[ordinal, p] for ordinal, p in held}
