@@ -18,7 +18,7 @@ def settings_page() -> str:
         "",
         "Each comes from its flag, else its environment variable, which counts as absent if it is empty, else the",
         "`--config` file (TOML, same names with `_`), else the default.",
-        "Generated from `core/forebay/settings.py` by `python -m docs.generate`.",
+        "Generated from `core/forebay/settings/table.py` by `python -m docs.generate`.",
         "",
         "| flag | environment | default | tiers | meaning |",
         "|---|---|---|---|---|",

@@ -1,0 +1,111 @@
+"""Where a setting's value comes from: its flag, the environment, the config file, the default."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import SettingError
+from forebay.metadata import HostInfo
+from forebay.settings.table import Setting, Tier, settings_for
+
+_IN_ORDER = (("drain_ms", "shutdown_timeout_ms"), ("request_timeout_ms", "max_request_timeout_ms"))
+
+
+def load_settings(
+    tier: Tier,
+    flags: Mapping[str, str | None],
+    environment: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> dict[str, Any]:
+    """Every setting of a tier, by name, each from the first source that has it; an empty variable has none.
+
+    ``flags`` holds what the command line gave, as text. Raises ``SettingError`` naming setting and source.
+    """
+    environment = os.environ if environment is None else environment
+    table = settings_for(tier)
+    file = _read_config(config, table) if config else {}
+    values: dict[str, Any] = {}
+    for setting in table:
+        if flags.get(setting.name) is not None:
+            source, raw = setting.flag, flags[setting.name]
+        elif environment.get(setting.environment):
+            source, raw = setting.environment, environment[setting.environment]
+        elif setting.name in file:
+            source, raw = f"{config}: {setting.name}", file[setting.name]
+        elif setting.required:
+            raise SettingError(f"{setting.flag} is missing; give it, or set {setting.environment}.")
+        else:
+            source, raw = "default", setting.default
+        values[setting.name] = None if raw is None else parse_setting(setting, raw, source)
+    _check_together(values)
+    return values
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    """Refuse settings that contradict each other."""
+    for less, more in _IN_ORDER:
+        if values[less] > values[more]:
+            raise SettingError(f"{less} is {values[less]}, more than {more}, which is {values[more]}.")
+    for origin in values["cors_allow_origins"]:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/]+", origin):
+            raise SettingError(
+                f"cors_allow_origins: {origin!r} is no origin such as https://example.org, nor '*'."
+            )
+
+
+def _read_config(config: Path, table: tuple[Setting, ...]) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingError(f"The config file {config} cannot be read: {error}.") from None
+    unknown = sorted(set(document) - {setting.name for setting in table})
+    if unknown:
+        raise SettingError(f"{config}: there is no setting {unknown[0]!r}; see docs/settings.md.")
+    return document
+
+
+def parse_setting(setting: Setting, raw: Any, source: str) -> Any:
+    """A setting's value from text or from a TOML value; raises ``SettingError`` naming the source."""
+    text = str(raw).strip()
+    match setting.kind:
+        case "integer":
+            if not re.fullmatch(r"-?[0-9]{1,18}", text) or int(text) < setting.least:
+                raise SettingError(f"{source}: {text!r} is not a whole number of at least {setting.least}.")
+            return int(text)
+        case "boolean":
+            if text.lower() not in ("true", "false"):
+                raise SettingError(f"{source}: {text!r} is neither 'true' nor 'false'.")
+            return text.lower() == "true"
+        case "choice":
+            if text not in setting.choices:
+                raise SettingError(f"{source}: {text!r} is not one of {', '.join(setting.choices)}.")
+            return text
+        case "names":
+            return tuple(_items(raw))
+        case "address":
+            return _address(text, source)
+        case "addresses":
+            items = _items(raw)
+            if not items:
+                raise SettingError(f"{source}: no address given; give HOST:PORT,….")
+            return tuple(_address(item, source) for item in items)
+        case "path":
+            return Path(text)
+    return text
+
+
+def _items(raw: Any) -> list[str]:
+    parts = raw if isinstance(raw, list | tuple) else str(raw).split(",")
+    return [str(part).strip() for part in parts if str(part).strip()]
+
+
+def _address(text: str, source: str) -> HostInfo:
+    try:
+        return HostInfo.parse(text)
+    except ValueError as error:
+        raise SettingError(f"{source}: {error}.") from None

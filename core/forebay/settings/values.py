@@ -1,0 +1,76 @@
+"""A tier's settings, each by the name that the table gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.metadata import HostInfo
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """A worker's settings; the meaning of each is in the table."""
+
+    topology: Path
+    changelog: str
+    state_dir: Path
+    group: str | None
+    listen: HostInfo
+    advertise: HostInfo | None
+    rack: str | None
+    num_standby_replicas: int
+    acceptable_recovery_lag: int
+    max_warmup_replicas: int
+    session_timeout_ms: int
+    standby_rebuild_delay_ms: int
+    initial_rebalance_delay_ms: int
+    probing_rebalance_interval_ms: int
+    create_topics: bool
+    poll_interval_ms: int
+    apply_records_per_second: int
+    restore_processes: int
+    statestore_checkpoint_interval_ms: int
+    automatic_state_relocation: bool
+    state_cleanup_delay_ms: int
+    end_offset_max_age_ms: int
+    record_lag_ceiling: int | None
+    time_lag_ceiling_ms: int | None
+    age_ceiling_ms: int | None
+    rocksdb_block_cache_bytes: int
+    rocksdb_write_buffer_bytes: int
+    request_timeout_ms: int
+    max_request_timeout_ms: int
+    max_event_streams: int
+    drain_ms: int
+    shutdown_timeout_ms: int
+    cors_allow_origins: tuple[str, ...]
+    auth_tokens_file: Path | None
+    authenticator: str | None
+    log_level: str
+    log_format: str
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """A router's settings; the meaning of each is in the table."""
+
+    seeds: tuple[HostInfo, ...]
+    application_id: str | None
+    listen: HostInfo
+    processes: int
+    request_timeout_ms: int
+    max_request_timeout_ms: int
+    max_in_flight: int
+    max_in_flight_per_worker: int
+    max_event_streams: int
+    worker_poll_interval_ms: int
+    lag_report_max_age_ms: int
+    drain_ms: int
+    shutdown_timeout_ms: int
+    cors_allow_origins: tuple[str, ...]
+    auth_tokens_file: Path | None
+    authenticator: str | None
+    worker_token_file: Path | None
+    log_level: str
+    log_format: str
