@@ -11,7 +11,7 @@ from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimes, Leader
 from forebay_worker.group.membership import Membership
-from forebay_worker.group.sqlite import SqliteMembership
+from forebay_worker.group.sqlite.membership import SqliteMembership
 
 
 def open_membership(

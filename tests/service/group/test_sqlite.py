@@ -17,10 +17,10 @@ from forebay.errors import ConfigurationError
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
-from forebay_worker.group import sqlite as group_sqlite
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimes
-from forebay_worker.group.sqlite import SqliteMembership
+from forebay_worker.group.sqlite import database as group_database
+from forebay_worker.group.sqlite.membership import SqliteMembership
 from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from tests.cluster import wait_until
 
@@ -180,7 +180,7 @@ class Group:
 
     def close(self) -> None:
         for node in self.nodes:
-            node.membership._disconnect()
+            node.membership._database.close()
 
 
 @pytest.fixture
@@ -573,7 +573,7 @@ def reboot(group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     group.close()
     boot_id = tmp_path / "boot_id"
     boot_id.write_text("another boot\n")
-    monkeypatch.setattr(group_sqlite, "_BOOT_ID", boot_id)
+    monkeypatch.setattr(group_database, "_BOOT_ID", boot_id)
     group.clock.now = 10_000.0
 
 
@@ -640,7 +640,7 @@ def tick_or_fail(node: Node) -> None:
         node.membership.tick()
     except sqlite3.Error:
         # As the thread does: the next round connects anew.
-        node.membership._disconnect()
+        node.membership._database.close()
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])

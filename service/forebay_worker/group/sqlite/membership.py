@@ -1,48 +1,35 @@
-"""The embedded worker group: leases in a SQLite database, for the processes of one machine.
+"""Membership of the embedded group: a lease that is renewed, and the leader's if it falls to this member.
 
 Every member renews its lease a few times per session timeout. The holder of the leader lease computes the
 assignment and writes it in a transaction that checks that it still leads and that nobody wrote since, so a
-leader that was stopped and woke up changes nothing. Leases are on the boot-time clock, which all processes of
-a machine share and nobody steps; a database from before a reboot holds no valid lease.
+leader that was stopped and woke up changes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from forebay.changelog import Changelog
-from forebay.changelog.sqlite.partition import enable_wal, transaction
 from forebay.errors import ConfigurationError, ForebayError
 from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead
+from forebay_worker.group.sqlite.database import GroupDatabase, GroupTransaction, LivingMember
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
 _MOST_SESSIONS = 3
 """Of a leader's lease, beyond the half of one that it lasts where a round takes no time."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS grp (
-    id INTEGER PRIMARY KEY CHECK (id = 0), format INTEGER NOT NULL, application_id TEXT NOT NULL,
-    boot_id TEXT NOT NULL, incarnation INTEGER NOT NULL, generation INTEGER NOT NULL,
-    leader TEXT, leader_until REAL NOT NULL, assignment BLOB);
-CREATE TABLE IF NOT EXISTS member (
-    id TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, host TEXT NOT NULL, fingerprint TEXT NOT NULL,
-    subscription BLOB NOT NULL, lease_until REAL NOT NULL);
-"""
 
 
 @dataclass(frozen=True)
@@ -69,12 +56,11 @@ class SqliteMembership:
         clock: Callable[[], float] = boot_ms,
     ) -> None:
         self.lease_until_boot_ms = 0.0
-        self._path = path
+        self._database = GroupDatabase(path, topology.application_id)
         self._topology = topology
         self._leader = Leader(topology, changelog, policy)
         self._times = times
         self._clock = clock
-        self._boot_id = _BOOT_ID.read_text().strip()
         self._known = NO_GENERATION
         self._fingerprint: str | None = None
         self._empty_since: tuple[int, float] | None = None
@@ -85,8 +71,6 @@ class SqliteMembership:
         """How long this member took to work out an assignment when it led last."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
 
     @property
     def state(self) -> str:
@@ -98,11 +82,12 @@ class SqliteMembership:
     def check(self) -> None:
         """Look whether the database is this application's; raises ``ConfigurationError`` where it is another's."""
         try:
-            self._connect()
+            with self._transaction(self._clock()):
+                pass
         except sqlite3.Error as error:
-            log.warning("the worker group %s cannot be reached: %s", self._path, error)
+            log.warning("the worker group %s cannot be reached: %s", self._database.path, error)
         finally:
-            self._disconnect()
+            self._database.close()
 
     def start(
         self,
@@ -116,8 +101,8 @@ class SqliteMembership:
             self._refuse_taken_address()
         except sqlite3.Error as error:
             # What is on disk can be served meanwhile; the thread goes on trying.
-            log.warning("the worker group %s cannot be reached: %s", self._path, error)
-            self._disconnect()
+            log.warning("the worker group %s cannot be reached: %s", self._database.path, error)
+            self._database.close()
         self._thread = threading.Thread(target=self._run, name="forebay-group", daemon=True)
         self._thread.start()
 
@@ -128,18 +113,12 @@ class SqliteMembership:
             self._thread.join()
         self.lease_until_boot_ms = 0.0
         now = self._clock()
-        with contextlib.suppress(sqlite3.Error), self._transaction() as connection:
+        with contextlib.suppress(sqlite3.Error), self._transaction(now) as group:
             mine = self._subscription()
-            left = connection.execute(
-                "UPDATE member SET lease_until = ? WHERE id = ? AND incarnation = ?",
-                (now, mine.process_id, mine.incarnation),
-            )
             # Of another with the same id, from a copied state directory, everything stays.
-            if left.rowcount:
-                connection.execute(
-                    "UPDATE grp SET leader = NULL, leader_until = 0 WHERE leader = ?", (mine.process_id,)
-                )
-        self._disconnect()
+            if group.end_lease(mine, now):
+                group.end_leadership(mine.process_id)
+        self._database.close()
 
     def _run(self) -> None:
         pause_s = self._times.session_timeout_ms / 12 / 1000
@@ -148,8 +127,8 @@ class SqliteMembership:
             try:
                 self.tick()
             except sqlite3.Error as error:
-                trouble = f"the worker group {self._path} cannot be reached: {error}"
-                self._disconnect()
+                trouble = f"the worker group {self._database.path} cannot be reached: {error}"
+                self._database.close()
             except ForebayError as error:
                 trouble = str(error)
             except Exception:
@@ -171,58 +150,45 @@ class SqliteMembership:
             self._lead(seen, now)
 
     def _renew(self, mine: SubscriptionInfo, now: float) -> _Seen:
-        until = now + self._times.session_timeout_ms
-        with self._transaction() as connection:
-            self._void_leases_of_another_boot(connection, now)
-            row = connection.execute(
-                "SELECT incarnation, generation, leader, leader_until, assignment FROM grp"
-            ).fetchone()
-            incarnation, number, leader, leader_until, assignment = row
-            if assignment is not None and Generation(incarnation, number) > self._known:
+        with self._transaction(now) as group:
+            generation, assignment, leader, leader_until = group.group()
+            if assignment is not None and generation > self._known:
                 # A member that cannot read it rolls back: it must neither lead nor count as present.
                 _read_assignment(assignment)
-            self._refuse_copy(connection, mine, now)
-            connection.execute(
-                "INSERT OR REPLACE INTO member VALUES (?, ?, ?, ?, ?, ?)",
-                (mine.process_id, mine.incarnation, str(mine.host), mine.fingerprint, mine.encode(), until),
-            )
-            if self._known > (incarnation, number):
+            living = group.living(now)
+            _refuse_copy(living, mine)
+            group.put_member(mine, now + self._times.session_timeout_ms)
+            if self._known > generation:
                 # The database was made anew, or restored from before: go on above what members know.
-                incarnation, number, assignment = self._known.incarnation + 1, 0, None
-                connection.execute(
-                    "UPDATE grp SET incarnation = ?, generation = 0, assignment = NULL", (incarnation,)
-                )
-            vacant = leader in (None, mine.process_id) or leader_until <= now
-            leads = vacant and self._may_lead(connection, now, led=leader == mine.process_id)
+                generation, assignment = Generation(self._known.incarnation + 1, 0), None
+                group.begin_incarnation(generation.incarnation)
+            others = {row.process_id: row.fingerprint for row in living if row.process_id != mine.process_id}
+            fingerprints = [*others.values(), mine.fingerprint]
+            led = leader == mine.process_id
+            leads = (leader is None or led or leader_until <= now) and may_lead(
+                mine.fingerprint, fingerprints, led=led
+            )
             if leads:
-                # A round that takes long must not outlast the lease it is worked out under.
-                session_ms = self._times.session_timeout_ms
-                lasts_ms = session_ms / 2 + min(2 * self._round_ms, _MOST_SESSIONS * session_ms)
-                connection.execute(
-                    "UPDATE grp SET leader = ?, leader_until = ?", (mine.process_id, now + lasts_ms)
-                )
-                connection.execute(
-                    "DELETE FROM member WHERE lease_until <= ?", (now - self._times.standby_rebuild_delay_ms,)
-                )
-            elif leader == mine.process_id:
+                self._lead_on(group, mine.process_id, now)
+            elif led:
                 # Most have another topology by now: one of them is to lead.
-                connection.execute("UPDATE grp SET leader = NULL, leader_until = 0")
-            rows = connection.execute("SELECT id, subscription, lease_until FROM member").fetchall()
-        if self.lease_until_boot_ms == 0.0 and not any(
-            lease > now for name, _, lease in rows if name != mine.process_id
-        ):
+                group.end_leadership(mine.process_id)
+            members = group.members()
+        if self.lease_until_boot_ms == 0.0 and not others:
             self._founded_at = now
         return _Seen(
-            Generation(incarnation, number),
+            generation,
             assignment,
             leads,
-            self._readable({name: raw for name, raw, _ in rows}) if leads else {},
-            {name: lease for name, _, lease in rows},
+            self._readable({row.process_id: row.subscription for row in members}) if leads else {},
+            {row.process_id: row.lease_until for row in members},
         )
 
-    def _may_lead(self, connection: sqlite3.Connection, now: float, *, led: bool) -> bool:
-        rows = connection.execute("SELECT fingerprint FROM member WHERE lease_until > ?", (now,)).fetchall()
-        return may_lead(self._topology.fingerprint, [fingerprint for (fingerprint,) in rows], led=led)
+    def _lead_on(self, group: GroupTransaction, me: str, now: float) -> None:
+        """Take the leader's lease, or renew it; a round that takes long must not outlast it."""
+        session_ms = self._times.session_timeout_ms
+        group.put_leader(me, now + session_ms / 2 + min(2 * self._round_ms, _MOST_SESSIONS * session_ms))
+        group.forget_members(now - self._times.standby_rebuild_delay_ms)
 
     def _readable(self, subscriptions: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
         """What members tell; one that speaks a newer version must not keep the rest from being led."""
@@ -286,14 +252,9 @@ class SqliteMembership:
 
     def _write(self, info: AssignmentInfo, read: Generation) -> bool:
         """Write a generation if this member still leads and nobody wrote since ``read``."""
-        me = self._subscription().process_id
-        with self._transaction() as connection:
-            written = connection.execute(
-                "UPDATE grp SET generation = ?, assignment = ? "
-                "WHERE leader = ? AND leader_until > ? AND incarnation = ? AND generation = ?",
-                (info.generation.number, info.encode(), me, self._clock(), *read),
-            ).rowcount
-        return written == 1
+        with self._transaction(self._clock()) as group:
+            # By the time that the lock is had: the leader's lease may have run out while it was waited for.
+            return group.put_assignment(info, self._subscription().process_id, self._clock(), read)
 
     def _waited_for_members(self, incarnation: int, now: float) -> bool:
         # A database made anew is empty anew: the members that it does not know yet hold copies.
@@ -312,100 +273,30 @@ class SqliteMembership:
     def _refuse_taken_address(self) -> None:
         mine = self._subscription()
         now = self._clock()
-        with self._transaction() as connection:
-            self._void_leases_of_another_boot(connection, now)
-            taken = connection.execute(
-                "SELECT id FROM member WHERE host = ? AND id <> ? AND lease_until > ?",
-                (str(mine.host), mine.process_id, now),
-            ).fetchone()
+        with self._transaction(now) as group:
+            others = [row for row in group.living(now) if row.process_id != mine.process_id]
+        taken = next((row.process_id for row in others if row.host == str(mine.host)), None)
         if taken is not None:
             raise ConfigurationError(
-                f"The address {mine.host} is advertised by another live worker ({taken[0]}) of the group "
-                f"{self._path}. Give this one its own --advertise or --listen."
+                f"The address {mine.host} is advertised by another live worker ({taken}) of the group "
+                f"{self._database.path}. Give this one its own --advertise or --listen."
             )
 
-    def _refuse_copy(self, connection: sqlite3.Connection, mine: SubscriptionInfo, now: float) -> None:
-        """Of two processes with one id the one that was started last counts; raises ``ConfigurationError``."""
-        row = connection.execute(
-            "SELECT host, incarnation FROM member WHERE id = ? AND lease_until > ?", (mine.process_id, now)
-        ).fetchone()
-        if row is not None and row[0] != str(mine.host) and row[1] > mine.incarnation:
+    def _transaction(self, now: float) -> contextlib.AbstractContextManager[GroupTransaction]:
+        # A database made anew begins above one that was here before.
+        return self._database.transaction(now, max(self._known.incarnation + 1, int(epoch_ms())))
+
+
+def _refuse_copy(living: list[LivingMember], mine: SubscriptionInfo) -> None:
+    """Of two processes with one id the one that was started last counts; raises ``ConfigurationError``."""
+    for row in living:
+        later = row.process_id == mine.process_id and row.incarnation > mine.incarnation
+        if later and row.host != str(mine.host):
             raise ConfigurationError(
-                f"The worker at {row[0]} was started later with this one's process id: the state directory of "
+                f"The worker at {row.host} was started later with this one's process id: the state directory of "
                 f"one is a copy of the other's. This one, at {mine.host}, is given no tasks. Stop one, and remove "
                 "process.json from its state directory."
             )
-
-    def _void_leases_of_another_boot(self, connection: sqlite3.Connection, now: float) -> None:
-        (boot_id,) = connection.execute("SELECT boot_id FROM grp").fetchone()
-        if boot_id != self._boot_id:
-            # Absent, not gone: what they have on disk is expected back.
-            connection.execute("UPDATE member SET lease_until = ?", (now,))
-            connection.execute("UPDATE grp SET boot_id = ?, leader = NULL, leader_until = 0", (self._boot_id,))
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        connection = self._connect()
-        with transaction(connection):
-            yield connection
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is not None:
-            # One that was removed and made anew by another member is another file under the same name.
-            if self._file == _file_id(self._path):
-                return self._connection
-            self._disconnect()
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(
-                f"The directory of the group {self._path} cannot be made: {error.strerror}. Name another --group."
-            ) from None
-        file = _file_id(self._path)
-        connection = sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
-        try:
-            self._file = file or _file_id(self._path)
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        # Leases mean nothing after a crash of the machine, so they need not survive one.
-        enable_wal(connection)
-        connection.execute("PRAGMA synchronous=NORMAL")
-        with transaction(connection):
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute(
-                "INSERT OR IGNORE INTO grp VALUES (0, ?, ?, ?, ?, 0, NULL, 0, NULL)",
-                (_FORMAT, self._topology.application_id, self._boot_id, self._new_incarnation()),
-            )
-            format_, application_id = connection.execute("SELECT format, application_id FROM grp").fetchone()
-        if (format_, application_id) != (_FORMAT, self._topology.application_id):
-            raise ConfigurationError(
-                f"The group {self._path} is of application {application_id!r} (format {format_}), this worker "
-                f"of {self._topology.application_id!r} (format {_FORMAT}). Give each application its own "
-                "--group."
-            )
-
-    def _new_incarnation(self) -> int:
-        return max(self._known.incarnation + 1, int(epoch_ms()))
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-def _file_id(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 @lru_cache(maxsize=2)

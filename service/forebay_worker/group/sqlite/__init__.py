@@ -1,0 +1,1 @@
+"""The embedded worker group: leases in a SQLite database, for the processes of one machine."""

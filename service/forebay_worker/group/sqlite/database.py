@@ -1,0 +1,212 @@
+"""The database of an embedded worker group: its members, their leases, its leader and the assignment.
+
+Leases are on the boot-time clock, which all processes of a machine share and nobody steps; a database from before
+a reboot holds no valid lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from forebay.changelog.sqlite.partition import enable_wal, transaction
+from forebay.errors import ConfigurationError
+from forebay.metadata import Generation
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+
+_FORMAT = 1
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS grp (
+    id INTEGER PRIMARY KEY CHECK (id = 0), format INTEGER NOT NULL, application_id TEXT NOT NULL,
+    boot_id TEXT NOT NULL, incarnation INTEGER NOT NULL, generation INTEGER NOT NULL,
+    leader TEXT, leader_until REAL NOT NULL, assignment BLOB);
+CREATE TABLE IF NOT EXISTS member (
+    id TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, host TEXT NOT NULL, fingerprint TEXT NOT NULL,
+    subscription BLOB NOT NULL, lease_until REAL NOT NULL);
+"""
+
+
+class GroupRow(NamedTuple):
+    """What the group's row says: the newest generation with its assignment, and who leads until when."""
+
+    generation: Generation
+    assignment: bytes | None
+    leader: str | None
+    leader_until: float
+
+
+class LivingMember(NamedTuple):
+    """A member whose lease is valid; a process that was started later has the larger incarnation."""
+
+    process_id: str
+    incarnation: int
+    host: str
+    fingerprint: str
+
+
+class MemberRow(NamedTuple):
+    """A member: what it told last, encoded, and until when its lease lasts."""
+
+    process_id: str
+    subscription: bytes
+    lease_until: float
+
+
+@dataclass(frozen=True)
+class GroupTransaction:
+    """What can be read and changed under the database's write lock; all of it becomes visible at once."""
+
+    connection: sqlite3.Connection
+
+    def group(self) -> GroupRow:
+        """The group's row."""
+        incarnation, number, *rest = self.connection.execute(
+            "SELECT incarnation, generation, assignment, leader, leader_until FROM grp"
+        ).fetchone()
+        return GroupRow(Generation(incarnation, number), *rest)
+
+    def members(self) -> list[MemberRow]:
+        """Everybody that is alive or not away for long."""
+        rows = self.connection.execute("SELECT id, subscription, lease_until FROM member")
+        return [MemberRow(*row) for row in rows]
+
+    def living(self, now: float) -> list[LivingMember]:
+        """Everybody whose lease is valid."""
+        rows = self.connection.execute(
+            "SELECT id, incarnation, host, fingerprint FROM member WHERE lease_until > ?", (now,)
+        )
+        return [LivingMember(*row) for row in rows]
+
+    def put_member(self, mine: SubscriptionInfo, lease_until: float) -> None:
+        """Join, or renew the lease."""
+        self.connection.execute(
+            "INSERT OR REPLACE INTO member VALUES (?, ?, ?, ?, ?, ?)",
+            (mine.process_id, mine.incarnation, str(mine.host), mine.fingerprint, mine.encode(), lease_until),
+        )
+
+    def end_lease(self, mine: SubscriptionInfo, now: float) -> bool:
+        """End a member's lease; False, and nothing done, where another process has its id by now."""
+        ended = self.connection.execute(
+            "UPDATE member SET lease_until = ? WHERE id = ? AND incarnation = ?",
+            (now, mine.process_id, mine.incarnation),
+        )
+        return ended.rowcount > 0
+
+    def forget_members(self, gone_since: float) -> None:
+        """Delete those whose lease ended by then."""
+        self.connection.execute("DELETE FROM member WHERE lease_until <= ?", (gone_since,))
+
+    def put_leader(self, process_id: str, until: float) -> None:
+        """Give a member the leader's lease."""
+        self.connection.execute("UPDATE grp SET leader = ?, leader_until = ?", (process_id, until))
+
+    def end_leadership(self, process_id: str) -> None:
+        """Vacate the leader's lease if it is that member's."""
+        self.connection.execute("UPDATE grp SET leader = NULL, leader_until = 0 WHERE leader = ?", (process_id,))
+
+    def begin_incarnation(self, incarnation: int) -> None:
+        """Begin anew above what members know, with no assignment."""
+        self.connection.execute(
+            "UPDATE grp SET incarnation = ?, generation = 0, assignment = NULL", (incarnation,)
+        )
+
+    def put_assignment(self, info: AssignmentInfo, leader: str, now: float, read: Generation) -> bool:
+        """Write a generation if that member still leads and nobody wrote since ``read``."""
+        written = self.connection.execute(
+            "UPDATE grp SET generation = ?, assignment = ? "
+            "WHERE leader = ? AND leader_until > ? AND incarnation = ? AND generation = ?",
+            (info.generation.number, info.encode(), leader, now, *read),
+        )
+        return written.rowcount == 1
+
+    def void_leases_of_another_boot(self, boot_id: str, now: float) -> None:
+        """End the leases from before a reboot: those members are absent, not gone, and expected back."""
+        (of,) = self.connection.execute("SELECT boot_id FROM grp").fetchone()
+        if of != boot_id:
+            self.connection.execute("UPDATE member SET lease_until = ?", (now,))
+            self.connection.execute("UPDATE grp SET boot_id = ?, leader = NULL, leader_until = 0", (boot_id,))
+
+
+class GroupDatabase:
+    """The database file, made where it is missing; used by one thread at a time."""
+
+    def __init__(self, path: Path, application_id: str) -> None:
+        self.path = path
+        self._application_id = application_id
+        self._boot_id = _BOOT_ID.read_text().strip()
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+
+    @contextlib.contextmanager
+    def transaction(self, now: float, first_incarnation: int) -> Iterator[GroupTransaction]:
+        """A write transaction; a database that has to be made for it begins with that incarnation.
+
+        Raises ``ConfigurationError`` where it is another application's or cannot be made, ``sqlite3.Error``.
+        """
+        connection = self._connect(first_incarnation)
+        with transaction(connection):
+            group = GroupTransaction(connection)
+            group.void_leases_of_another_boot(self._boot_id, now)
+            yield group
+
+    def close(self) -> None:
+        """Close the connection; the next transaction opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connect(self, first_incarnation: int) -> sqlite3.Connection:
+        if self._connection is not None:
+            # One that was removed and made anew by another member is another file under the same name.
+            if self._file == _file_id(self.path):
+                return self._connection
+            self.close()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The directory of the group {self.path} cannot be made: {error.strerror}. Name another --group."
+            ) from None
+        file = _file_id(self.path)
+        connection = sqlite3.connect(self.path, timeout=5, isolation_level=None, check_same_thread=False)
+        try:
+            self._file = file or _file_id(self.path)
+            self._prepare(connection, first_incarnation)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, first_incarnation: int) -> None:
+        # Leases mean nothing after a crash of the machine, so they need not survive one.
+        enable_wal(connection)
+        connection.execute("PRAGMA synchronous=NORMAL")
+        with transaction(connection):
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(
+                "INSERT OR IGNORE INTO grp VALUES (0, ?, ?, ?, ?, 0, NULL, 0, NULL)",
+                (_FORMAT, self._application_id, self._boot_id, first_incarnation),
+            )
+            format_, application_id = connection.execute("SELECT format, application_id FROM grp").fetchone()
+        if (format_, application_id) != (_FORMAT, self._application_id):
+            raise ConfigurationError(
+                f"The group {self.path} is of application {application_id!r} (format {format_}), this worker "
+                f"of {self._application_id!r} (format {_FORMAT}). Give each application its own "
+                "--group."
+            )
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
