@@ -26,7 +26,8 @@ from forebay_worker.state.mover import prepare_state
 from forebay_worker.state.offsets import CAUGHT_UP
 from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
-from forebay_worker.tasks.manager import TaskManager, TaskPolicy
+from forebay_worker.tasks.manager import TaskManager
+from forebay_worker.tasks.recovery import RecoveryPolicy
 from forebay_worker.topics import TopicCreation
 
 log = logging.getLogger(__name__)
@@ -65,12 +66,12 @@ class Worker:
             self._changelog,
             self._directory,
             StoreOpener(self._directory, self._changelog, memory, settings.statestore_checkpoint_interval_ms),
-            TaskPolicy(
+            RecoveryPolicy(
                 settings.poll_interval_ms,
                 settings.apply_records_per_second,
                 settings.restore_processes,
-                settings.state_cleanup_delay_ms,
             ),
+            settings.state_cleanup_delay_ms,
         )
         self.metadata = StreamsMetadataState(self.topology.stores, local_lags=self.local_lags)
         self._ceiling = Tolerance(

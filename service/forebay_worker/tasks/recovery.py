@@ -1,0 +1,210 @@
+"""Recovery: brings replicas to the ends of their logs, whatever that takes.
+
+A replica is followed from its committed offset on; restored in bulk first where it is far behind; and rebuilt
+from its log's beginning where what it holds cannot be trusted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from forebay.changelog import Changelog
+from forebay.lag import EndOffset, boot_ms
+from forebay.stores import CommittedOffset
+from forebay.tasks import TopicPartition
+from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.obstacles import obstacle
+from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
+from forebay_worker.tasks.replica import Replica
+
+log = logging.getLogger(__name__)
+
+BULK_RESTORE_RECORDS = 50_000
+"""A replica further behind than this is restored in bulk."""
+_FALLEN_BEHIND = 10
+"""So many times further where it is followed already: what is applied in a second or two needs no process."""
+_RETRY_MS = 2_000.0
+_ENDS_AT_ONCE = 100
+"""Ends asked for at a time, of logs that restore processes read."""
+_PAUSE_BY_ASKING = 20
+"""So many times longer than it took does the next such look wait."""
+
+
+@dataclass(frozen=True)
+class RecoveryPolicy:
+    """How replicas are brought forward; each is the setting of that name."""
+
+    poll_interval_ms: int
+    apply_records_per_second: int
+    restore_processes: int
+
+
+class Recovery:
+    """Brings replicas forward; everything in the applier's thread, which calls ``housekeeping`` now and then."""
+
+    def __init__(
+        self,
+        changelog: Changelog,
+        directory: StateDirectory,
+        opener: StoreOpener,
+        policy: RecoveryPolicy,
+        housekeeping: Callable[[], None],
+    ) -> None:
+        self._changelog = changelog
+        self._directory = directory
+        self._opener = opener
+        self.applier = Applier(
+            changelog,
+            policy.poll_interval_ms,
+            policy.apply_records_per_second,
+            self._obstacle_in,
+            self._rebuild,
+            self._discard_set_aside,
+            housekeeping,
+        )
+        self.bulk_restore = BulkRestore(
+            changelog.url,
+            policy.restore_processes,
+            directory.path / ".restore",
+            self.applier.call,
+            self._restored,
+            self._obstacle_in,
+        )
+        self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
+        self._put_off: dict[TopicPartition, tuple[Replica, float]] = {}
+        """Replicas whose store is closed, until another can be opened in its place, and when to try again."""
+        self._to_ask: deque[TopicPartition] = deque()
+        self._ends_due_boot_ms = 0.0
+
+    def begin(self, replica: Replica) -> None:
+        """Follow the log, or restore in bulk first where it is far ahead."""
+        self.applier.follow(replica)
+        if self._takes_files(replica):
+            tp = replica.topic_partition
+            committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+            behind = self._changelog.end_offsets([tp]).get(tp, 0) - committed.position
+            if behind > BULK_RESTORE_RECORDS:
+                self._restore_in_bulk(replica, behind)
+
+    def end(self, replica: Replica) -> None:
+        """Bring a replica forward no longer, and close its store."""
+        self.bulk_restore.cancel(replica)
+        self.applier.unfollow(replica)
+        if self._put_off.pop(replica.topic_partition, None) is None:
+            replica.store.close()
+
+    def open(self, replica: Replica) -> bool:
+        """Whether the replica's store is open and takes writes, as far as is known."""
+        tp = replica.topic_partition
+        return tp not in self._put_off and tp not in self.applier.obstacles
+
+    def keep_up(self, replicas: Iterable[Replica]) -> None:
+        """Try again to rebuild, publish the ends of logs being restored, hasten what has fallen far behind."""
+        now = boot_ms()
+        for replica, due in list(self._put_off.values()):
+            if due <= now:
+                self._begin_anew(replica)
+        self._observe_ends_of_restored()
+        for replica in replicas:
+            self._hasten(replica)
+
+    def _obstacle_in(self, error: Exception) -> str | None:
+        return obstacle(error, self._directory.path)
+
+    def _takes_files(self, replica: Replica) -> bool:
+        return self._in_bulk and isinstance(replica.store, RocksDbStore)
+
+    def _hasten(self, replica: Replica) -> None:
+        """Restore in bulk what fell far behind since it was opened, or of which it was not known then."""
+        progress = replica.progress
+        if progress.end_offset is None or replica.failure is not None or not self._takes_files(replica):
+            return
+        behind = progress.end_offset - progress.position
+        busy = replica.topic_partition in self._put_off or self.bulk_restore.restoring(replica) is not None
+        if behind > _FALLEN_BEHIND * BULK_RESTORE_RECORDS and not busy:
+            self._restore_in_bulk(replica, behind)
+
+    def _restore_in_bulk(self, replica: Replica, behind: int) -> None:
+        try:
+            replica.store.commit({})  # the identity, before any file is ingested
+        except Exception as error:
+            log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
+            return
+        self.applier.unfollow(replica)
+        self.bulk_restore.submit(replica)
+        log.info("%s: %d records behind, restored in bulk", replica.topic_partition, behind)
+
+    def _restored(self, restoration: Restoration) -> None:
+        log.info(
+            "%s: %d records restored at %.0f records/s",
+            restoration.replica.topic_partition,
+            restoration.records,
+            restoration.records_per_second,
+        )
+        self.applier.follow(restoration.replica)
+
+    def _observe_ends_of_restored(self) -> None:
+        """Of those that no consumer follows meanwhile; of very many, in turn."""
+        sent = boot_ms()
+        if sent < self._ends_due_boot_ms:
+            return
+        restorations = self.bulk_restore.restorations
+        if not self._to_ask:
+            self._to_ask.extend(restorations)
+        asked = [self._to_ask.popleft() for _ in range(min(_ENDS_AT_ONCE, len(self._to_ask)))]
+        for tp, end in self._changelog.end_offsets([tp for tp in asked if tp in restorations]).items():
+            self.applier.observe_end(restorations[tp].replica, EndOffset(end, sent))
+        self._ends_due_boot_ms = boot_ms() + _PAUSE_BY_ASKING * (boot_ms() - sent)
+
+    def _rebuild(self, replica: Replica, reason: str) -> None:
+        log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
+        self.bulk_restore.cancel(replica)
+        self.applier.unfollow(replica)
+        replica.diverged = True
+        replica.complete = False
+        replica.misplaced_key = None
+        try:
+            replica.store.close()
+        except Exception as error:
+            log.warning("%s was not closed properly: %s", replica.topic_partition, error)
+        if replica.store.persistent:
+            try:
+                self._directory.set_aside(replica.task, replica.spec.name)
+            except Exception as error:
+                # Opened once more, it is found to be of another log once more.
+                self._try_again(replica, error)
+                return
+        self._begin_anew(replica)
+
+    def _begin_anew(self, replica: Replica) -> None:
+        """Open an empty store in the place of one that was closed; what prevents it is tried again."""
+        tp = replica.topic_partition
+        try:
+            opened = self._opener.open(replica.task, replica.spec)
+        except Exception as error:
+            self._try_again(replica, error)
+            return
+        self._put_off.pop(tp, None)
+        self.applier.obstacles.pop(tp, None)
+        replica.failure = None
+        replica.store, replica.log, replica.identify = opened.store, opened.log, opened.identify
+        self.begin(replica)
+
+    def _try_again(self, replica: Replica, error: Exception) -> None:
+        """Say why a rebuild cannot begin, and put it off."""
+        tp = replica.topic_partition
+        found = self._obstacle_in(error)
+        replica.failure = found or str(error) or repr(error)
+        if found is not None:
+            self.applier.obstacles[tp] = found
+        self._put_off[tp] = replica, boot_ms() + _RETRY_MS
+        log.error("%s could not be begun anew; tried again in %.0f s: %s", tp, _RETRY_MS / 1000, replica.failure)
+
+    def _discard_set_aside(self, replica: Replica) -> None:
+        self._directory.discard_set_aside(replica.spec.name, replica.task.partition)

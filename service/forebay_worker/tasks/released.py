@@ -1,0 +1,45 @@
+"""Released tasks: what they left on disk is deleted once they have been gone for long enough."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from forebay.lag import boot_ms
+from forebay.tasks import TaskId
+from forebay.topology import Topology
+from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.offsets import OffsetCache
+
+log = logging.getLogger(__name__)
+
+
+class ReleasedTasks:
+    """Tasks on disk that are not held, and since when; ``delay_ms`` counts from the release, not from a start."""
+
+    def __init__(self, directory: StateDirectory, topology: Topology, on_disk: OffsetCache, delay_ms: int) -> None:
+        self._directory = directory
+        self._topology = topology
+        self._on_disk = on_disk
+        self._delay_ms = delay_ms
+        self._since_boot_ms: dict[TaskId, float] = {}
+
+    def add(self, task: TaskId) -> None:
+        """Note that a task was released now, if it was not before."""
+        self._since_boot_ms.setdefault(task, boot_ms())
+
+    def discard(self, task: TaskId) -> None:
+        """Note that a task is held again."""
+        self._since_boot_ms.pop(task, None)
+
+    def delete_due(self, wanted: Collection[TaskId]) -> None:
+        """Delete the stores of tasks released long enough ago, but of none that is wanted again."""
+        due = boot_ms() - self._delay_ms
+        for task in [task for task, released in self._since_boot_ms.items() if released <= due]:
+            del self._since_boot_ms[task]
+            if task not in wanted:
+                self._on_disk.drop(task)
+                for spec in self._topology.stores_of(task):
+                    self._directory.delete_store(task, spec.name)
+                    self._directory.discard_set_aside(spec.name, task.partition)
+                log.info("the stores of task %s, released a while ago, were deleted", task)

@@ -1,0 +1,65 @@
+"""The sweeper: looks through replicas in turn for what is expired, for no longer than others can wait."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+
+from forebay.lag import boot_ms
+from forebay.tasks import TopicPartition
+from forebay_worker.tasks.expiry import Expiry
+from forebay_worker.tasks.replica import Replica
+
+log = logging.getLogger(__name__)
+
+_MOST_SWEEPING_MS = 10.0
+_PATIENCE_WHERE_EXPIRED = 6
+"""So many times longer may it take where something is deleted: a store must not grow faster than it is swept."""
+
+
+class Sweeper:
+    """Deletes what is past retention, replica by replica; in the applier's thread.
+
+    ``writable(replica)`` says whether a replica is held and its store takes writes; ``obstacle(error)`` what of
+    the machine's an error shows, None if nothing.
+    """
+
+    def __init__(self, writable: Callable[[Replica], bool], obstacle: Callable[[Exception], str | None]) -> None:
+        self._writable = writable
+        self._obstacle = obstacle
+        self._expiry = Expiry()
+        self._to_sweep: deque[Replica] = deque()
+        self._failed: set[TopicPartition] = set()
+
+    def sweep_some(self, replicas: Collection[Replica]) -> None:
+        """Go on where the last look ended; at most once through all."""
+        spent_ms = 0.0
+        for _ in range(len(replicas)):
+            if not self._to_sweep:
+                self._to_sweep.extend(replicas)
+            begun = boot_ms()
+            removed = self._sweep(self._to_sweep.popleft())
+            spent_ms += (boot_ms() - begun) / (_PATIENCE_WHERE_EXPIRED if removed else 1)
+            if spent_ms >= _MOST_SWEEPING_MS:
+                return
+
+    def forget(self, replica: Replica) -> None:
+        """Drop what is remembered of a replica that was released."""
+        self._expiry.forget(replica)
+        self._failed.discard(replica.topic_partition)
+
+    def _sweep(self, replica: Replica) -> int:
+        """Delete some of what is expired, and say how much that was; on a disk that refuses, it waits."""
+        if not self._writable(replica):
+            return 0
+        tp = replica.topic_partition
+        try:
+            removed = self._expiry.sweep(replica)
+        except Exception as error:
+            if tp not in self._failed:
+                self._failed.add(tp)
+                log.error("%s: what is expired could not be deleted: %s", tp, self._obstacle(error) or error)
+            return 0
+        self._failed.discard(tp)
+        return removed

@@ -1,0 +1,96 @@
+"""Tasks held on a real disk from a real log, for tests of what holds them."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import parse_topology
+from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.opening import OpenedStore, StoreOpener
+from forebay_worker.state.rocksdb import RocksDbMemory
+from forebay_worker.tasks.manager import TaskManager
+from forebay_worker.tasks.recovery import RecoveryPolicy
+from tests.cluster import wait_until
+
+MEMORY = RocksDbMemory(8 << 20, 8 << 20)
+PARTITIONS = 6
+TASKS = [TaskId(0, partition) for partition in range(PARTITIONS)]
+TOPOLOGY = parse_topology(
+    {
+        "application_id": "app",
+        "subtopology": [
+            {"name": "s", "partitions": PARTITIONS, "store": [{"name": "a", "partitioner": "unknown"}]}
+        ],
+    }
+)
+TOPIC = TOPOLOGY.stores["a"].topic
+
+
+class SlowOpener(StoreOpener):
+    """Opens a store only when it is let."""
+
+    let = threading.Semaphore(0)
+
+    def open(self, task, spec) -> OpenedStore:
+        self.let.acquire()
+        return super().open(task, spec)
+
+
+def make_changelog(tmp_path: Path) -> SqliteChangelog:
+    """A log with one record more in each partition than in the one before."""
+    changelog = SqliteChangelog(tmp_path / "log")
+    changelog.ensure_topic(TOPIC, PARTITIONS)
+    for partition in range(PARTITIONS):
+        rows = [(b"k", b"1", 0)] * (partition + 1)
+        path = changelog.path(TopicPartition(TOPIC, partition))
+        sqlite_partition.append_batch(path, rows, writer="a", query_id="q", batch_id=1, write_name="a")
+    return changelog
+
+
+@contextmanager
+def started(
+    tmp_path: Path,
+    changelog: SqliteChangelog,
+    opener: type[StoreOpener],
+    restore_processes: int = 0,
+    cleanup_ms: int = 600_000,
+) -> Iterator[TaskManager]:
+    """Tasks kept on a directory and a log, until the end of the block."""
+    directory = StateDirectory(tmp_path / "state", "app")
+    manager = TaskManager(
+        TOPOLOGY,
+        changelog,
+        directory,
+        opener(directory, changelog, MEMORY, 300_000),
+        RecoveryPolicy(10, 0, restore_processes),
+        cleanup_ms,
+    )
+    manager.start()
+    try:
+        yield manager
+    finally:
+        manager.stop()
+        directory.close()
+
+
+def fill(tmp_path: Path, changelog: SqliteChangelog) -> None:
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+
+
+def offsets() -> dict[TaskId, int]:
+    return {task: task.partition + 1 for task in TASKS}
+
+
+def held(manager: TaskManager) -> set[TaskId]:
+    return {replica.task for replica in manager.replicas.values()}
+
+
+def append(changelog: SqliteChangelog, partition: int, batch: int, rows: list[tuple[bytes, bytes, int]]) -> None:
+    path = changelog.path(TopicPartition(TOPIC, partition))
+    sqlite_partition.append_batch(path, rows, writer="a", query_id="q", batch_id=batch, write_name="a")

@@ -1,0 +1,211 @@
+"""How replicas are brought to the ends of their logs, whatever stands in the way."""
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.compaction import CompactionLimits
+from forebay.errors import ChangelogUnreachable
+from forebay.stored_keys import USER_TAG
+from forebay.tasks import TopicPartition
+from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.opening import OpenedStore, StoreOpener
+from forebay_worker.tasks.bulk_restore import Restoration
+from tests.cluster import wait_until
+from tests.service.tasks.held_tasks import (
+    PARTITIONS,
+    TASKS,
+    TOPIC,
+    TOPOLOGY,
+    SlowOpener,
+    append,
+    fill,
+    make_changelog,
+    offsets,
+    started,
+)
+
+
+@pytest.fixture(autouse=True)
+def none_let(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlowOpener, "let", threading.Semaphore(0))
+
+
+@pytest.fixture
+def changelog(tmp_path: Path) -> SqliteChangelog:
+    return make_changelog(tmp_path)
+
+
+def test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_process(tmp_path, changelog):
+    fill(tmp_path, changelog)
+    directory = StateDirectory(tmp_path / "state", "app")
+    asides = [directory.set_aside(TASKS[0], "a")]
+    # The loser of a collision lay under another ordinal; another partition's is another matter.
+    for name in ("3_0-a-7", "0_99-a-7"):
+        asides.append(asides[0].with_name(name))
+        asides[-1].mkdir()
+    directory.close()
+
+    with started(tmp_path, changelog, SlowOpener) as manager:
+        manager.hold(TASKS, ())
+        assert all(path.exists() for path in asides)
+        SlowOpener.let.release(PARTITIONS)
+        wait_until(lambda: [path.exists() for path in asides] == [False, False, True], "the rebuild is done")
+        assert manager.replicas["a", 0].complete
+
+
+def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_no_key(
+    tmp_path, changelog, monkeypatch
+):
+    monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
+    tp = TopicPartition(TOPIC, 0)
+
+    def append(batch: int, rows: list[tuple[bytes, bytes | None, int]]) -> None:
+        sqlite_partition.append_batch(
+            changelog.path(tp), rows, writer="a", query_id="q", batch_id=batch, write_name="a"
+        )
+
+    append(2, [(b"deleted", b"1", 0)])
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 2, "all is applied")
+    append(3, [(b"deleted", None, 0), *((b"k%d" % i, b"1", 0) for i in range(30))])
+    changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
+
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 33, "all is applied")
+        store = manager.replicas["a", 0].store
+        assert store.get(USER_TAG + b"k29") == b"1"
+        assert store.get(USER_TAG + b"deleted") is None
+
+
+def test_a_replica_whose_logs_end_was_not_known_when_it_was_opened_is_restored_in_bulk_later(
+    tmp_path, changelog, monkeypatch
+):
+    monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
+    monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 1)
+    append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(5_000)])
+    with monkeypatch.context() as away:
+        away.setattr(SqliteChangelog, "end_offsets", lambda *_: {})
+        with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+            manager.hold(TASKS[:1], ())
+            wait_until(lambda: manager.bulk_restore.restorations, "a restore in bulk")
+            wait_until(lambda: manager.offsets().get(TASKS[0]) == 5_001, "all is applied")
+            assert manager.replicas["a", 0].store.get(USER_TAG + b"k4999") == b"1"
+
+
+def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, changelog, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
+    fill(tmp_path, changelog)
+    changelog.reset(TOPOLOGY.stores["a"])
+    rows = [(b"k%d" % i, b"2", 0) for i in range(30)]
+    sqlite_partition.append_batch(
+        changelog.path(TopicPartition(TOPIC, 0)), rows, writer="a", query_id="q", batch_id=2, write_name="a"
+    )
+
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 30, "all is applied")
+        store = manager.replicas["a", 0].store
+        assert (store.get(USER_TAG + b"k29"), store.get(USER_TAG + b"k")) == (b"2", None)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unforeseen")])
+def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, changelog, monkeypatch, error):
+    monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 50.0)
+    refusals = [error, error]
+
+    class Refusing(StoreOpener):
+        def open(self, task, spec) -> OpenedStore:
+            if task == TASKS[0] and resetting and refusals:
+                raise refusals.pop()
+            return super().open(task, spec)
+
+    resetting: list[bool] = []
+    with started(tmp_path, changelog, Refusing) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        resetting.append(True)
+        changelog.reset(TOPOLOGY.stores["a"])
+        append(changelog, 0, 2, [(b"k", b"new", 0)])
+        wait_until(lambda: not refusals and manager.replicas["a", 0].complete, "the rebuild")
+        assert manager.replicas["a", 0].store.get(USER_TAG + b"k") == b"new"
+        assert (manager.replicas["a", 0].failure, manager.obstacle) == (None, None)
+
+
+def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, changelog, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 50.0)
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        replica = manager.replicas["a", 0]
+        read = replica.store.scan(USER_TAG, b"\x02")
+        next(read)
+        changelog.reset(TOPOLOGY.stores["a"])
+        append(changelog, 0, 2, [(b"k", b"new", 0)])
+        wait_until(lambda: replica.diverged, "the reset")
+        del read
+        wait_until(lambda: replica.complete, "the rebuild")
+        assert replica.store.get(USER_TAG + b"k") == b"new"
+
+
+def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changelog, monkeypatch):
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        replica = manager.replicas["a", 0]
+        close = replica.store.close
+
+        def refuse() -> None:
+            close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(replica.store, "close", refuse)
+        changelog.reset(TOPOLOGY.stores["a"])
+        append(changelog, 0, 1, [(b"new", b"1", 0)])
+        wait_until(lambda: replica.store.get(USER_TAG + b"new") == b"1" and not replica.diverged, "the rebuild")
+
+
+def test_a_store_that_was_opened_while_nobody_knew_its_log_is_not_taken_for_that_of_another(
+    tmp_path, changelog, monkeypatch
+):
+    with monkeypatch.context() as unreachable:
+
+        def refuse(*_: object) -> str:
+            raise ChangelogUnreachable("away")
+
+        unreachable.setattr(SqliteChangelog, "identity", refuse)
+        fill(tmp_path, changelog)
+    changelog.reset(TOPOLOGY.stores["a"])
+    for partition in range(PARTITIONS):
+        append(changelog, partition, 2, [(b"other%d" % i, b"2", 0) for i in range(30)])
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        wait_until(lambda: set(manager.offsets().values()) == {30}, "all is applied")
+        for partition in range(PARTITIONS):
+            assert manager.replicas["a", partition].store.get(USER_TAG + b"k") is None
+
+
+def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_seldom(
+    tmp_path, changelog, monkeypatch
+):
+    asked: list[list[TopicPartition]] = []
+    own = changelog.end_offsets
+
+    def end_offsets(wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
+        asked.append(list(wanted))
+        return own(wanted)
+
+    monkeypatch.setattr("forebay_worker.tasks.recovery._ENDS_AT_ONCE", 4)
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        waiting = [Restoration(replica, n, 0.0) for n, replica in enumerate(manager.replicas.values())]
+        monkeypatch.setattr(changelog, "end_offsets", end_offsets)
+        monkeypatch.setattr(
+            manager.bulk_restore, "restorations", {one.replica.topic_partition: one for one in waiting}
+        )
+        wait_until(lambda: len({tp for look in asked for tp in look}) == PARTITIONS, "every end")
+    assert max(map(len, asked)) <= 4
