@@ -77,6 +77,8 @@ class Tolerance(NamedTuple):
 
     def held_to(self, ceiling: Tolerance) -> Tolerance:
         """Bound by bound the stricter of the two."""
+        if ceiling == UNLIMITED:
+            return self
         pairs = zip(self, ceiling, strict=True)
         return Tolerance(*(min((bound for bound in pair if bound is not None), default=None) for pair in pairs))
 

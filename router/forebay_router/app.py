@@ -34,7 +34,7 @@ from forebay.errors import (
 from forebay.lag import boot_ms
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import body_of, make_application, respond
-from forebay.rest.batches import MOST_BODY_BYTES, read_batch_keys
+from forebay.rest.batches import MOST_BODY_BYTES
 from forebay.rest.changes import resumed
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.parameters import ReadParameters, parse_parameters
@@ -204,18 +204,12 @@ class _ListResponse(StreamingResponse):
 def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         query = request.scope["query_string"]
-        begun_boot_ms = boot_ms()
         try:
-            parameters = parse_parameters(query, BATCH_ROUTE.parameters)
-            keys = read_batch_keys(await body_of(request, MOST_BODY_BYTES))
-            begun_boot_ms = boot_ms()
-            with router.admitted():
-                answer = await batch_get(router, request.path_params["store"], keys, query, parameters)
+            body = await body_of(request, MOST_BODY_BYTES)
         except Problem as problem:
-            answer = problem_answer(problem)
-        metrics.count(BATCH_ROUTE.path, answer.status)
-        metrics.answer_ms[BATCH_ROUTE.path].observe(boot_ms() - begun_boot_ms)
-        return respond(answer)
+            metrics.count(BATCH_ROUTE.path, problem.status)
+            return respond(problem_answer(problem))
+        return respond(await batch_get(router, metrics, request.path_params["store"], query, body))
 
     return endpoint
 

@@ -98,7 +98,9 @@ def _rank(holder: Holder, tolerance: Tolerance) -> _Rank:
     if holder.suspect:
         return _Rank.SUSPECT
     tolerance = tolerance.held_to(holder.ceiling)
-    known = all(figure is not None or bound is None for figure, bound in zip(holder.lag, tolerance, strict=True))
+    known = tolerance == UNLIMITED or all(
+        figure is not None or bound is None for figure, bound in zip(holder.lag, tolerance, strict=True)
+    )
     if known and not tolerance.met_by(holder.lag):
         return _Rank.TOO_FAR_BEHIND
     if holder.window is not None and holder.load >= holder.window:

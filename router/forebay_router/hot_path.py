@@ -1,7 +1,8 @@
 """The router's hot path: a recognised read goes to its best candidate over a shared connection, at once.
 
 What is not answered there and then finally (a refusal, a lost connection, a worker slower than the hedge delay)
-goes on as an ordinary read, which asks the others; the client's order of answers is kept by slots.
+goes on as an ordinary read, which asks the others; the client's order of answers is kept by slots. A batch is an
+ordinary read from the beginning, but for what the framework would do with it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 from forebay.codecs import from_segment
 from forebay.errors import InternalError, Problem
-from forebay.hot_path import HotPathProtocol, HotRequest, Slot
+from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, Slot
 from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.routes import READ_ROUTES
+from forebay_router.batches import batch_get
 from forebay_router.choices import Choices, KeyRead, Target
 from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
@@ -50,7 +54,7 @@ class _Outstanding:
 
 
 class RouterHotPath:
-    """Sends single-key reads to their best candidate, coalesced and pipelined."""
+    """Sends single-key reads to their best candidate, coalesced and pipelined; begins batches."""
 
     def __init__(self, router: Router, metrics: RouterMetrics) -> None:
         self._router = router
@@ -61,7 +65,7 @@ class RouterHotPath:
         self._ticking = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
+    def key(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
         """A slot that will be filled, None where the route must answer."""
         router = self._router
         segment = request.segment
@@ -94,6 +98,26 @@ class RouterHotPath:
         if not self._ticking:
             self._tick()
         return slot
+
+    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Slot:
+        """A slot that will be filled."""
+        slot = protocol.slot(request)
+        self._begin(self._batch(request, slot))
+        return slot
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _batch(self, request: HotBatch, slot: Slot) -> None:
+        form = request.form
+        try:
+            answer = await batch_get(self._router, self._metrics, form.store, form.query, request.body)
+        except Exception:
+            answer = _failed("a batch failed")
+        slot.fill(answer)
 
     def _answered(self, read: _Outstanding, answer: Answer | None) -> None:
         """Take a worker's answer, None where the connection ended first: that alone does not mean it is down."""
@@ -130,9 +154,7 @@ class RouterHotPath:
     def _go_on_as_ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
         read.settled = True
         self._router.in_flight -= 1
-        read.ordinary = asyncio.ensure_future(self._ordinary(read, silent))
-        self._tasks.add(read.ordinary)
-        read.ordinary.add_done_callback(self._tasks.discard)
+        read.ordinary = self._begin(self._ordinary(read, silent))
 
     async def _ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
         asked = read.asked
@@ -146,9 +168,7 @@ class RouterHotPath:
         except Problem as problem:
             answer = problem_answer(problem)
         except Exception:
-            # Left empty, the slot would hold back every later answer of the connection.
-            log.exception("a read that had left the hot path failed")
-            answer = problem_answer(InternalError("The service failed; its log says why."))
+            answer = _failed("a read that had left the hot path failed")
         self._fill(read, answer, boot_ms() - read.sent_boot_ms)
 
     def _tick(self) -> None:
@@ -208,3 +228,9 @@ class RouterHotPath:
 
     def _left_ms(self, read: _Outstanding) -> float:
         return self._router.timeout_ms(read.asked.parameters) - (boot_ms() - read.sent_boot_ms)
+
+
+def _failed(what: str) -> Answer:
+    """What a client is told then: left empty, its slot would hold back every later answer of the connection."""
+    log.exception(what)
+    return problem_answer(InternalError("The service failed; its log says why."))

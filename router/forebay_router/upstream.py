@@ -9,7 +9,7 @@ from forebay.rest.answers import Answer
 from forebay_router.connection import Connection, InFlight, OnAnswer, UpstreamClosed, connect, exchange
 
 _CONNECTIONS = 4
-_MOST_IDLE = 16
+_MOST_IDLE = 64
 
 
 class Claim:

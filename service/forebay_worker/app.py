@@ -31,7 +31,7 @@ from forebay.errors import (
 from forebay.lag import boot_ms
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.application import body_of, make_application, respond
-from forebay.rest.batches import MOST_BODY_BYTES, batch_answer, batch_frames, read_batch_keys
+from forebay.rest.batches import MOST_BODY_BYTES, KeyResult, batch_answer, read_batch_keys
 from forebay.rest.changes import resumed
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.parameters import ReadParameters, parse_parameters
@@ -175,7 +175,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
             keys = read_batch_keys(await body_of(request, MOST_BODY_BYTES))
             results = await _batch(worker, request, keys, parameters)
             frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-            answer = batch_frames(results) if frames else batch_answer(keys, results)
+            answer = batch_answer(keys, results, frames=frames)
         except Problem as problem:
             answer = problem_answer(problem)
         metrics.reads[BATCH_ROUTE.path, answer.status] += 1
@@ -184,20 +184,20 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
     return endpoint
 
 
-async def _batch(worker: Worker, request: Request, keys: list[Any], parameters: ReadParameters) -> list[Answer]:
+async def _batch(worker: Worker, request: Request, keys: list[Any], parameters: ReadParameters) -> list[KeyResult]:
     """Each key's answer, waiting for those whose bound may be met as long as the request allows."""
     store = request.path_params["store"]
     until = boot_ms() + _wait_ms(worker, parameters, request.headers)
-    answers, waiting = worker.reads.batch(store, keys, parameters)
+    results, waiting = worker.reads.batch(store, keys, parameters)
     if not waiting or boot_ms() >= until:
-        return answers
+        return results
     with worker.waits.one() as pause:
         while waiting and boot_ms() < until:
             await pause()
             again = worker.reads.batch(store, [keys[i] for i in waiting], parameters)
             waiting = [waiting[i] for i in again.waiting]
     # All of them as of now: what was found at once is older by all that was waited.
-    return worker.reads.batch(store, keys, parameters).answers
+    return worker.reads.batch(store, keys, parameters).results
 
 
 def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:

@@ -1,14 +1,15 @@
-"""The worker's hot path: a recognised read, answered by the same code as its route."""
+"""The worker's hot path: recognised reads, answered by the same code as their routes."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from forebay.errors import Problem
-from forebay.hot_path import HotPathProtocol, HotRequest, Slot
+from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest
 from forebay.rest.answers import Answer, problem_answer
-from forebay.rest.parameters import KEY_PARAMETERS, parse_parameters
-from forebay.rest.routes import READ_ROUTES
+from forebay.rest.batches import batch_answer, read_batch_keys
+from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
+from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.queries.admission import Refused
 from forebay_worker.queries.reads import KeyRead
@@ -20,19 +21,24 @@ _PATH = READ_ROUTES[0].path
 
 
 class WorkerHotPath:
-    """Answers single-key reads at once; those that wait for a bound are left to their route."""
+    """Answers reads of a key or of several at once; those that wait for a bound are left to their route."""
 
     def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:
         self._worker = worker
         self._counts = metrics.reads
 
         @lru_cache(maxsize=_MOST_REMEMBERED)
-        def read(store: str, query: bytes) -> KeyRead:
-            return worker.reads.key(store, parse_parameters(query, _KNOWN))
+        def parameters(query: bytes) -> ReadParameters:
+            return parse_parameters(query, _KNOWN)
 
+        @lru_cache(maxsize=_MOST_REMEMBERED)
+        def read(store: str, query: bytes) -> KeyRead:
+            return worker.reads.key(store, parameters(query))
+
+        self._parameters = parameters
         self._read = read
 
-    def __call__(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
+    def key(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | None:
         """The answer, None where the route must give it."""
         try:
             read = self._read(request.form.store, request.form.query)
@@ -44,4 +50,18 @@ class WorkerHotPath:
         except Problem as problem:
             answer = problem_answer(problem)
         self._counts[_PATH, answer.status] += 1
+        return answer
+
+    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Answer | None:
+        """The same for a batch."""
+        try:
+            parameters = self._parameters(request.form.query)
+            if parameters.wait_ms:
+                return None
+            keys = read_batch_keys(request.body)
+            results = self._worker.reads.batch(request.form.store, keys, parameters).results
+            answer = batch_answer(keys, results, frames=request.frames)
+        except Problem as problem:
+            answer = problem_answer(problem)
+        self._counts[BATCH_ROUTE.path, answer.status] += 1
         return answer

@@ -54,6 +54,16 @@ def request(path: str, *headers: str) -> bytes:
     return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
 
 
+def post(path: str, body: str, *headers: str) -> bytes:
+    sent = body.encode()
+    return (
+        "\r\n".join(
+            [f"POST {path} HTTP/1.1", "Host: x", *headers, f"Content-Length: {len(sent)}", "", ""]
+        ).encode()
+        + sent
+    )
+
+
 def exchange(address: str, data: bytes | list[bytes], answers: int) -> list[bytes]:
     """Send bytes, in pieces if given so, on one connection, and take so many answers off it."""
     host, port = address.split(":")
@@ -99,6 +109,50 @@ def test_the_same_bytes_as_the_route(served, path, origin):
             return steady(hot) == steady(cold)
 
         wait_until(same, f"the same bytes from {address}", 5)
+
+
+BATCHES = [
+    '{"keys": ["a", "é", "nobody", 7, null, "k1", "a"]}',
+    '{"keys": []}',
+    '{"keys": [NaN]}',
+    '{"keys": [1e400]}',
+    '{"keys": ["a"], "more": 1}',
+    "[" * 5_000,
+    "",
+    json.dumps({"keys": ["a"] * 501}),
+]
+
+
+@pytest.mark.parametrize("store", ["counts", "numbers", "hours", "nope"])
+@pytest.mark.parametrize("query", ["", "?max_record_lag=0", "?max_age_ms=0", "?wait_ms=1", "?unknown=1"])
+@pytest.mark.parametrize("origin", [[], ["Origin: https://a.example"]])
+def test_the_same_bytes_of_a_batch_as_the_route(served, store, query, origin):
+    _, worker, router = served
+    path = f"/v1/stores/{store}/batch-get{query}"
+    for address in (worker, router):
+        for body in BATCHES:
+
+            def same(address: str = address, body: str = body) -> bool:
+                (hot,) = exchange(address, post(path, body, *origin), 1)
+                (cold,) = exchange(address, post(path, body, *origin, "TE: trailers"), 1)
+                return steady(hot) == steady(cold)
+
+            wait_until(same, f"the same bytes from {address} for {body[:20]}", 5)
+
+
+def test_a_batch_among_other_requests_of_a_connection_is_answered_in_its_turn(served):
+    _, worker, router = served
+    batch = post("/v1/stores/counts/batch-get", '{"keys": ["k2", "k3"]}')
+    keys = [request(f"/v1/stores/counts/keys/k{n}") for n in range(8)]
+    order = [b"k0", b"k1", b"k2", b"k3", b"k4", b"k2", b"k3", b"k5"]
+    for address in (worker, router):
+        for pieces in (
+            [keys[0] + keys[1] + batch + keys[4] + batch + keys[5]],
+            [keys[0], keys[1], batch, keys[4], batch, keys[5]],
+            [keys[0] + keys[1] + batch[:-5], batch[-5:] + keys[4], batch, keys[5]],
+        ):
+            found = exchange(address, pieces, 6)
+            assert re.findall(rb'"key":"(\w+)"', b"".join(found)) == order
 
 
 def test_an_allowed_origin_may_read_the_lag_and_another_may_not(served):

@@ -98,7 +98,7 @@ def test_keys_of_a_batch_are_sent_in_as_many_bytes_as_they_came_in(served):
     _, router = served
     keys = [f"{i}" + "я" * 1_400 for i in range(500)]
     body = json.dumps({"keys": keys}, ensure_ascii=False).encode()
-    answer = httpx.post(f"http://{router}/v1/stores/counts/batch-get", content=body)
+    answer = httpx.post(f"http://{router}/v1/stores/counts/batch-get?timeout_ms=20000", content=body, timeout=30)
     assert {result["problem"]["type"] for result in answer.json()["results"]} == {
         "urn:forebay:problem:unknown-key"
     }

@@ -24,6 +24,6 @@ def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatc
         form = RequestForm("s", b"max_record_lag=%d" % bound, b"", b"")
         for key in range(100):
             # Nobody holds anything, so the route is to answer.
-            assert path(HotRequest(form, b"k%d" % key, 0), PROTOCOL) is None
+            assert path.key(HotRequest(form, b"k%d" % key, 0), PROTOCOL) is None
             most = max(most, sum(map(len, path._choices._choices.values())))
     assert 50 <= most <= 100

@@ -6,30 +6,38 @@ from collections import Counter
 
 from forebay.authentication import Authenticator
 from forebay.errors import Problem
-from forebay.hot_path.protocol import Handler, HotPathProtocol, Slot
-from forebay.hot_path.recogniser import HotRequest
+from forebay.hot_path.protocol import Handlers, HotPathProtocol, Outcome
+from forebay.hot_path.recogniser import HotBatch, HotRequest
 from forebay.rest.answers import Answer, problem_answer
 
 
-def guarded(
-    handler: Handler,
-    authenticator: Authenticator | None,
-    refusals: Counter[int],
-) -> Handler:
-    """The handler, or one that asks the authenticator first; without one, nothing comes in between.
+def guarded(handlers: Handlers, authenticator: Authenticator | None, refusals: Counter[int]) -> Handlers:
+    """The handlers, or such as ask the authenticator first; without one, nothing comes in between.
 
     ``refusals`` counts what is refused, by status.
     """
-    if authenticator is None:
-        return handler
+    return handlers if authenticator is None else _Guarded(handlers, authenticator, refusals)
 
-    def handle(request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
-        path = f"/v1/stores/{request.form.store}/keys/{request.segment.decode()}"
+
+class _Guarded:
+    """Lets through to the handlers what the authenticator lets through."""
+
+    def __init__(self, handlers: Handlers, authenticator: Authenticator, refusals: Counter[int]) -> None:
+        self._handlers = handlers
+        self._authenticator = authenticator
+        self._refusals = refusals
+
+    def key(self, request: HotRequest, protocol: HotPathProtocol) -> Outcome:
+        return self._refusal(request) or self._handlers.key(request, protocol)
+
+    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+        return self._refusal(request) or self._handlers.batch(request, protocol)
+
+    def _refusal(self, request: HotRequest | HotBatch) -> Answer | None:
+        method, path = request.target()
         try:
-            authenticator.authenticate("GET", path, request.form.authorization)
+            self._authenticator.authenticate(method, path, request.form.authorization)
         except Problem as problem:
-            refusals[problem.status] += 1
+            self._refusals[problem.status] += 1
             return problem_answer(problem)
-        return handler(request, protocol)
-
-    return handle
+        return None

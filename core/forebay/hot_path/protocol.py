@@ -10,13 +10,13 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from forebay.errors import BadRequest
 from forebay.hot_path.cors import OriginHeaders
-from forebay.hot_path.recogniser import HotRequest, Recogniser, recognise
+from forebay.hot_path.recogniser import HotBatch, HotRequest, Recogniser, recognise, recognise_batch
 from forebay.rest.answers import Answer, problem_answer
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,20 @@ class Slot:
             self._protocol.send_filled()
 
 
-Handler = Callable[[HotRequest, "HotPathProtocol"], "Answer | Slot | None"]
-"""Answers at once, or with a slot of the protocol's to be filled later, or not at all: then FastAPI does."""
+Outcome = Answer | Slot | None
+"""An answer at once, or a slot of the protocol's to be filled later, or none at all: then FastAPI answers."""
+
+
+class Handlers(Protocol):
+    """What a tier does with recognised requests."""
+
+    def key(self, request: HotRequest, protocol: HotPathProtocol) -> Outcome:
+        """Answer a read of one key."""
+        ...
+
+    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+        """Answer a ``batch-get``."""
+        ...
 
 
 def render(answer: Answer, lines: bytes = b"") -> bytes:
@@ -91,9 +103,10 @@ class Outbox:
 
 
 class HotPathProtocol(HttpToolsProtocol):
-    """Offers whole requests to ``handler`` while the connection is between two ordinary ones."""
+    """Offers whole requests to the handlers while the connection is between two ordinary ones."""
 
-    handler: ClassVar[Handler]
+    key_handler: ClassVar[Callable[[HotRequest, HotPathProtocol], Outcome]]
+    batch_handler: ClassVar[Callable[[HotBatch, HotPathProtocol], Outcome]]
     draining: ClassVar[Callable[[], bool]]
     origins: ClassVar[OriginHeaders]
     outbox: ClassVar[Outbox]
@@ -123,9 +136,13 @@ class HotPathProtocol(HttpToolsProtocol):
         """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
         if not self._slots and not self._held and self._between_requests():
             # Nearly always: one whole request, and nothing else going on.
-            request = self._recogniser.recognise(data)
+            request: Any = self._recogniser.recognise(data)
+            handler: Callable[[Any, HotPathProtocol], Outcome] = type(self).key_handler
+            if request is None:
+                # By itself only: it takes as long as a hundred reads, and others must have their turn.
+                request, handler = recognise_batch(data), type(self).batch_handler
             if request is not None and request.end == len(data):
-                outcome = self._handle(request, last=True)
+                outcome = self._handle(handler, request, last=True)
                 if outcome is not None:
                     self._count()
                     if type(outcome) is Answer:
@@ -171,7 +188,7 @@ class HotPathProtocol(HttpToolsProtocol):
             request = recognise(data, at)
             if request is None:
                 break
-            outcome = self._handle(request, last=request.end == len(data))
+            outcome = self._handle(type(self).key_handler, request, last=request.end == len(data))
             if outcome is None:
                 break
             if isinstance(outcome, Slot):
@@ -211,7 +228,9 @@ class HotPathProtocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is None:
             self._arm_keep_alive()
 
-    def _handle(self, request: HotRequest, *, last: bool) -> Answer | Slot | None:
+    def _handle(
+        self, handler: Callable[[Any, HotPathProtocol], Outcome], request: HotRequest | HotBatch, *, last: bool
+    ) -> Outcome:
         """The handler's answer; while draining, the last of what was received is left to the route.
 
         That closes the connection behind its answer, and what came after it would be lost.
@@ -219,16 +238,16 @@ class HotPathProtocol(HttpToolsProtocol):
         if last and type(self).draining():
             return None
         try:
-            return type(self).handler(request, self)
+            return handler(request, self)
         except Exception:
             # The route answers, with its own handling of what went wrong.
             log.exception("the hot path failed")
             return None
 
-    def _lines(self, request: HotRequest) -> bytes:
+    def _lines(self, request: HotRequest | HotBatch) -> bytes:
         return self.origins.lines(request.form.origin) if request.form.origin else b""
 
-    def slot(self, request: HotRequest) -> Slot:
+    def slot(self, request: HotRequest | HotBatch) -> Slot:
         """A place for a request's answer; the handler that returns it fills it later."""
         return Slot(self, self._lines(request))
 
@@ -372,11 +391,12 @@ class HotPathProtocol(HttpToolsProtocol):
 
 
 def make_protocol(
-    handler: Handler, cors: Mapping[str, Any] | None, draining: Callable[[], bool]
+    handlers: Handlers, cors: Mapping[str, Any] | None, draining: Callable[[], bool]
 ) -> type[HotPathProtocol]:
-    """A protocol class for uvicorn's ``http`` setting, bound to a tier's handler and its CORS options."""
+    """A protocol class for uvicorn's ``http`` setting, bound to a tier's handlers and its CORS options."""
     bound = {
-        "handler": staticmethod(handler),
+        "key_handler": staticmethod(handlers.key),
+        "batch_handler": staticmethod(handlers.batch),
         "draining": staticmethod(draining),
         "origins": OriginHeaders(cors),
         "outbox": Outbox(),

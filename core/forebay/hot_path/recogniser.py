@@ -1,14 +1,16 @@
-"""Recognises whole, ordinary single-key GETs in received bytes, strictly.
+"""Recognises whole, ordinary single-key GETs and batches in received bytes, strictly.
 
-Whatever is accepted, full HTTP parsers read as the same request; a body, a transfer coding, an upgrade, an
-expectation, ``Connection: close``, an absolute target or an odd byte is left to them, so that request
-smuggling has no opening here.
+Whatever is accepted, full HTTP parsers read as the same request; a body where none belongs, an absolute target or
+an odd byte is left to them, as are all headers that are not ordinary.
 """
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
+
+from forebay.hot_path.header_block import judge
+from forebay.rest.batches import MOST_BODY_BYTES
 
 _HEAD_END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 8192
@@ -19,19 +21,9 @@ _REQUEST_LINE = re.compile(
     rb"GET /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/keys/(" + _SEGMENT + rb")"
     rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]{0,1024}+))? HTTP/1\.1(?=\r\n)"
 )
-_HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
-_LEFT_TO_THE_PARSER = frozenset(
-    {
-        b"content-length",
-        b"transfer-encoding",
-        b"expect",
-        b"upgrade",
-        b"connection",
-        b"te",
-        b"trailer",
-        b"accept",
-        b"http2-settings",
-    }
+_BATCH_LINE = re.compile(
+    rb"POST /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/batch-get"
+    rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]{0,1024}+))? HTTP/1\.1(?=\r\n)"
 )
 _MOST_BLOCKS = 4096
 _DOTS = frozenset({b".", b".."})
@@ -53,59 +45,41 @@ class RequestForm(NamedTuple):
 
 
 class HotRequest(NamedTuple):
-    """A recognised request: its form, its key's segment as received, and where its bytes end."""
+    """A recognised read of one key: its form, the key's segment as received, and where its bytes end."""
 
     form: RequestForm
     segment: bytes
     end: int
 
+    def target(self) -> tuple[str, str]:
+        """Its method and path."""
+        return "GET", f"/v1/stores/{self.form.store}/keys/{self.segment.decode()}"
+
+
+class HotBatch(NamedTuple):
+    """A recognised batch: its form, its body, whether the answer is to be in frames, and where its bytes end."""
+
+    form: RequestForm
+    body: bytes
+    frames: bool
+    end: int
+
+    def target(self) -> tuple[str, str]:
+        """Its method and path."""
+        return "POST", f"/v1/stores/{self.form.store}/batch-get"
+
 
 class _HeaderBlocks(dict[bytes, tuple[bytes, bytes] | None]):
     """Which header blocks are ordinary. Clients repeat theirs, so the verdicts are kept, a bounded number.
 
-    Of an ordinary block they are origin and authorization, empty where it has none; None for what needs the
-    parser. A block has each line preceded by CRLF; an ordinary one has one host.
+    Of a block that is ordinary for a request without a body they are origin and authorization; None for others.
     """
 
     def __missing__(self, block: bytes) -> tuple[bytes, bytes] | None:
         if len(self) >= _MOST_BLOCKS:
             self.clear()
-        return self.setdefault(block, _judge(block))
-
-
-def _judge(block: bytes) -> tuple[bytes, bytes] | None:
-    if not block:
-        return None
-    hosts: list[bytes] = []
-    origins: list[bytes] = []
-    authorizations: list[bytes] = []
-    cookies = False
-    for line in block[2:].split(b"\r\n"):
-        header = _HEADER.fullmatch(line)
-        if header is None:
-            return None
-        name = header[1].lower()
-        if name == b"accept" and header[2] in (b"*/*", b"application/json"):
-            continue
-        if name == b"connection" and header[2] is not None and header[2].lower() == b"keep-alive":
-            continue
-        if name in _LEFT_TO_THE_PARSER:
-            return None
-        cookies = cookies or name == b"cookie"
-        if name == b"host":
-            hosts.append(header[2] or b"")
-        elif name == b"origin":
-            origins.append(header[2] or b"")
-        elif name == b"authorization":
-            authorizations.append(header[2] or b"")
-    if len(hosts) != 1 or not hosts[0] or len(origins) > 1 or not all(origins):
-        return None
-    if len(authorizations) > 1:
-        return None
-    # With cookies, what an origin is told depends on both.
-    if origins and cookies:
-        return None
-    return b"".join(origins), b"".join(authorizations)
+        told = judge(block)
+        return self.setdefault(block, None if told is None or told.length is not None or told.frames else told[:2])
 
 
 _BLOCKS = _HeaderBlocks()
@@ -127,6 +101,24 @@ def recognise(data: bytes, at: int = 0) -> HotRequest | None:
     if segment in _DOTS:
         return None
     return HotRequest(RequestForm(store.decode(), query, *told), segment, head_end + 4)
+
+
+def recognise_batch(data: bytes) -> HotBatch | None:
+    """The request that ``data`` is, None unless it is a whole and ordinary ``batch-get`` and nothing more."""
+    line = _BATCH_LINE.match(data)
+    if line is None:
+        return None
+    line_end = line.end()
+    head_end = data.find(_HEAD_END, line_end)
+    if head_end < 0 or head_end > _MOST_HEAD_BYTES:
+        return None
+    # Not remembered: its length makes nearly every block another.
+    told = judge(data[line_end:head_end])
+    if told is None or told.length != len(data) - head_end - 4 or told.length > MOST_BODY_BYTES:
+        return None
+    store, query = line.groups(b"")
+    form = RequestForm(store.decode(), query, told.origin, told.authorization)
+    return HotBatch(form, data[head_end + 4 :], told.frames, len(data))
 
 
 class Recogniser:

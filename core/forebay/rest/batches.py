@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from forebay.errors import BadRequest
 from forebay.rest.answers import JSON_HEAD, NO_STORE, Answer
@@ -13,15 +14,16 @@ from forebay.rest.scans import FRAMES_MEDIA_TYPE
 
 MOST_KEYS = 500
 MOST_BODY_BYTES = 2 << 20
+KeyResult = tuple[int, bytes]
+"""What is said of one key: a status and, as JSON, the answer or the problem."""
+_FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
 _FRAME = struct.Struct(">HI")
 
 
 def read_batch_keys(body: bytes) -> list[Any]:
     """The keys of a request body ``{"keys": […]}``; raises ``BadRequest``."""
     try:
-        document = json.loads(body)
-        # Python reads NaN and 1e400, which are no JSON to answer with.
-        json.dumps(document, allow_nan=False)
+        document = json.loads(body, parse_float=_finite, parse_constant=_refuse)
     except (ValueError, RecursionError):
         raise BadRequest('The body is not JSON; send {"keys": […]}.') from None
     keys = document.get("keys") if isinstance(document, dict) else None
@@ -32,31 +34,43 @@ def read_batch_keys(body: bytes) -> list[Any]:
     return keys
 
 
-def batch_answer(keys: Sequence[Any], results: Sequence[Answer]) -> Answer:
-    """The answer of these keys' results, in order; what is no single answer is told as a problem of its key."""
+def _finite(text: str) -> float:
+    """Python reads 1e400, too, which is no number to answer with."""
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: bool = False) -> Answer:
+    """The answer of these keys' results, in order; what is no single answer is told as a problem of its key.
+
+    In frames for a router: each result's status stands before it, so that no JSON is parsed.
+    """
+    if frames:
+        return _batch_frames(results)
     parts = [
-        result.body
-        if result.status == 200
-        else b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), result.body)
-        for key, result in zip(keys, results, strict=True)
+        body if status == 200 else b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), body)
+        for key, (status, body) in zip(keys, results, strict=True)
     ]
     return Answer(200, JSON_HEAD + NO_STORE, b'{"results":[%b]}' % b",".join(parts))
 
 
-def batch_frames(results: Sequence[Answer]) -> Answer:
-    """The same for a router: each result's status stands before it, so that no JSON is parsed."""
+def _batch_frames(results: Sequence[KeyResult]) -> Answer:
     parts: list[bytes] = []
-    for status, _, body in results:
+    for status, body in results:
         parts += (_FRAME.pack(status, len(body)), body)
-    return Answer(200, b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE, b"".join(parts))
+    return Answer(200, _FRAMES_HEAD, b"".join(parts))
 
 
-def read_batch_frames(raw: bytes) -> list[Answer]:
-    """The inverse of ``batch_frames``; the results have no headers."""
-    results, at = [], 0
-    while at < len(raw):
-        status, size = _FRAME.unpack_from(raw, at)
-        at += _FRAME.size
-        results.append(Answer(status, b"", raw[at : at + size]))
-        at += size
+def read_batch_frames(raw: bytes) -> list[KeyResult]:
+    """The results of an answer in frames."""
+    results, begin, unpack = [], _FRAME.size, _FRAME.unpack_from
+    while begin <= len(raw):
+        status, size = unpack(raw, begin - _FRAME.size)
+        end = begin + size
+        results.append((status, raw[begin:end]))
+        begin = end + _FRAME.size
     return results

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from forebay.codecs import from_segment
 from forebay.errors import NotReady, Problem, UnknownKey
 from forebay.rest.answers import Answer, Told, problem_answer
+from forebay.rest.batches import KeyResult
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
@@ -29,9 +30,9 @@ class Found(NamedTuple):
 
 
 class Batched(NamedTuple):
-    """The answers or problems of several keys, in order, and those whose replica may soon have a better one."""
+    """What is said of several keys, in order, and those whose replica may soon have a better answer."""
 
-    answers: list[Answer]
+    results: list[KeyResult]
     waiting: list[int]
 
 
@@ -84,7 +85,7 @@ class Reads:
         """Read several keys, each partition's together; raises ``UnknownStore`` and ``WrongStoreKind`` for all."""
         spec = self._admission.spec(store)
         require_kind(spec, "key-value", "versioned")
-        answers: dict[int, Answer] = {}
+        results: list[Any] = [None] * len(keys)
         places: dict[int, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
         from_json = spec.key_codec.from_json
         partition_of = self._admission.partitioning(spec, parameters.partition)
@@ -93,7 +94,7 @@ class Reads:
                 plain = from_json(key)
                 partition = partition_of(plain)
             except Problem as problem:
-                answers[index] = problem_answer(problem)
+                results[index] = _result(problem_answer(problem))
                 continue
             indices, plains = places[partition]
             indices.append(index)
@@ -101,9 +102,10 @@ class Reads:
         waiting: list[int] = []
         for partition, (indices, plains) in places.items():
             found = self._batched(spec, partition, plains, parameters)
-            answers.update(zip(indices, found.answers, strict=True))
+            for index, result in zip(indices, found.results, strict=True):
+                results[index] = result
             waiting += [indices[i] for i in found.waiting]
-        return Batched([answers[index] for index in range(len(keys))], waiting)
+        return Batched(results, waiting)
 
     def _batched(
         self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters
@@ -122,14 +124,18 @@ class Reads:
             return _refused(len(plains), problem_answer(problem), True)
         told = self._admission.told(admitted)
         documents = key_documents(spec, plains, values, told.members)
-        batched = Batched([Answer(200, b"", document) for document in documents], [])
+        batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:
             miss = Refused(self._admission.miss(admitted, plains[index], parameters.as_of_ms), told.source)
-            batched.answers[index] = miss.answer()
+            batched.results[index] = _result(miss.answer())
             if miss.may_wait:
                 batched.waiting.append(index)
         return batched
 
 
 def _refused(count: int, answer: Answer, may_wait: bool) -> Batched:
-    return Batched([answer] * count, list(range(count)) if may_wait else [])
+    return Batched([_result(answer)] * count, list(range(count)) if may_wait else [])
+
+
+def _result(answer: Answer) -> KeyResult:
+    return answer.status, answer.body

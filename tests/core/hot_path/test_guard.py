@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from forebay.hot_path import HotPathProtocol, HotRequest, guarded, recognise
+from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, guarded, recognise, recognise_batch
 from forebay.rest.answers import Answer, json_answer
 from forebay.tokens import TokensFile
 
@@ -13,13 +13,26 @@ PROTOCOL = cast(HotPathProtocol, None)
 """No handler here touches it."""
 
 
-def read(request: HotRequest, protocol: HotPathProtocol) -> Answer:
-    return READ
+class Reads:
+    """Lets everything through."""
+
+    def key(self, request: HotRequest, protocol: HotPathProtocol) -> Answer:
+        return READ
+
+    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Answer:
+        return READ
 
 
 def request(*headers: bytes) -> HotRequest:
     lines = [b"GET /v1/stores/counts/keys/%C3%A9 HTTP/1.1", b"Host: x", *headers, b"", b""]
     found = recognise(b"\r\n".join(lines))
+    assert found is not None
+    return found
+
+
+def batch(*headers: bytes) -> HotBatch:
+    lines = [b"POST /v1/stores/counts/batch-get HTTP/1.1", b"Host: x", b"Content-Length: 2", *headers, b"", b"{}"]
+    found = recognise_batch(b"\r\n".join(lines))
     assert found is not None
     return found
 
@@ -31,17 +44,19 @@ def tokens(tmp_path: Path) -> TokensFile:
 
 
 def test_without_an_authenticator_nothing_comes_in_between():
-    assert guarded(read, None, Counter()) is read
+    reads = Reads()
+    assert guarded(reads, None, Counter()) is reads
 
 
 def test_who_has_a_token_is_let_through_and_who_has_none_is_not(tokens):
     refusals: Counter[int] = Counter()
-    handle = guarded(read, tokens, refusals)
-    assert handle(request(b"Authorization: Bearer secret"), PROTOCOL) is READ
-    refused = handle(request(), PROTOCOL)
-    assert isinstance(refused, Answer)
-    assert refused.status == 401
-    assert refusals == {401: 1}
+    handlers = guarded(Reads(), tokens, refusals)
+    assert handlers.key(request(b"Authorization: Bearer secret"), PROTOCOL) is READ
+    assert handlers.batch(batch(b"Authorization: Bearer secret"), PROTOCOL) is READ
+    for refused in (handlers.key(request(), PROTOCOL), handlers.batch(batch(), PROTOCOL)):
+        assert isinstance(refused, Answer)
+        assert refused.status == 401
+    assert refusals == {401: 2}
 
 
 def test_the_authenticator_is_told_the_request_as_it_came():
@@ -51,5 +66,10 @@ def test_the_authenticator_is_told_the_request_as_it_came():
         def authenticate(self, method: str, path: str, authorization: bytes) -> None:
             asked.append((method, path, authorization))
 
-    guarded(read, Noting(), Counter())(request(b"Authorization: Bearer a"), PROTOCOL)
-    assert asked == [("GET", "/v1/stores/counts/keys/%C3%A9", b"Bearer a")]
+    handlers = guarded(Reads(), Noting(), Counter())
+    handlers.key(request(b"Authorization: Bearer a"), PROTOCOL)
+    handlers.batch(batch(), PROTOCOL)
+    assert asked == [
+        ("GET", "/v1/stores/counts/keys/%C3%A9", b"Bearer a"),
+        ("POST", "/v1/stores/counts/batch-get", b""),
+    ]

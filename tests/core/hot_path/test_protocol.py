@@ -1,15 +1,18 @@
 """A connection whose peer is slow, and heads that never end."""
 
 import asyncio
+import re
 import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from forebay.hot_path import Slot, make_protocol
-from forebay.hot_path.protocol import Handler, HotPathProtocol
+from forebay.hot_path import Handlers, HotBatch, HotRequest, Outcome, Slot, make_protocol
+from forebay.hot_path.protocol import HotPathProtocol
 from forebay.rest.answers import Answer
 
 BODY = b"x" * 10_000
@@ -50,8 +53,18 @@ class SlowPeer(asyncio.Transport):
         pass
 
 
-def bound(handler: Handler) -> type[HotPathProtocol]:
-    return make_protocol(handler, None, lambda: False)
+@dataclass
+class OfOneKey:
+    """Handlers of reads of one key only."""
+
+    key: Callable[[HotRequest, HotPathProtocol], Outcome]
+
+    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+        return None
+
+
+def bound(handler: Callable[[HotRequest, HotPathProtocol], Outcome]) -> type[HotPathProtocol]:
+    return make_protocol(OfOneKey(handler), None, lambda: False)
 
 
 def wiring() -> tuple[Config, ServerState, dict[str, Any]]:
@@ -63,8 +76,12 @@ def wiring() -> tuple[Config, ServerState, dict[str, Any]]:
     return config, ServerState(), {}
 
 
-def connected(handler: Handler) -> SlowPeer:
-    protocol = bound(handler)(*wiring(), asyncio.get_running_loop())
+def connected(handler: Callable[[HotRequest, HotPathProtocol], Outcome]) -> SlowPeer:
+    return opened(OfOneKey(handler))
+
+
+def opened(handlers: Handlers) -> SlowPeer:
+    protocol = make_protocol(handlers, None, lambda: False)(*wiring(), asyncio.get_running_loop())
     peer = SlowPeer()
     peer.protocol = protocol
     protocol.connection_made(peer)
@@ -173,3 +190,29 @@ async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_i
     assert received[gone] < LARGE
     server.close()
     await server.wait_closed()
+
+
+async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_its_turn():
+    taken: list[bytes] = []
+    slots: list[Slot] = []
+
+    class Handling:
+        def key(self, request: HotRequest, protocol: HotPathProtocol) -> Outcome:
+            slots.append(protocol.slot(request))
+            return slots[-1]
+
+        def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+            taken.append(request.body)
+            return Answer(200, b"", b"batch")
+
+    peer = opened(Handling())
+    batch = b"POST /v1/stores/s/batch-get HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}"
+    peer.protocol.data_received(batch)
+    assert taken == [b"{}"]
+    peer.protocol.data_received(REQUEST)
+    peer.protocol.data_received(batch)
+    assert taken == [b"{}"]
+    slots[0].fill(Answer(200, b"", b"key"))
+    await asyncio.sleep(0)
+    assert taken == [b"{}", b"{}"]
+    assert re.findall(rb"\r\n\r\n(batch|key)", peer.written) == [b"batch", b"key", b"batch"]

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.hot_path import Recogniser, recognise
+from forebay.hot_path import Recogniser, recognise, recognise_batch
 
 PLAIN = b"GET /v1/stores/counts/keys/a HTTP/1.1\r\nHost: x\r\n\r\n"
+BATCH = b"POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\n\r\n" + b'{"keys": []}'
 
 
 class Parsed:
@@ -39,13 +40,16 @@ class Parsed:
         self.complete += 1
 
 
-def by_h11(data: bytes) -> h11.Request:
+def by_h11(data: bytes) -> tuple[h11.Request, bytes]:
+    """The one request that some bytes are, and its body."""
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(data)
-    request = connection.next_event()
+    request, body = connection.next_event(), b""
     assert isinstance(request, h11.Request)
-    assert isinstance(connection.next_event(), h11.EndOfMessage)
-    return request
+    while isinstance(event := connection.next_event(), h11.Data):
+        body += bytes(event.data)
+    assert isinstance(event, h11.EndOfMessage)
+    return request, body
 
 
 TOKENS = st.sampled_from(
@@ -110,7 +114,7 @@ def test_what_is_accepted_is_what_full_parsers_read(data):
     whole = data[: found.end]
     target = b"/v1/stores/%b/keys/%b" % (found.form.store.encode(), found.segment)
     target += b"?" + found.form.query if found.form.query or b"?" in whole.split(b" ")[1] else b""
-    parsed, event = Parsed(whole), by_h11(whole)
+    parsed, (event, _) = Parsed(whole), by_h11(whole)
     assert (parsed.method, parsed.url, parsed.complete, parsed.body) == (b"GET", target, 1, b"")
     assert parsed.keep_alive
     assert (event.method, event.target, event.http_version) == (b"GET", target, b"1.1")
@@ -124,6 +128,88 @@ def test_one_odd_byte_anywhere_is_never_read_differently(at, byte):
     if found is not None:
         assert Parsed(data[: found.end]).complete == 1
         by_h11(data[: found.end])
+
+
+BATCH_TARGETS = st.sampled_from(
+    [b"/v1/stores/counts/batch-get", b"/v1/stores/c/batch-get?max_record_lag=0", b"/v1/stores/c/batch-get?"]
+    + [b"/v1/stores/c/batch-get/", b"/v1/stores/../batch-get", b"http://x/v1/stores/c/batch-get", b"/v1/stores"]
+)
+BODIES = st.sampled_from([b"", b"{}", b'{"keys": []}', b"\r\n\r\n", b"0\r\n\r\n", PLAIN])
+LENGTHS = st.sampled_from([b"0", b"2", b"12", b"012", b"+2", b"2, 2", b"0x2", b"2 ", b"-1", b"", b"1e1", b"5"])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> bytes:
+    lines = [draw(st.sampled_from([b"POST", b"POST", b"POST", b"GET", b"PUT", b"post"]))]
+    lines[0] += b" " + draw(BATCH_TARGETS) + b" " + draw(VERSIONS)
+    body = draw(BODIES)
+    told = [b"Host: x", b"Content-Length: %d" % len(body)]
+    lines += [line for line in told if draw(st.integers(0, 9))]
+    for _ in range(draw(st.integers(0, 3))):
+        lines.append(draw(TOKENS) + draw(SEPARATORS) + draw(VALUES | LENGTHS))
+    end = draw(LINE_ENDS)
+    return end.join(lines) + end + end + body + draw(st.sampled_from([b"", b"", b"", b"x", PLAIN]))
+
+
+@settings(max_examples=3000, deadline=None, derandomize=True)
+@given(data=batches())
+@example(data=BATCH)
+def test_what_is_accepted_as_a_batch_is_what_full_parsers_read(data):
+    found = recognise_batch(data)
+    if found is None:
+        return
+    assert found.end == len(data)
+    target = b"/v1/stores/%b/batch-get" % found.form.store.encode()
+    target += b"?" + found.form.query if b"?" in data.split(b" ")[1] else b""
+    parsed, (event, body) = Parsed(data), by_h11(data)
+    assert (parsed.method, parsed.url, parsed.complete, parsed.body) == (b"POST", target, 1, found.body)
+    assert parsed.keep_alive
+    assert (event.method, event.target, event.http_version, body) == (b"POST", target, b"1.1", found.body)
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(at=st.integers(0, len(BATCH) - 1), byte=st.integers(0, 255))
+def test_one_odd_byte_anywhere_in_a_batch_is_never_read_differently(at, byte):
+    data = BATCH[:at] + bytes([byte]) + BATCH[at + 1 :]
+    found = recognise_batch(data)
+    if found is not None:
+        assert Parsed(data).body == by_h11(data)[1] == found.body
+
+
+@pytest.mark.parametrize("cut", range(1, len(BATCH)))
+def test_a_batch_that_is_not_whole_is_left_alone(cut):
+    assert recognise_batch(BATCH[:cut]) is None
+
+
+@pytest.mark.parametrize("behind", [b"\r\n", b"x", PLAIN, BATCH])
+def test_a_batch_with_something_behind_it_is_left_alone(behind):
+    assert recognise_batch(BATCH + behind) is None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Content-Length: 12",
+        b"Transfer-Encoding: chunked",
+        b"Transfer-Encoding: identity",
+        b"Expect: 100-continue",
+        b"Connection: close",
+        b"Upgrade: h2c",
+        b"Origin: http://a\r\nCookie: a=b",
+        b"Accept: text/html",
+        b"Host: y",
+    ],
+)
+def test_a_batch_that_needs_the_parser_is_left_to_it(header):
+    assert recognise_batch(BATCH.replace(b"Content-Length", header + b"\r\nContent-Length")) is None
+
+
+def test_a_batch_says_whether_its_answer_is_to_be_in_frames():
+    asked = {
+        accept: recognise_batch(BATCH.replace(b"Host: x", b"Host: x\r\n" + accept))
+        for accept in (b"Accept: */*", b"Accept: application/vnd.forebay.frames")
+    }
+    assert [found is not None and found.frames for found in asked.values()] == [False, True]
 
 
 SEGMENTS = st.sampled_from(
