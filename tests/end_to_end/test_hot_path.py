@@ -155,6 +155,28 @@ def test_a_batch_among_other_requests_of_a_connection_is_answered_in_its_turn(se
             assert re.findall(rb'"key":"(\w+)"', b"".join(found)) == order
 
 
+UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAEAAEAA", "Upgrade: h2c")
+"""What Java's own client says with every request to begin with."""
+
+
+@pytest.mark.parametrize("cut", [0, 30, 160, -10])
+def test_who_offers_to_speak_another_protocol_is_answered_in_this_one(served, cut):
+    _, worker, router = served
+    sent = post("/v1/stores/counts/batch-get", '{"keys": ["k1", "k2"]}', *UPGRADE)
+    sent += request("/v1/stores/counts/keys/k3", *UPGRADE) + request("/v1/stores/counts/keys/k4")
+    for address in (worker, router):
+        found = exchange(address, [sent[:cut], sent[cut:]] if cut else sent, 3)
+        assert re.findall(rb'"key":"(\w+)"', b"".join(found)) == [b"k1", b"k2", b"k3", b"k4"]
+
+
+def test_a_target_that_is_not_escaped_is_told_so(served):
+    _, worker, router = served
+    for address in (worker, router):
+        (answer,) = exchange(address, "GET /v1/stores/counts/keys/ü HTTP/1.1\r\nHost: x\r\n\r\n".encode(), 1)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"percent-encoded" in answer
+
+
 def test_an_allowed_origin_may_read_the_lag_and_another_may_not(served):
     _, worker, router = served
     for address in (worker, router):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from forebay.errors import BadRequest
@@ -34,6 +35,13 @@ _MOST_REQUEST_S = 30.0
 _MOST_STALL_S = 10.0
 """How long a peer may take nothing of what waits for it."""
 _OUT_QUEUE = struct.Struct("@i")
+
+
+_OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
+_NO_HTTP = "Invalid HTTP request received."
+_NO_HTTP_BUT_FOR_ESCAPES = (
+    "Invalid HTTP request received: its target holds bytes that must be percent-encoded, such as %C3%BC for ü."
+)
 
 
 class Slot:
@@ -114,7 +122,7 @@ class HotPathProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._recogniser = Recogniser()
-        self._in_message = self._in_head = False
+        self._in_message = self._in_head = self._upgrading = False
         self._slots: deque[Slot] = deque()
         self._most_slots = _FIRST_SLOTS
         self._stall: asyncio.TimerHandle | None = None
@@ -173,13 +181,40 @@ class HotPathProtocol(HttpToolsProtocol):
         """Leave it to the parser and the framework, once all that is ready is sent."""
         self.send_now()
         went_on = self._in_head
-        super().data_received(data)
+        self._feed(data)
         if not self._in_head:
             self._head_bytes = 0
         elif went_on:
             self._head_bytes += len(data)
             if self._head_bytes > _MOST_HEAD_BYTES:
                 self.send_400_response(f"The request's head is longer than {_MOST_HEAD_BYTES} bytes.")
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response(_NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(data) else _NO_HTTP)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._upgrading:
+                self._go_on_without_upgrade(data[upgrade.args[0] :])
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Read the request as one that asks for no other protocol, as RFC 9110 allows.
+
+        Java's own client asks for HTTP/2 with every body that it posts, and the parser takes no body then.
+        """
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if token.lower() not in _OF_UPGRADES)
+            if name not in _OF_UPGRADES:
+                lines.append(b"%b: %b" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._upgrading = False
+        self._feed(b"\r\n".join([*lines, b"", rest]))
 
     def _answer_hot(self, data: bytes) -> int:
         """Where the first request begins that is not for the hot path."""
@@ -344,6 +379,9 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The parser has read the head: what follows the body is no part of it."""
+        self._upgrading = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._upgrading:
+            return
         super().on_headers_complete()
         self._in_head = False
         # A trailer would count as a header, Authorization too, unseen by a proxy that rules on those.
@@ -351,6 +389,8 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The parser has read a request whole."""
+        if self._upgrading:
+            return
         self._in_message = False
         self._end_patience()
         super().on_message_complete()
@@ -388,6 +428,10 @@ class HotPathProtocol(HttpToolsProtocol):
             self._arm_keep_alive()
         else:
             super().timeout_keep_alive_handler()
+
+
+def _has_raw_target(data: bytes) -> bool:
+    return not data.split(b"\r\n", 1)[0].isascii()
 
 
 def make_protocol(
