@@ -217,7 +217,7 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
 def _changes_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         try:
-            response: Response = await router.streams.open(_changes(router, request).events())
+            response: Response = await router.streams.open(_changes(router, request).events(), request.receive)
         except Problem as problem:
             response = respond(problem_answer(problem))
         metrics.count(CHANGES_ROUTE.path, response.status_code)

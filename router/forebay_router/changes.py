@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -30,10 +31,13 @@ _LEAST_PAUSE_MS = 20.0
 _MOST_PAUSE_MS = 1_000.0
 _STEADY_MS = 1_000.0
 """A worker that served for so long counts as found: the next search begins with the least pause again."""
-_LEAST_ATTEMPT_MS = 50.0
-_LOOK_S = 0.5
+_LEAST_ATTEMPT_MS, _MOST_ATTEMPT_MS = 50.0, 5_000.0
+_LOOK_S = 1.0
 _SILENCE_MS = 2_000.0
-"""How long a worker that seems down or hung may be silent on a stream; another, so much longer than it need be."""
+"""How much longer than it need be a worker may be silent on a stream."""
+_HANGING_MS = 1_000.0
+"""How long a worker may seem down or hung, and be silent, before its streams go elsewhere; up to twice that, since
+all of them do."""
 _FINAL = frozenset({400, 409})
 
 
@@ -55,6 +59,8 @@ class RoutedChanges:
         self._attempts: list[Attempt] = []
         self._due_boot_ms = router.deadline(parameters)
         self._pause_ms = _LEAST_PAUSE_MS
+        self._told_boot_ms = boot_ms()
+        """When the client was sent something last while no replica could serve."""
 
     async def events(self) -> Events:
         """The events, without end; raises ``Problem`` where it is of the request."""
@@ -74,8 +80,12 @@ class RoutedChanges:
                     raise
                 if boot_ms() >= self._due_boot_ms:
                     self._due_boot_ms = self._router.deadline(self._parameters)
+                    self._told_boot_ms = boot_ms()
                     yield problem_event(problem)
-            await asyncio.sleep(self._pause_ms / 1000)
+                elif boot_ms() - self._told_boot_ms >= KEEP_ALIVE_MS:
+                    self._told_boot_ms = boot_ms()
+                    yield None
+            await asyncio.sleep(self._pause_ms * random.uniform(0.5, 1.0) / 1000)
             self._pause_ms = min(2 * self._pause_ms, _MOST_PAUSE_MS)
 
     async def _serve(self) -> Events:
@@ -92,6 +102,7 @@ class RoutedChanges:
             self._lost(host, error)
         finally:
             await upstream.close()
+        self._told_boot_ms = boot_ms()
         self._due_boot_ms = self._router.deadline(self._parameters)
         if boot_ms() - since >= _STEADY_MS:
             self._pause_ms = _LEAST_PAUSE_MS
@@ -112,12 +123,13 @@ class RoutedChanges:
         path = f"/v1/stores/{quote(spec.name, safe='')}/keys/{to_segment(spec.key_codec, plain)}/changes"
         request = ReplicaRequest(spec, partition, f"{path}?{_query(self._parameters)}".encode())
         self._attempts = []
-        for i, host in enumerate(hosts):
-            # Each candidate gets its share of the time to the first event.
-            left_ms = max(_LEAST_ATTEMPT_MS, (self._due_boot_ms - boot_ms()) / (len(hosts) - i))
+        # Each candidate gets its share of the time to the first event.
+        share_ms = self._router.timeout_ms(self._parameters) / max(1, len(hosts))
+        if not self._parameters.wait_ms:
+            share_ms = min(share_ms, _MOST_ATTEMPT_MS)
+        for host in hosts:
             try:
-                asked = request.render(host, int(left_ms), self._router.credentials())
-                upstream, event = await _first(host, asked, left_ms)
+                upstream, event = await self._first(host, request, max(_LEAST_ATTEMPT_MS, share_ms))
             except OSError as error:
                 self._lost(host, error)
                 continue
@@ -129,16 +141,35 @@ class RoutedChanges:
         answer = refusal(spec.name, partition, self._attempts)
         raise problem_of(json.loads(answer.body))
 
+    async def _first(
+        self, host: HostInfo, request: ReplicaRequest, share_ms: float
+    ) -> tuple[EventUpstream, Event]:
+        """A worker's stream and its first event, once it is this stream's turn; raises ``OSError``."""
+        asked = request.render(host, int(share_ms), self._router.credentials())
+        if self._parameters.wait_ms:
+            # It may be told to wait for long, and must not keep others from their turn.
+            return await _first(host, asked, share_ms)
+        turn = self._router.upstreams[host].opening
+        async with asyncio.timeout(share_ms / 1000):
+            await turn.acquire()
+        try:
+            return await _first(host, asked, share_ms)
+        finally:
+            turn.release()
+
     async def _next(self, host: HostInfo, upstream: EventUpstream) -> Event | None:
         """The worker's next event; raises ``OSError`` where it is lost, or silent for too long."""
-        since = boot_ms()
+        since = well_boot_ms = boot_ms()
+        hanging_ms = random.uniform(1, 2) * _HANGING_MS
         while True:
             try:
                 async with asyncio.timeout(_LOOK_S):
                     return await upstream.next()
             except TimeoutError:
-                well_ms = KEEP_ALIVE_MS if self._router.cluster.well(host) else 0.0
-                if boot_ms() - since > well_ms + _SILENCE_MS:
+                now = boot_ms()
+                if self._router.cluster.well(host):
+                    well_boot_ms = now
+                if now - well_boot_ms > hanging_ms or now - since > KEEP_ALIVE_MS + _SILENCE_MS:
                     raise
 
     def _note(self, event: Event | None) -> None:
@@ -161,7 +192,7 @@ class RoutedChanges:
     def _lost(self, host: HostInfo, error: OSError) -> None:
         self._router.counts["failovers"] += 1
         if isinstance(error, TimeoutError):
-            self._router.cluster.silent(host)
+            # Whether it hangs, reads and polls tell: streams opened by the thousand make a worker slow.
             self._attempts.append(Attempt(host, "timeout"))
         else:
             self._router.cluster.unreachable(host)

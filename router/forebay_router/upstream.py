@@ -10,6 +10,7 @@ from forebay_router.connection import Connection, InFlight, OnAnswer, UpstreamCl
 
 _CONNECTIONS = 4
 _MOST_IDLE = 64
+_MOST_OPENING = 32
 
 
 class Claim:
@@ -37,6 +38,8 @@ class Upstream:
         self._idle: list[Connection] = []
         """Connections of their own that were used and are free."""
         self._latest: Connection | None = None
+        self.opening = asyncio.Semaphore(_MOST_OPENING)
+        """Whose turn it is to open an event stream: a worker that is back gets them as fast as it takes them."""
 
     @property
     def load(self) -> int:

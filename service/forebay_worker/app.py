@@ -205,7 +205,9 @@ def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Reque
 
     async def endpoint(request: Request) -> Response:
         try:
-            response: Response = await worker.streams.open(_changes(worker, request, known).events())
+            response: Response = await worker.streams.open(
+                _changes(worker, request, known).events(), request.receive
+            )
         except Problem as problem:
             response = respond(problem_answer(problem))
         metrics.reads[CHANGES_ROUTE.path, response.status_code] += 1
@@ -220,6 +222,7 @@ def _changes(worker: Worker, request: Request, known: frozenset[str]) -> KeyChan
     return KeyChanges(
         worker.admission,
         worker.reads,
+        worker.waits,
         request.path_params["store"],
         request.path_params["key"].encode("ascii"),
         parameters,

@@ -336,6 +336,25 @@ def test_more_streams_than_a_process_takes_on_are_refused(tmp_path, tier_name):
         wait_until(lambda: open_streams(address) == open_streams(worker) == 0, "the end of all streams")
 
 
+@pytest.mark.parametrize("tier_name", ["worker", "router"])
+def test_who_leaves_before_the_first_event_gives_the_place_back(tmp_path, tier_name):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"a": b"1"})
+        options = ("--max-event-streams", "2")
+        (worker,) = cluster.start_workers(1, *options)
+        router = cluster.start_router(*options)
+        cluster.wait_settled(router, replicas=1)
+        address = worker if tier_name == "worker" else router
+        host, port = address.split(":")
+        # Nobody meets the bound, which is waited for.
+        target = "/v1/stores/counts/keys/a/changes?max_time_lag_ms=0&wait_ms=20000&timeout_ms=20000"
+        for _ in range(2):
+            with socket.create_connection((host, int(port))) as waiting:
+                waiting.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                wait_until(lambda: open_streams(address) == 1, "the stream")
+            wait_until(lambda: open_streams(address) == 0, "its place", 5)
+
+
 def open_streams(address: str) -> int:
     lines = httpx.get(f"http://{address}/metrics").text.splitlines()
     return next(int(float(line.split()[-1])) for line in lines if "event_streams " in line and line[0] != "#")

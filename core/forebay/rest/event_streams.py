@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from forebay.errors import NotReady, Overloaded, Problem
+from forebay.errors import BadRequest, NotReady, Overloaded, Problem
 from forebay.rest.events import COMMENT, EVENTS_MEDIA_TYPE, Event
 from forebay.rest.guard import later_refusal
 
@@ -44,8 +44,11 @@ class EventStreams:
         """How many are open."""
         self._ending = False
 
-    async def open(self, events: Events) -> EventStream:
-        """The response that streams events; raises ``Overloaded``, or what comes instead of the first event."""
+    async def open(self, events: Events, receive: Receive) -> EventStream:
+        """The response that streams events; raises ``Overloaded``, or what comes instead of the first event.
+
+        ``receive`` tells when the client is gone: who waits for a first event must not hold a place for long.
+        """
         if self.count >= self._most:
             raise Overloaded(
                 f"{self._most} event streams are open, as many as this process takes on (max_event_streams); "
@@ -55,7 +58,7 @@ class EventStreams:
         self._loop = asyncio.get_running_loop()
         self.count += 1
         try:
-            first = None if self._ending else await anext(events)
+            first = None if self._ending else await _first(events, receive)
         except BaseException:
             self.count -= 1
             raise
@@ -106,6 +109,25 @@ class EventStreams:
         except TimeoutError:
             if not end.expired():
                 raise
+
+
+async def _first(events: Events, receive: Receive) -> Event | None:
+    """The first event, or what is raised instead of it; raises ``BadRequest`` if the client leaves before."""
+    coming, leaving = asyncio.ensure_future(anext(events)), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if coming.done():
+            return coming.result()
+        # Nobody is there to be told.
+        raise BadRequest("The connection was closed before the first event.")
+    finally:
+        for task in (coming, leaving):
+            task.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _encoded(event: Event | None) -> bytes:

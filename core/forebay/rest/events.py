@@ -34,14 +34,20 @@ class EventReader:
     """Reads events from bytes, however these are cut."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """Of a line that is not whole yet, in pieces: a value may be megabytes."""
         self._name = "message"
         self._id: str | None = None
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> list[Event]:
         """The events that are whole now; comments and unknown fields are passed over."""
-        *lines, self._rest = (self._rest + received).split(b"\n")
+        first, *others = received.split(b"\n")
+        self._rest.append(first)
+        if not others:
+            return []
+        lines = [b"".join(self._rest), *others[:-1]]
+        self._rest = others[-1:]
         return [event for line in lines if (event := self._take(line.removesuffix(b"\r"))) is not None]
 
     def _take(self, line: bytes) -> Event | None:

@@ -16,13 +16,13 @@ from forebay.rest.parameters import ReadParameters
 from forebay_worker.queries.admission import Admission, Refused
 from forebay_worker.queries.reads import Reads
 from forebay_worker.queries.values import key_document
+from forebay_worker.queries.waits import Waits
 from forebay_worker.tasks.replica import Replica
 
 _LEAST_BETWEEN_CHANGES_MS = 50.0
 """Twenty values a second are more than anyone sees, and keep a hot key from taking the processor from reads."""
 _CHECK_MS = 1_000.0
 """How often a stream that nothing wakes looks whether its replica may still answer; no store is read for it."""
-_WAIT_STEP_S = 0.005
 
 
 class KeyChanges:
@@ -37,6 +37,7 @@ class KeyChanges:
         self,
         admission: Admission,
         reads: Reads,
+        waits: Waits,
         store: str,
         segment: bytes,
         parameters: ReadParameters,
@@ -45,6 +46,7 @@ class KeyChanges:
     ) -> None:
         self._admission = admission
         self._reads = reads
+        self._waits = waits
         self._spec = admission.spec(store)
         require_followed(self._spec)
         self._plain = from_segment(self._spec.key_codec, segment)
@@ -91,13 +93,14 @@ class KeyChanges:
     async def _due(self, replica: Replica) -> Event | None:
         """What there is to tell, within the wait as soon as the replica may; raises ``Problem`` or ``Refused``."""
         until = boot_ms() + self._wait_ms
-        while True:
-            try:
-                return self._look(replica)
-            except Refused as refused:
-                if not refused.may_wait or boot_ms() >= until:
-                    raise
-            await asyncio.sleep(_WAIT_STEP_S)
+        with self._waits.one() as pause:
+            while True:
+                try:
+                    return self._look(replica)
+                except Refused as refused:
+                    if not refused.may_wait or boot_ms() >= until:
+                        raise
+                await pause()
 
     def _look(self, replica: Replica) -> Event | None:
         self._require_same(replica)
