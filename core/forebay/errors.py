@@ -115,7 +115,7 @@ class Problem(ForebayError):
     several keys' problems has no header.
     """
 
-    status: ClassVar[int] = 500
+    status: int = 500
     name: ClassVar[str] = "internal-error"
     title: ClassVar[str] = "The service failed"
 

@@ -265,6 +265,21 @@ def test_more_keys_than_one_request_takes(client):
     assert client.get_many("names", []) == []
 
 
+def test_keys_as_long_as_a_request_takes_in_all_and_one_that_no_path_can_hold(client):
+    long = ["я" * 20_000 + str(n) for n in range(120)]
+    results = client.get_many("names", [*long, "k0001"], timeout_ms=20_000)
+    assert {type(result) for result in results[:-1]} == {errors.UnknownKey}
+    assert results[-1].value == 1
+    with pytest.raises(errors.UnknownKey):
+        client.get("names", "я" * 20_000)
+
+
+def test_what_is_no_key_is_the_problem_of_that_key_only(client):
+    nan, raw, good = client.get_many("names", [float("nan"), b"k0001", "k0001"])
+    assert good.value == 1
+    assert {type(nan), type(raw)} == {errors.BadKey}
+
+
 # Lists
 
 
@@ -643,10 +658,35 @@ def test_a_connection_that_was_closed_while_idle_costs_no_call_and_the_server_th
     assert [request.url.host for request in script.requests] == ["one", "two", "two"]
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: refusal(errors.Overloaded("Full.", retry_after_s=60)),
+        lambda: refusal(errors.NoReplica("Nobody.", retry_after_s=60)),
+        lambda: refusal(errors.DeadlineExceeded("Late.")),
+        lambda: httpx.Response(502, html="<h1>Bad gateway</h1>"),
+    ],
+    ids=["429", "503", "504", "502"],
+)
+def test_what_one_server_refuses_another_is_asked_at_once_and_first_from_then_on(connect, refused):
+    script = Scripted(refused(), *(httpx.Response(200, json=ANSWER) for _ in range(2)))
+    with connect("http://one", "http://two", transport=script) as client:
+        assert client.get("s", "a").value == client.get("s", "a").value == 1
+    assert [request.url.host for request in script.requests] == ["one", "two", "two"]
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_that_has_no_server_for_a_moment_is_asked_again(connect, status):
+    gone = [httpx.Response(status, html="<h1>Nobody there</h1>") for _ in range(2)]
+    script = Scripted(*gone, httpx.Response(200, json=ANSWER))
+    with connect("http://one", transport=script) as client:
+        assert client.get("s", "a").value == 1
+
+
 @pytest.mark.parametrize("status", [200, 502])
 def test_what_is_neither_router_nor_worker_is_told(connect, status):
     with connect("http://one", transport=Scripted(httpx.Response(status, html="<h1>Sign in</h1>"))) as client:
-        problem = raised(Problem, lambda: client.get("s", "a"))
+        problem = raised(Problem, lambda: client.get("s", "a", timeout_ms=100))
     assert problem.document()["status"] == status
     assert "http://one/v1/stores/s/keys/a" in problem.detail
 
@@ -663,11 +703,14 @@ def test_the_time_that_is_left_is_what_the_next_server_is_told():
     step = plan.send(httpx.ConnectTimeout("no answer"))
     assert isinstance(step, Send)
     assert step.url == "http://two/x?max_record_lag=0&timeout_ms=750"
+    step = plan.send(refusal(errors.NotReady("Soon.", retry_after_s=0)))
+    assert isinstance(step, Send)
+    assert step.url == "http://one/x?max_record_lag=0&timeout_ms=750"
     assert plan.send(refusal(errors.NotReady("Soon.", retry_after_s=0))) == Pause(0.1)
     now = 0.5
     step = plan.send(None)
     assert isinstance(step, Send)
-    assert step.url == "http://one/x?max_record_lag=0&timeout_ms=500"
+    assert step.url == "http://two/x?max_record_lag=0&timeout_ms=500"
     now = 1.0
     with pytest.raises(errors.DeadlineExceeded):
         plan.send(httpx.ReadTimeout("no answer"))

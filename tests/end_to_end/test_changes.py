@@ -14,6 +14,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from forebay.client import Answer, Client
 from forebay.position import Position, decode_position, encode_position
 from forebay.rest.events import Event, EventReader
 from tests.cluster import Cluster, free_port, heed_interrupts, running_cluster, wait_until
@@ -334,6 +335,23 @@ def test_more_streams_than_a_process_takes_on_are_refused(tmp_path, tier_name):
             with follow(address, "k") as third:
                 third.wait_for_value(1)
         wait_until(lambda: open_streams(address) == open_streams(worker) == 0, "the end of all streams")
+
+
+def test_a_follower_leaves_a_router_that_has_no_place_or_no_workers_for_one_that_has(tmp_path):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"a": b"1"})
+        cluster.start_workers(1)
+        full = cluster.start_router("--max-event-streams", "1")
+        blind = cluster.start_router("--seeds", f"127.0.0.1:{free_port()}", ready=False)
+        well = cluster.start_router()
+        cluster.wait_settled(well, replicas=1)
+        with follow(full, "a") as first:
+            first.wait_for_value(1)
+            for bad in (full, blind):
+                urls = [f"http://{bad}", f"http://{well}"]
+                with Client(urls) as client, client.changes("counts", "a", timeout_ms=1_000) as changes:
+                    values = (change for change in changes if isinstance(change, Answer))
+                    assert next(values).value == 1
 
 
 @pytest.mark.parametrize("tier_name", ["worker", "router"])

@@ -232,8 +232,8 @@ class AsyncReader:
 class AsyncClient(AsyncReader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
-    ``timeout_ms`` is the time of calls that name none; ``token`` is shown to every server. Threads may share a
-    client. Raises ``ValueError`` for what is not an HTTP URL, or no token.
+    ``timeout_ms`` is the time of calls that name none; ``token`` is shown to every server. A client is of one
+    event loop. Raises ``ValueError`` for what is not an HTTP URL, or no token.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from collections import deque
 from forebay.client.exchange import Close, Opened, Pause, Plan, Receive
 from forebay.client.reads import ChangesRequest, Reads
 from forebay.client.results import Change, change_of
-from forebay.errors import Problem
+from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Provenance
 from forebay.rest.changes import passes
@@ -15,6 +15,8 @@ from forebay.rest.events import Event, EventReader
 
 _LEAST_PAUSE_S = 0.1
 _MOST_PAUSE_S = 1.0
+_OF_THE_SERVER = frozenset({429, 503, 504})
+"""Statuses of problems that another server may not have."""
 
 
 class Following:
@@ -30,7 +32,7 @@ class Following:
         self._reader = EventReader()
         self._events: deque[Event] = deque()
         self._last_event_id: str | None = None
-        self._began = False
+        self._began = self._leaving = False
         self._pause_s = _LEAST_PAUSE_S
         self.lag: Lag = UNKNOWN_LAG
 
@@ -40,6 +42,9 @@ class Following:
                 change = self._take(self._events.popleft())
                 if not isinstance(change, Provenance) or self._wanted.lag_interval_ms is not None:
                     return change
+            elif self._leaving:
+                self._leaving = False
+                yield from self._leave()
             elif self._opened is not None:
                 yield from self._receive(self._opened)
             else:
@@ -59,8 +64,12 @@ class Following:
         if change.lag is not None:
             self.lag = change.lag
         self._reads.note(self._wanted.store, change)
-        if event.name != "problem":
+        self._leaving = False
+        if not isinstance(change, Problem) or isinstance(change, UnknownKey):
             self._pause_s = _LEAST_PAUSE_S
+        elif change.status in _OF_THE_SERVER:
+            # Another server may see more of the workers.
+            self._leaving = self._reads.several
         return change
 
     def _receive(self, opened: Opened) -> Plan[None]:
@@ -68,6 +77,9 @@ class Following:
         if isinstance(reply, bytes) and reply:
             self._events.extend(self._reader.feed(reply))
             return
+        yield from self._leave()
+
+    def _leave(self) -> Plan[None]:
         yield from self._close()
         self._reads.turn()
         yield from self._pause()
@@ -79,6 +91,7 @@ class Following:
         except Problem as problem:
             if not self._began or not passes(problem):
                 raise
+            self._reads.turn()
             yield from self._pause()
             return problem
         self._began = True

@@ -28,7 +28,10 @@ _STREAM_GRACE_S = 2.0
 _LEAST_PAUSE_S = 0.1
 _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 """A stream that is silent for so long is lost: its server would have sent a comment."""
-_PASSING = frozenset({429, 503})
+_PASSING = frozenset({429, 502, 503, 504})
+"""Statuses that another server need not have, or this one a moment later; a proxy's own are among them."""
+_PAUSE_S = 0.25
+"""Where a proxy answers that does not say how long to wait."""
 
 CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 """As many as there are reads at once: each key that is followed keeps one, and the others must not wait for it."""
@@ -130,30 +133,44 @@ class Exchange:
     def ask(self, request: Request, deadline_ms: float) -> Plan[dict[str, Any]]:
         """The document that answers a request; raises ``Problem``.
 
-        On 429 and 503 it is repeated after ``Retry-After``, if there is that much time.
+        On 429, 502, 503 and 504 the other servers are asked, then, after ``Retry-After``, all again, if there is
+        that much time.
         """
+        refusals = 0
         while True:
             response = yield from self._reach(request, deadline_ms)
             assert isinstance(response, httpx.Response)
             if response.status_code == 200:
                 return _document(response)
             problem = problem_of_response(response)
-            pause_s = problem.retry_after_s
-            if (
-                response.status_code not in _PASSING
-                or pause_s is None
-                or self._now_ms() + pause_s * 1000 >= deadline_ms
-            ):
+            if response.status_code not in _PASSING:
                 raise problem
-            yield Pause(max(pause_s, _LEAST_PAUSE_S))
             self.turn()
+            refusals += 1
+            pause_s = _pause_s(problem) if refusals % len(self._urls) == 0 else 0.0
+            if self._now_ms() + pause_s * 1000 >= deadline_ms:
+                raise problem
+            if pause_s:
+                yield Pause(pause_s)
 
     def open(self, request: Request, deadline_ms: float) -> Plan[Opened]:
-        """The stream of the first server that can be reached; raises ``Problem``."""
-        reply = yield from self._reach(request, deadline_ms)
-        if isinstance(reply, Opened):
-            return reply
-        raise problem_of_response(reply)
+        """The stream of the first server that has one; raises ``Problem``."""
+        for left in reversed(range(len(self._urls))):
+            reply = yield from self._reach(request, deadline_ms)
+            if isinstance(reply, Opened):
+                return reply
+            problem = problem_of_response(reply)
+            if reply.status_code not in _PASSING:
+                break
+            self.turn()
+            if not left or self._now_ms() >= deadline_ms:
+                break
+        raise problem
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another server to turn to."""
+        return len(self._urls) > 1
 
     def turn(self) -> None:
         """Ask another server first from now on."""
@@ -193,6 +210,13 @@ class Exchange:
 
     def _now_ms(self) -> float:
         return self._clock() * 1000
+
+
+def _pause_s(problem: Problem) -> float:
+    """When what refused a request should be asked again; a router or worker that does not say so means never."""
+    if problem.retry_after_s is not None:
+        return max(problem.retry_after_s, _LEAST_PAUSE_S)
+    return _PAUSE_S if type(problem) is Problem else math.inf
 
 
 def _checked(url: str) -> str:

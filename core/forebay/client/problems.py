@@ -51,4 +51,7 @@ def problem_of_response(response: httpx.Response) -> Problem:
             "detail": f"{response.url} answered {said} without a problem document: "
             "what answers there is neither a router nor a worker.",
         }
-    return problem_of(document, retry_after_s)
+    problem = problem_of(document, retry_after_s)
+    # Also of a type that is not known here.
+    problem.status = response.status_code
+    return problem

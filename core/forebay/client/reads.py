@@ -17,11 +17,14 @@ from forebay.codecs import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
 from forebay.position import later_position
 from forebay.rest.answers import Provenance
-from forebay.rest.batches import MOST_KEYS
+from forebay.rest.batches import MOST_BODY_BYTES, MOST_KEYS
 from forebay.topology import StoreSpec
 
 REWRITTEN = ("", ".", "..")
 """Key segments that a path loses on its way."""
+_LONGEST_SEGMENT = 4_096
+"""Longer ones go in a body: proxies take 8 kB of a request's head, and no server more than 64."""
+_MOST_BATCH_BYTES = MOST_BODY_BYTES - 1_024
 
 _ITEMS: dict[type, str] = {
     Entry: "entries",
@@ -88,8 +91,8 @@ class Reads:
         parameters = self._parameters(store, options, _partition(spec, plain), as_of=epoch_ms_of("as_of", as_of))
         segment = to_segment(spec.key_codec, plain)
         result: Answer | Problem
-        if segment in REWRITTEN:
-            [result] = yield from self._batch(store, [key], parameters, deadline_ms)
+        if segment in REWRITTEN or len(segment) > _LONGEST_SEGMENT:
+            [result] = yield from self._batch(store, [_key_text(key)], parameters, deadline_ms)
         else:
             request = Request(f"{_path(store)}/keys/{segment}", parameters)
             try:
@@ -107,19 +110,48 @@ class Reads:
         """Several keys, as many requests as it takes; raises ``Problem`` if one is refused as a whole."""
         check(options)
         deadline_ms = self._exchange.deadline(options.get("timeout_ms"))
-        results: list[Answer | Problem] = []
-        for at in range(0, len(keys), MOST_KEYS):
-            parameters = self._parameters(store, options, None, as_of=epoch_ms_of("as_of", as_of))
-            found = yield from self._batch(store, keys[at : at + MOST_KEYS], parameters, deadline_ms)
-            for result in found:
-                self.note(store, result)
-            results += found
+        spec = yield from self._spec(store, deadline_ms)
+        results: list[Any] = [None] * len(keys)
+        batch: list[tuple[int, str]] = []
+        held_bytes = 0
+        for index, key in enumerate(keys):
+            try:
+                spec.key_codec.from_json(key)
+                text = _key_text(key)
+            except BadKey as problem:
+                problem.members.setdefault("key", key)
+                results[index] = problem
+                continue
+            if len(batch) == MOST_KEYS or held_bytes + len(text) > _MOST_BATCH_BYTES:
+                yield from self._read_some(store, batch, results, as_of, options, deadline_ms)
+                batch, held_bytes = [], 0
+            batch.append((index, text))
+            held_bytes += len(text.encode()) + 1
+        if batch or not keys:
+            yield from self._read_some(store, batch, results, as_of, options, deadline_ms)
         return results
 
+    def _read_some(
+        self,
+        store: str,
+        batch: list[tuple[int, str]],
+        results: list[Any],
+        as_of: Time | None,
+        options: ReadOptions,
+        deadline_ms: float,
+    ) -> Plan[None]:
+        """Ask for keys, each with its place among the results."""
+        parameters = self._parameters(store, options, None, as_of=epoch_ms_of("as_of", as_of))
+        found = yield from self._batch(store, [text for _, text in batch], parameters, deadline_ms)
+        for (index, _), result in zip(batch, found, strict=True):
+            self.note(store, result)
+            results[index] = result
+
     def _batch(
-        self, store: str, keys: Sequence[Any], parameters: dict[str, Any], deadline_ms: float
+        self, store: str, keys: Sequence[str], parameters: dict[str, Any], deadline_ms: float
     ) -> Plan[list[Answer | Problem]]:
-        body = json.dumps({"keys": list(keys)}, allow_nan=False).encode()
+        """Ask for keys whose JSON is given."""
+        body = f'{{"keys": [{",".join(keys)}]}}'.encode()
         request = Request(f"{_path(store)}/batch-get", parameters, body)
         document = yield from self._exchange.ask(request, deadline_ms)
         return [_result(result) for result in document["results"]]
@@ -145,6 +177,11 @@ class Reads:
     def turn(self) -> None:
         """Ask another server first from now on."""
         self._exchange.turn()
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another server to turn to."""
+        return self._exchange.several
 
     def page(self, wanted: ListRequest[T], cursor: str | None, limit: int) -> Plan[Page[T]]:
         """One page of a list; raises ``Problem``."""
@@ -220,6 +257,14 @@ def _key_path(spec: StoreSpec, plain: bytes) -> str:
         raise BadKey("No path can name an empty key; only get and get_many can ask for it.", store=spec.name)
     # Dots alone would be taken for steps in the path.
     return f"{_path(spec.name)}/keys/{segment.replace('.', '%2E')}"
+
+
+def _key_text(key: Any) -> str:
+    """A key's JSON; raises ``BadKey`` for what has none."""
+    try:
+        return json.dumps(key, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        raise BadKey(f"The key {key!r} is no JSON value.") from None
 
 
 def _partition(spec: StoreSpec, plain: bytes) -> int | None:

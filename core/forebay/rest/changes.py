@@ -17,7 +17,7 @@ from forebay.topology import StoreSpec
 KEEP_ALIVE_MS = 15_000
 """A stream on which so long nothing happened sends a comment."""
 
-PASSING = frozenset({412, 421, 429, 503, 504})
+PASSING = frozenset({412, 421, 429, 502, 503, 504})
 """Statuses of problems that another replica, or a later time, does not have."""
 
 LAST_EVENT_ID_PARAMETER = {
