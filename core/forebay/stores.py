@@ -32,6 +32,9 @@ class CommittedOffset(NamedTuple):
     """The query that each writer's newest heartbeat was of."""
     misplaced_key: str | None = None
     """A key, in hexadecimal, that was found where the partitioner does not put it."""
+    tombstone_floor: int = 0
+    """The log's when it was last read: of the tombstones below it, what they delete was gone before it was read,
+    or they were applied."""
 
     @property
     def content_before(self) -> int:

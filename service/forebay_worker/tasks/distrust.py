@@ -22,7 +22,8 @@ def reason_for_distrust(
         return f"the log {topic!r} was replaced by another"
     if batch.end.offset < before.position:
         return f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}"
-    if 0 < before.position < batch.tombstone_floor:
+    # A replay that began with the floor missed nothing below it: tombstones go after what they delete.
+    if before.position > 0 and batch.tombstone_floor > max(before.position, before.tombstone_floor):
         return f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
     if batch.tombstone_life_ms is not None and before.position > 0:
         away_ms = epoch_ms() - max(current_until_epoch_ms or 0.0, before.replay_since_epoch_ms or 0.0)

@@ -118,6 +118,7 @@ def advance(
         before.replay_since_epoch_ms if before.position else now_epoch_ms,
         fold.queries,
         before.misplaced_key,
+        max(before.tombstone_floor, batch.tombstone_floor),
     )
 
 

@@ -1,7 +1,7 @@
 """Tasks held on a real disk from a real log, for tests of what holds them."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def make_changelog(tmp_path: Path) -> SqliteChangelog:
     for partition in range(PARTITIONS):
         rows = [(b"k", b"1", 0)] * (partition + 1)
         path = changelog.path(TopicPartition(TOPIC, partition))
-        sqlite_partition.append_batch(path, rows, writer="a", query_id="q", batch_id=1, write_name="a")
+        sqlite_partition.append_batch(path, list(rows), writer="a", query_id="q", batch_id=1, write_name="a")
     return changelog
 
 
@@ -91,6 +91,8 @@ def held(manager: TaskManager) -> set[TaskId]:
     return {replica.task for replica in manager.replicas.values()}
 
 
-def append(changelog: SqliteChangelog, partition: int, batch: int, rows: list[tuple[bytes, bytes, int]]) -> None:
+def append(
+    changelog: SqliteChangelog, partition: int, batch: int, rows: Sequence[tuple[bytes, bytes | None, int]]
+) -> None:
     path = changelog.path(TopicPartition(TOPIC, partition))
-    sqlite_partition.append_batch(path, rows, writer="a", query_id="q", batch_id=batch, write_name="a")
+    sqlite_partition.append_batch(path, list(rows), writer="a", query_id="q", batch_id=batch, write_name="a")

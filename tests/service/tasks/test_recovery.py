@@ -83,6 +83,41 @@ def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_n
         assert store.get(USER_TAG + b"deleted") is None
 
 
+@pytest.mark.parametrize("restore_processes", [0, 1])
+def test_a_log_that_was_compacted_is_replayed_once_however_many_polls_that_takes(
+    tmp_path, changelog, monkeypatch, caplog, restore_processes
+):
+    monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
+    monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 3)
+    append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(30)])
+    append(changelog, 0, 3, [(b"deleted", b"1", 0), (b"deleted", None, 0), (b"last", b"1", 0)])
+    changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
+
+    with started(tmp_path, changelog, StoreOpener, restore_processes=restore_processes) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 34, "all is applied")
+        store = manager.replicas["a", 0].store
+        assert store.get(USER_TAG + b"k29") == b"1"
+        assert store.get(USER_TAG + b"deleted") is None
+    assert "it is rebuilt" not in caplog.text
+
+
+def test_a_log_that_is_compacted_in_the_middle_of_a_replay_brings_nothing_back(tmp_path, changelog, caplog):
+    append(changelog, 0, 2, [(b"early", None, 0), (b"deleted", b"1", 0), (b"k", b"1", 0)])
+    changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 4, "all is applied")
+        assert manager.replicas["a", 0].store.get(USER_TAG + b"deleted") == b"1"
+    append(changelog, 0, 3, [(b"k", b"2", 0), (b"deleted", None, 0), (b"last", b"1", 0)])
+    changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
+
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 7, "all is applied")
+        assert manager.replicas["a", 0].store.get(USER_TAG + b"deleted") is None
+    assert "it is rebuilt" in caplog.text
+
+
 def test_a_replica_whose_logs_end_was_not_known_when_it_was_opened_is_restored_in_bulk_later(
     tmp_path, changelog, monkeypatch
 ):
