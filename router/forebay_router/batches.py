@@ -8,11 +8,11 @@ import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from forebay.errors import Problem
-from forebay.lag import boot_ms
+from forebay.lag import UNLIMITED, Tolerance, boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import KeyResult, batch_answer, read_batch_frames, read_batch_keys
@@ -25,15 +25,24 @@ from forebay_router.keys import settled, verdict
 from forebay_router.metrics import RouterMetrics
 from forebay_router.replica_read import Came, ReplicaRead, ReplicaRequest
 from forebay_router.router import Router
+from forebay_router.waited import aged, came_too_early, time_to_ask_again_ms
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
+_WITH_LAG = frozenset({200, 404})
+"""Statuses of what a replica found, and how far behind it was; of a refusal the bounds are no matter."""
 _OF_THE_REPLICA = frozenset({412, 421, 503})
 """Statuses of a key's problem that another replica may not have."""
 
 _Places = dict[int, list[int]]
 """Where in a request the keys of each partition are."""
-_Found = tuple[int, KeyResult]
-"""Where in a request a key is, and what was said of it."""
+
+
+class _Found(NamedTuple):
+    """Where in a request a key is, what was said of it, and when that came."""
+
+    place: int
+    result: KeyResult
+    came_boot_ms: float
 
 
 async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes) -> Answer:
@@ -45,7 +54,8 @@ async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: b
         spec = router.spec(store)
         require_kind(spec, "key-value", "versioned")
         with router.admitted():
-            batch = _Batch(router, spec, keys, query, parameters, router.deadline(parameters))
+            tolerance = parameters.tolerance_for(spec)
+            batch = _Batch(router, spec, keys, query, parameters, router.deadline(parameters), tolerance)
             answer = batch_answer(keys, await batch.results())
     except Problem as problem:
         answer = problem_answer(problem)
@@ -64,6 +74,7 @@ class _Batch:
     query: bytes
     parameters: ReadParameters
     deadline_boot_ms: float
+    tolerance: Tolerance
 
     async def results(self) -> list[KeyResult]:
         """Each key's answer or problem, in order."""
@@ -74,13 +85,40 @@ class _Batch:
             try:
                 plains.append((index, from_json(key)))
             except Problem as problem:
-                results[index] = _result(problem_answer(problem))
-        found = self._in_every_partition if self.spec.stream_partitioner is None else self._where_they_are
-        for index, result in await found(plains):
-            results[index] = result
-        return results
+                results[index] = _result(problem_answer(problem)), boot_ms()
+        look = self._in_every_partition if self.spec.stream_partitioner is None else self._where_they_are
+        left_ms = self.deadline_boot_ms - boot_ms()
+        until = self.deadline_boot_ms - time_to_ask_again_ms(self.tolerance, left_ms)
+        for index, result, came_boot_ms in await look(plains, until):
+            results[index] = result, came_boot_ms
+        early = {index for index, told in enumerate(results) if self._too_early(told)}
+        if early and boot_ms() < self.deadline_boot_ms:
+            # Once more: those that kept the others waiting are not asked again.
+            again = [place for place in plains if place[0] in early]
+            for index, result, came_boot_ms in await look(again, self.deadline_boot_ms):
+                results[index] = result, came_boot_ms
+        return [self._told(told) for told in results]
 
-    async def _where_they_are(self, plains: list[tuple[int, bytes]]) -> list[_Found]:
+    def _too_early(self, told: tuple[KeyResult, float]) -> bool:
+        """Whether an answer has left its bounds while others were waited for."""
+        (status, body), came_boot_ms = told
+        if self.tolerance == UNLIMITED or status not in _WITH_LAG:
+            return False
+        _, lag = aged(body, boot_ms() - came_boot_ms)
+        return lag is not None and not self.tolerance.met_by(lag)
+
+    def _told(self, told: tuple[KeyResult, float]) -> KeyResult:
+        """What is said of a key by now."""
+        (status, body), came_boot_ms = told
+        waited_ms = boot_ms() - came_boot_ms
+        if status not in _WITH_LAG or (waited_ms < 1 and self.tolerance == UNLIMITED):
+            return status, body
+        body, lag = aged(body, waited_ms)
+        if lag is not None and not self.tolerance.met_by(lag):
+            return _result(came_too_early(self.spec.name, self.tolerance, lag))
+        return status, body
+
+    async def _where_they_are(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
         """Ask for each key where it is; for those of partitions with the same candidates in one request."""
         by_partition: _Places = defaultdict(list)
         partition_of = self.spec.partition_of
@@ -91,28 +129,32 @@ class _Batch:
             hosts = tuple(self.router.candidates(self.spec, partition, self.parameters))
             groups.setdefault(hosts, {})[partition] = at
         if len(groups) == 1:
-            return await self._ask(*groups.values())
+            (only,) = groups.values()
+            return await self._ask(only, until)
         found: list[_Found] = []
-        async for some in self._as_they_come(groups.values()):
+        async for some in self._as_they_come(groups.values(), until):
             found += some
         return found
 
-    async def _in_every_partition(self, plains: list[tuple[int, bytes]]) -> list[_Found]:
+    async def _in_every_partition(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
         """Ask every partition for all keys, until each is settled or all have answered."""
         came: dict[int, list[Came]] = {index: [] for index, _ in plains}
         everywhere = range(self.spec.partitions) if came else ()
-        async with contextlib.aclosing(self._as_they_come([{p: list(came)} for p in everywhere])) as coming:
+        async with contextlib.aclosing(self._as_they_come([{p: list(came)} for p in everywhere], until)) as coming:
             async for some in coming:
-                now = boot_ms()
-                for index, (status, body) in some:
-                    came[index].append(Came(Answer(status, b"", body), now))
+                for index, (status, body), came_boot_ms in some:
+                    came[index].append(Came(Answer(status, b"", body), came_boot_ms))
                 if all(any(settled(answer) for answer, _ in of_one) for of_one in came.values()):
                     break
-        return [(index, _result(verdict(self.spec, of_one))) for index, of_one in came.items()]
+        return [self._verdict(index, of_one) for index, of_one in came.items()]
 
-    async def _as_they_come(self, groups: Iterable[_Places]) -> AsyncGenerator[list[_Found], None]:
+    def _verdict(self, index: int, came: list[Came]) -> _Found:
+        answer = verdict(self.spec, came)
+        return _Found(index, _result(answer), next((at for one, at in came if one is answer), boot_ms()))
+
+    async def _as_they_come(self, groups: Iterable[_Places], until: float) -> AsyncGenerator[list[_Found], None]:
         """Ask for all groups at once; who stops listening stops the rest."""
-        asked = [asyncio.create_task(self._ask(group)) for group in groups]
+        asked = [asyncio.create_task(self._ask(group, until)) for group in groups]
         try:
             for task in asyncio.as_completed(asked):
                 yield await task
@@ -120,7 +162,7 @@ class _Batch:
             for one in asked:
                 one.cancel()
 
-    async def _ask(self, group: _Places) -> list[_Found]:
+    async def _ask(self, group: _Places, until: float) -> list[_Found]:
         """What some partitions have of their keys; of the next replica, what the one before refuses."""
         left = [(partition, index) for partition, at in group.items() for index in at]
         found: list[_Found] = []
@@ -130,14 +172,15 @@ class _Batch:
             request = self._request(
                 next(iter(group)), [self.keys[index] for _, index in left], len(group) > 1, frozenset(asked)
             )
-            read = self.router.read(request, self.parameters, self.deadline_boot_ms)
+            read = self.router.read(request, self.parameters, until)
             answer = await read.run()
+            now = boot_ms()
             if read.attempts:
                 for _, index in left:
                     attempts[index] += read.attempts
             if answer is None or answer.status != 200 or read.answered_by is None:
                 found += [
-                    (index, _result(answer or self._refusal(read, partition, attempts[index])))
+                    _Found(index, _result(answer or self._refusal(read, partition, attempts[index])), now)
                     for partition, index in left
                 ]
                 break
@@ -150,7 +193,7 @@ class _Batch:
                     attempts[place[1]].append(Attempt(read.answered_by, "answered", Answer(status, b"", body)))
                     refused.append(place)
                 else:
-                    found.append((place[1], result))
+                    found.append(_Found(place[1], result, now))
             left = refused
         return found
 

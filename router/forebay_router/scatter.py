@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.codecs import from_segment
-from forebay.errors import NoReplica
+from forebay.errors import LagExceedsTolerance, NoReplica
 from forebay.lag import Lag, boot_ms, worst_lag
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
@@ -20,6 +20,7 @@ from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
 from forebay_router.replica_read import Came, ReplicaRequest
 from forebay_router.router import Router
+from forebay_router.waited import came_too_early, time_to_ask_again_ms
 
 _FIRST_PAGE = 1_000
 """Entries; each page is twice the one before, so that merging begins early and pages are few."""
@@ -52,15 +53,20 @@ class _PartitionScan:
     """One partition's part of a scan: a page in hand, one on its way, and where it begins."""
 
     partition: int
+    first: tuple[bytes | None, str | None]
+    """Where it begins: the stored key after which, and the position to be reached."""
     page: Page | None = None
-    last: bytes | None = None
-    at: str | None = None
+    last: bytes | None = field(init=False)
+    at: str | None = field(init=False)
     coming: asyncio.Task[Came] | None = None
     size: int = _FIRST_PAGE
     lag: Lag | None = None
     """The most that any page of it was behind when it came."""
     came_boot_ms: float = 0.0
     page_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.last, self.at = self.first
 
     def take(self, page: Page, came_boot_ms: float) -> None:
         """Go on with the next page; what the earlier ones were behind stays in the answer's lag."""
@@ -74,8 +80,26 @@ class _PartitionScan:
     def source(self) -> dict[str, Any]:
         """Where it came from, by its last page, and how far behind the answer is now."""
         assert self.page is not None
+        return {**self.page.source, "lag": self.lag_now.document()}
+
+    @property
+    def lag_now(self) -> Lag:
+        """How far behind it is by now."""
         assert self.lag is not None
-        return {**self.page.source, "lag": self.lag.aged(boot_ms() - self.came_boot_ms).document()}
+        return self.lag.aged(boot_ms() - self.came_boot_ms)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there ever was a page of it."""
+        return self.page is not None
+
+    def begin_again(self) -> None:
+        """Forget the first page."""
+        if self.coming is not None:
+            self.coming.cancel()
+        self.page = self.lag = self.coming = None
+        self.last, self.at = self.first
+        self.size = _FIRST_PAGE
 
     @property
     def drained(self) -> bool:
@@ -99,6 +123,8 @@ class Gather:
     missing: set[int] = field(default_factory=set)
     lost: list[_PartitionScan] = field(default_factory=list)
     """Those that went missing on the way: some of their items are in the list."""
+    refused: list[Answer] = field(default_factory=list)
+    """Why partitions are missing."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_AT_ONCE))
 
     @classmethod
@@ -122,16 +148,47 @@ class Gather:
         gather.missing.update(cursor.missing if cursor else ())
         for partition in gather._partitions(segment):
             if partition not in gather.missing:
-                last, at = (None, None) if cursor is None else (cursor.last, cursor.at)
-                gather.parts[partition] = _PartitionScan(partition, None, last, at)
+                first = (None, None) if cursor is None else (cursor.last, cursor.at)
+                gather.parts[partition] = _PartitionScan(partition, first)
         try:
+            left_ms = time_to_ask_again_ms(parameters.tolerance_for(scan.spec), deadline - boot_ms())
+            gather.deadline_boot_ms -= left_ms
             await gather._fetch(list(gather.parts.values()))
+            gather.deadline_boot_ms += left_ms
+            await gather._renew_early()
         except BaseException:
             gather.drop()
             raise
-        if not gather.parts:
-            raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
-        return gather
+        if gather.parts:
+            return gather
+        if gather.refused and all(answer.status == LagExceedsTolerance.status for answer in gather.refused):
+            raise ScanRefused(gather.refused[0])
+        raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
+
+    async def _renew_early(self) -> None:
+        """Ask again, once, for first pages that left their bounds while others were waited for."""
+        tolerance = self.parameters.tolerance_for(self.scan.spec)
+        early = [part for part in self.parts.values() if not tolerance.met_by(part.lag_now)]
+        if not early:
+            return
+        for part in early:
+            self._count(part, 0)
+            part.begin_again()
+        await self._fetch(early)
+        for part in early:
+            if part.partition in self.parts and not tolerance.met_by(part.lag_now):
+                self._leave_out(part, came_too_early(self.scan.spec.name, tolerance, part.lag_now))
+
+    def _leave_out(self, part: _PartitionScan, answer: Answer) -> None:
+        """Go on without a partition where that is allowed; raises ``ScanRefused`` where it is not."""
+        if not (self.parameters.allow_partial and answer.status in _ABSENT):
+            raise ScanRefused(answer)
+        self.refused.append(answer)
+        self.missing.add(part.partition)
+        del self.parts[part.partition]
+        self._count(part, 0)
+        if part.begun:
+            self.lost.append(part)
 
     def drop(self) -> None:
         """Ask for nothing more, and hold no page."""
@@ -201,14 +258,8 @@ class Gather:
                 if page.more and self.router.pages.allows_reading_ahead:
                     # The next one is read while this one is merged and sent.
                     part.coming = asyncio.create_task(self._ask(part))
-            elif self.parameters.allow_partial and answer.status in _ABSENT:
-                self.missing.add(part.partition)
-                del self.parts[part.partition]
-                self._count(part, 0)
-                if part.page is not None:
-                    self.lost.append(part)
             else:
-                raise ScanRefused(answer)
+                self._leave_out(part, answer)
 
     async def _ask(self, part: _PartitionScan) -> Came:
         limit = min(part.size, self.parameters.limit + 1)

@@ -3,11 +3,12 @@
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.cluster import Cluster, running_cluster
+from tests.cluster import Cluster, running_cluster, wait_until
 
 READS = 60
 """So many that one of two hosts chosen alike is left out once in 2**59 runs."""
@@ -65,10 +66,14 @@ def test_a_preference_for_neither_is_refused(served):
     assert "prefer='standby' is neither 'active' nor 'any'" in answer.json()["detail"]
 
 
-def batches_answered(worker: str) -> float:
-    metrics = httpx.get(f"http://{worker}/metrics").text.splitlines()
-    read = (line for line in metrics if line.startswith("forebay_reads_total") and "batch-get" in line)
-    return sum(float(line.split()[-1]) for line in read)
+def batches_answered(worker: str) -> int:
+    return answered(worker, "batch-get")
+
+
+def answered(worker: str, what: str) -> int:
+    lines = httpx.get(f"http://{worker}/metrics").text.splitlines()
+    counts = [line for line in lines if line.startswith("forebay_reads_total") and f'{what}"' in line]
+    return sum(int(float(line.split()[-1])) for line in counts)
 
 
 def test_a_batch_asks_each_worker_once_whatever_the_partitions(served):
@@ -122,3 +127,37 @@ def test_keys_of_a_batch_that_nobody_answers_each_name_their_partition(served):
         assert problem["status"] in (503, 504)
         assert {attempt["host"] for attempt in problem["attempts"]} <= set(cluster.workers)
         assert problem["attempts"]
+
+
+def test_what_waits_for_a_worker_that_hangs_is_read_again_once_it_has_left_its_bounds(tmp_path):
+    with running_cluster(tmp_path, worker_options=("--num-standby-replicas", "0")) as cluster:
+        keys = [f"k{i}" for i in range(20)]
+        cluster.put("counts", {key.encode(): b"1" for key in keys})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router, replicas=1)
+        hung = cluster.active_for(router, "counts", "k0")
+        well = [key for key in keys if cluster.active_for(router, "counts", key) != hung]
+        cluster.workers[hung].send_signal(signal.SIGSTOP)
+        try:
+            url = f"http://{router}/v1/stores/counts"
+            bound = "max_time_lag_ms=400&timeout_ms=3000"
+            with ThreadPoolExecutor() as pool:
+                batch = pool.submit(
+                    httpx.post, f"{url}/batch-get?{bound}", json={"keys": ["k0", *well]}, timeout=10
+                )
+                entries = pool.submit(httpx.get, f"{url}/entries?{bound}&allow_partial=true", timeout=10)
+                (other,) = set(cluster.workers) - {hung}
+                wait_until(
+                    lambda: answered(other, "batch-get") and answered(other, "entries"), "the others' parts"
+                )
+                cluster.put("counts", {key.encode(): b"2" for key in well})
+                missing, *found = batch.result().json()["results"]
+                listed = entries.result().json()
+        finally:
+            cluster.workers[hung].send_signal(signal.SIGCONT)
+        assert missing["problem"]["status"] == 504
+        assert {result["value"] for result in found} == {2}
+        assert max(result["lag"]["time_lag_ms"] for result in found) <= 400
+        assert {entry["value"] for entry in listed["entries"] if entry["key"] in well} == {2}
+        assert listed["lag"]["time_lag_ms"] <= 400
