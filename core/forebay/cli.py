@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from forebay import __version__
-from forebay.errors import ChangelogUnusable, ForebayError
+from forebay.errors import ForebayError
 from forebay.settings import Tier, load_settings, settings_for
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
@@ -41,13 +41,13 @@ def commands() -> None:
 def main() -> None:
     """Run the command line; a known error is one line on standard error.
 
-    It ends with status 2, and with 1 where the disk of a log is in the way: to try again may help.
+    It ends with the error's own status.
     """
     try:
         commands()
     except ForebayError as error:
         click.echo(f"forebay: {error}", err=True)
-        sys.exit(1 if isinstance(error, ChangelogUnusable) else 2)
+        sys.exit(error.exit_status)
 
 
 def settings_options(tier: Tier) -> Callable[[Callable[..., None]], Callable[..., None]]:

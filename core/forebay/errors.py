@@ -1,15 +1,17 @@
 """Every error that forebay raises.
 
 ForebayError
-├── ConfigurationError          what an operator gave cannot be used; a command exits with 2
+├── ConfigurationError          what an operator gave cannot be used
 │   ├── TopologyError
 │   ├── SettingError
-│   ├── StateDirectoryLocked
 │   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved
-│   └── ListenAddressInUse
+│   └── Occupied                another process has it; a command exits with 1
+│       ├── StateDirectoryLocked
+│       ├── ListenAddressInUse
+│       └── AdvertisedByAnother (worker tier)
 ├── ChangelogError              the log refuses, or cannot be reached
-│   ├── ChangelogUnreachable
-│   │   └── ChangelogUnusable   the disk of a SQLite log refuses; a command exits with 1
+│   ├── ChangelogUnreachable    a command exits with 1
+│   │   └── ChangelogUnusable   the disk of a SQLite log refuses
 │   ├── TopicMissing
 │   ├── TopicRefused
 │   ├── PartitionCountMismatch
@@ -48,7 +50,12 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 class ForebayError(Exception):
-    """The root of everything forebay raises on purpose."""
+    """The root of everything forebay raises on purpose.
+
+    ``exit_status`` is that of a command which it ends: 1 where to try again may help, else 2.
+    """
+
+    exit_status: int = 2
 
 
 class ConfigurationError(ForebayError):
@@ -63,11 +70,17 @@ class SettingError(ConfigurationError):
     """A setting's value is not of its type, or out of its range."""
 
 
-class StateDirectoryLocked(ConfigurationError):
+class Occupied(ConfigurationError):
+    """Another process has what this one needs; it may be about to end."""
+
+    exit_status = 1
+
+
+class StateDirectoryLocked(Occupied):
     """Another process owns the state directory; give this one a directory of its own."""
 
 
-class ListenAddressInUse(ConfigurationError):
+class ListenAddressInUse(Occupied):
     """The listen address is taken or not this host's; choose another with ``--listen``."""
 
 
@@ -75,8 +88,14 @@ class ChangelogError(ForebayError):
     """The changelog refuses an operation or cannot be reached."""
 
 
+class AdvertisedByAnother(Occupied):
+    """A live worker advertises the same address: another, or this one's predecessor until its lease ends."""
+
+
 class ChangelogUnreachable(ChangelogError):
     """No broker answers; what is on disk can be served meanwhile."""
+
+    exit_status = 1
 
 
 class ChangelogUnusable(ChangelogUnreachable):

@@ -19,8 +19,8 @@ def forebay(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def refused(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 2, done
+def refused(done: subprocess.CompletedProcess[str], status: int = 2) -> str:
+    assert done.returncode == status, done
     assert "Traceback" not in done.stderr
     return done.stderr
 
@@ -67,21 +67,27 @@ def test_a_missing_topology_file(cluster):
 
 def test_a_port_in_use(cluster):
     address = cluster.start_worker()
-    message = refused(forebay(*worker_arguments(cluster, listen=address)))
+    message = refused(forebay(*worker_arguments(cluster, listen=address)), status=1)
     assert f"Cannot listen on {address}" in message
     assert "--listen" in message
 
 
+def test_an_address_of_no_interface(cluster):
+    assert "Cannot listen on 192.0.2.1:80" in refused(forebay(*worker_arguments(cluster, listen="192.0.2.1:80")))
+
+
 def test_a_state_directory_of_another_process(cluster):
     address = cluster.start_worker()
-    message = refused(forebay(*worker_arguments(cluster, **{"state-dir": cluster.directory / "state-0"})))
+    message = refused(
+        forebay(*worker_arguments(cluster, **{"state-dir": cluster.directory / "state-0"})), status=1
+    )
     assert "in use by process" in message
     assert str(cluster.workers[address].pid) in message
 
 
 def test_an_advertised_address_of_another_worker(cluster):
     address = cluster.start_worker()
-    message = refused(forebay(*worker_arguments(cluster, advertise=address)))
+    message = refused(forebay(*worker_arguments(cluster, advertise=address)), status=1)
     assert f"The address {address} is advertised by another live worker" in message
 
 

@@ -18,7 +18,7 @@ from types import FrameType, MappingProxyType
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forebay.errors import ListenAddressInUse
+from forebay.errors import ConfigurationError, ListenAddressInUse
 from forebay.metadata import HostInfo
 
 log = logging.getLogger(__name__)
@@ -53,9 +53,13 @@ def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
 
 def cannot_listen(listen: HostInfo, error: OSError) -> ListenAddressInUse:
     """What an operator is told when an address cannot be listened on."""
-    return ListenAddressInUse(
+    told = ListenAddressInUse(
         f"Cannot listen on {listen}: {error.strerror}. Choose another address with --listen."
     )
+    if error.errno != errno.EADDRINUSE:
+        # This host's it will not be by trying again.
+        told.exit_status = ConfigurationError.exit_status
+    return told
 
 
 def allow_open_files() -> None:

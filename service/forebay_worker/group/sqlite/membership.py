@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from forebay.changelog import Changelog
-from forebay.errors import ConfigurationError, ForebayError
+from forebay.errors import AdvertisedByAnother, ConfigurationError, ForebayError
 from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
@@ -277,7 +277,7 @@ class SqliteMembership:
             others = [row for row in group.living(now) if row.process_id != mine.process_id]
         taken = next((row.process_id for row in others if row.host == str(mine.host)), None)
         if taken is not None:
-            raise ConfigurationError(
+            raise AdvertisedByAnother(
                 f"The address {mine.host} is advertised by another live worker ({taken}) of the group "
                 f"{self._database.path}. Give this one its own --advertise or --listen."
             )
