@@ -1,5 +1,6 @@
 """What an operator sees who gives a command something it cannot use: one clear line, never a stack trace."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,53 @@ def test_a_router_without_seeds():
 def test_a_query_where_nothing_answers():
     message = refused(forebay("query", "s", "k", "--url", f"http://127.0.0.1:{free_port()}"))
     assert "Nothing answers at" in message
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "127.0.0.1:1", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("command", [["query", "s", "k"], ["query", "--follow", "s", "k"], ["status"]])
+def test_what_is_no_address_of_a_server_is_named(url, command):
+    assert url in refused(forebay(*command, "--url", url))
+
+
+@pytest.mark.parametrize("command", [["query", "s", "k"], ["query", "--windows", "s", "k"], ["status"]])
+def test_who_answers_with_something_else_is_neither_router_nor_worker(tmp_path, command):
+    (tmp_path / "index.html").write_text("<h1>Sign in</h1>")
+    address = f"127.0.0.1:{free_port()}"
+    host, port = address.split(":")
+    other = subprocess.Popen(
+        [sys.executable, "-m", "http.server", port, "--bind", host], cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(lambda: forebay("status", "--url", f"http://{address}").returncode == 2, "any answer")
+        message = refused(forebay(*command, "--url", f"http://{address}"))
+    finally:
+        other.kill()
+        other.wait()
+    assert f"http://{address} answers 404" in message
+
+
+def test_a_query_prints_numbers_and_halves_of_surrogates_as_they_are(cluster):
+    cluster.put("counts", {b"a": b"12345678901234567.12", b"b": b'"\\ud800"'})
+    cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    for key, value in (("a", "12345678901234567.12"), ("b", '"\\ud800"')):
+        assert f'"value": {value},' in forebay("query", "counts", key, "--url", f"http://{router}").stdout
+    status = json.loads(forebay("status", "--json", "--url", f"http://{router}").stdout)
+    assert {row["store"] for row in status["lags"]} >= {"counts", "hours"}
+
+
+def test_a_status_that_is_watched_goes_to_a_pipe_too(cluster):
+    cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    command = [sys.executable, "-m", "forebay", "status", "--watch", "--interval-ms", "50"]
+    with subprocess.Popen([*command, "--url", f"http://{router}"], stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        tables = 0
+        while tables < 3:
+            tables += next(watching.stdout).startswith("tasks:")
+        watching.kill()
 
 
 def test_version_query_and_status(cluster):

@@ -144,7 +144,7 @@ def test_who_is_refused_is_told_why_and_no_secret_is_shown(broker, directory, tm
         text=True,
         timeout=60,
     )
-    assert refused.returncode == 2
+    assert refused.returncode == 1
     error = refused.stderr.strip().splitlines()[-1]
     assert error.startswith(f"forebay: No broker of {broker.url} answers: ")
     assert why in error

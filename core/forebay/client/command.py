@@ -6,9 +6,11 @@ import contextlib
 import functools
 import json
 import os
+import re
+import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from urllib.parse import quote, urlencode
 import click
 import httpx
 from rich.console import Console, RenderableType
+from rich.highlighter import JSONHighlighter
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -52,13 +55,26 @@ class _Server:
             headers["content-type"] = "application/json"
         try:
             return _http().request(method, self.url.rstrip("/") + path, headers=headers, content=body)
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
             raise ForebayError(
                 f"Nothing answers at {self.url}: {error}. Name a router or worker with --url."
             ) from None
 
-    def lags(self) -> list[dict[str, Any]]:
-        """The rows of ``/v1/lags``; raises ``ForebayError``."""
+    def document(self, answer: httpx.Response) -> dict[str, Any]:
+        """The document that an answer is; raises ``ForebayError`` where it is none."""
+        try:
+            document = answer.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ForebayError(
+                f"{self.url} answers {answer.status_code} with something else than a JSON object, as neither a "
+                "router nor a worker does. Name one with --url."
+            )
+        return document
+
+    def lags_document(self) -> dict[str, Any]:
+        """The document of ``/v1/lags``; raises ``ForebayError``."""
         answer = self.get("/v1/lags")
         if answer.status_code != 200:
             refused = answer.status_code in (Unauthenticated.status, Forbidden.status)
@@ -68,8 +84,12 @@ class _Server:
                 else "Name a router or worker with --url"
             )
             raise ForebayError(f"{self.url} answers {answer.status_code} to /v1/lags. {remedy}.")
-        lags: list[dict[str, Any]] = answer.json()["lags"]
-        return lags
+        return self.document(answer)
+
+    def lags(self) -> list[dict[str, Any]]:
+        """Its rows; raises ``ForebayError``."""
+        rows: list[dict[str, Any]] = self.lags_document().get("lags", [])
+        return rows
 
 
 def _server_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -126,16 +146,20 @@ def query(
     if require_active:
         parameters["require_active"] = "true"
     path = f"/v1/stores/{quote(store, safe='')}"
-    if key in REWRITTEN:
-        if windows:
-            raise ForebayError(f"The windows of the key {key!r} cannot be asked for: no path can hold it.")
+    segment = quote(key, safe="", errors="surrogateescape")
+    if windows and not segment:
+        raise ForebayError("The windows of the empty key cannot be asked for: no path can hold it.")
+    if key in REWRITTEN and not windows:
         body = json.dumps({"keys": [key]})
         found = server.ask("POST", _with(f"{path}/batch-get", parameters), body)
-        text, had = _single(found)
+        text, had = _single(server, found)
     else:
-        found = server.get(_with(f"{path}/keys/{quote(key, safe='')}{'/windows' if windows else ''}", parameters))
+        # Dots alone would be taken for steps in the path.
+        path += f"/keys/{segment.replace('.', '%2E')}/windows" if windows else f"/keys/{segment}"
+        found = server.get(_with(path, parameters))
+        server.document(found)
         text, had = found.text, found.status_code == 200
-    Console().print_json(text)
+    _print(text)
     if not had:
         sys.exit(1)
 
@@ -144,11 +168,26 @@ def _with(path: str, parameters: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
-def _single(batch: httpx.Response) -> tuple[str, bool]:
+def _print(text: str) -> None:
+    """Print a JSON document, on a terminal with colours; its numbers as they are, maybe longer than Python's."""
+    mark = secrets.token_hex(8)
+    document = json.loads(text, parse_float=lambda number: mark + number)
+    shown = json.dumps(document, indent=2, ensure_ascii=False)
+    shown = re.sub(f'"{mark}([^"]*)"', r"\1", shown)
+    terminal().print(JSONHighlighter()(_printable(shown)), soft_wrap=True)
+
+
+def _printable(document: str) -> str:
+    """A JSON document in which half of a surrogate pair is an escape: no terminal takes it as it is."""
+    return document.encode("utf-8", "backslashreplace").decode()
+
+
+def _single(server: _Server, batch: httpx.Response) -> tuple[str, bool]:
     """The one result of a batch, or its problem, and whether it is an answer."""
+    document = server.document(batch)
     if batch.status_code != 200:
         return batch.text, False
-    (result,) = batch.json()["results"]
+    (result,) = document["results"]
     return json.dumps(result.get("problem", result)), "problem" not in result
 
 
@@ -161,21 +200,31 @@ def status(server: _Server, watch: bool, interval_ms: int, as_json: bool) -> Non
     """Show who holds which task, in which role, and how far behind."""
     console = terminal(markup=True)
     if as_json:
-        console.print_json(json.dumps(server.lags()))
+        console.print_json(json.dumps(server.lags_document()))
         return
     if not watch:
         console.print(status_table(server.lags()))
         return
     shown: RenderableType = status_table(server.lags())
-    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), _screen(console) as show:
         while True:
-            live.update(shown, refresh=True)
+            show(shown)
             time.sleep(interval_ms / 1000)
             try:
                 shown = status_table(server.lags())
             except ForebayError as error:
                 # Whoever is asked may be restarting, which is what one watches for.
                 shown = Text(str(error))
+
+
+@contextlib.contextmanager
+def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """What shows one thing in the place of the one before; where there is no terminal, one after the other."""
+    if not console.is_terminal:
+        yield console.print
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda shown: live.update(shown, refresh=True)
 
 
 def status_table(lags: list[dict[str, Any]]) -> Table:
@@ -208,14 +257,21 @@ def _cell(rows: list[dict[str, Any]]) -> str:
 
 def _follow(server: _Server, store: str, key: str, options: dict[str, Any]) -> None:
     """Print changes, a JSON document a line; exit status 1 if the key cannot be followed."""
-    with contextlib.suppress(KeyboardInterrupt), Client(server.url, token=server.token) as client:
+    with contextlib.suppress(KeyboardInterrupt), _client(server) as client:
         try:
             for change in client.changes(store, _key_value(server, store, key), **options):
                 document = change.document() if isinstance(change, Problem) else _answer_document(change)
-                click.echo(json.dumps(document, ensure_ascii=False))
+                click.echo(_printable(json.dumps(document, ensure_ascii=False)))
         except Problem as problem:
-            click.echo(json.dumps(problem.document(), ensure_ascii=False))
+            click.echo(_printable(json.dumps(problem.document(), ensure_ascii=False)))
             sys.exit(1)
+
+
+def _client(server: _Server) -> Client:
+    try:
+        return Client(server.url, token=server.token)
+    except ValueError as error:
+        raise ForebayError(f"{error} Name a router or worker with --url.") from None
 
 
 def _key_value(server: _Server, store: str, key: str) -> Any:
@@ -224,7 +280,7 @@ def _key_value(server: _Server, store: str, key: str) -> Any:
     if answer.status_code != 200:
         raise problem_of_response(answer)
     codec = StoreSpec.from_document(answer.json()).key_codec
-    return json.loads(codec.to_json(codec.from_text(key.encode())))
+    return json.loads(codec.to_json(codec.from_text(key.encode("utf-8", "surrogateescape"))))
 
 
 def _answer_document(change: Answer | Provenance) -> dict[str, Any]:

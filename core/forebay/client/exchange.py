@@ -220,7 +220,10 @@ def _pause_s(problem: Problem) -> float:
 
 
 def _checked(url: str) -> str:
-    parsed = httpx.URL(url)
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080.")
     return url.rstrip("/")
