@@ -50,6 +50,10 @@ def settings_of_pod(name: str) -> dict[str, Any]:
     return settings_of(expanded, environment)
 
 
+def seconds(duration):
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
+
+
 def alerts(figures, **fired):
     """After five minutes of the same figures, these alerts have fired of the ones that are about them."""
     return {
@@ -265,9 +269,16 @@ def test_the_alerts_fire_when_they_should_and_not_otherwise(tmp_path):
     if promtool is None:
         pytest.skip("promtool is not installed")
     rules = tmp_path / "tests.yml"
-    rules.write_text(yaml.safe_dump({"rule_files": [str(ROOT / "deploy" / "alerts.yml")], "tests": ALERTS}))
+    file = {"rule_files": [str(ROOT / "deploy" / "alerts.yml")], "evaluation_interval": "15s", "tests": ALERTS}
+    rules.write_text(yaml.safe_dump(file))
     done = subprocess.run([promtool, "test", "rules", rules], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_alert_waits_for_less_than_from_one_look_to_the_next():
+    for group in yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            assert seconds(rule.get("for", group["interval"])) >= seconds(group["interval"]), rule["alert"]
 
 
 def test_promtool_takes_the_rules_and_the_configuration():
