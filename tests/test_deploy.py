@@ -54,15 +54,19 @@ def seconds(duration):
     return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
 
 
-def alerts(figures, **fired):
-    """After five minutes of the same figures, these alerts have fired of the ones that are about them."""
+def alerts(figures, after="5m", **fired):
+    """After so long, these alerts have fired of the ones that are about them; a figure goes on as it began."""
+    looks = seconds(after) // 15
     return {
         "interval": "15s",
-        "input_series": [{"series": series, "values": f"{value}x40"} for series, value in figures.items()],
+        "input_series": [
+            {"series": series, "values": value if "x" in value else f"{value}x{looks}"}
+            for series, value in figures.items()
+        ],
         "promql_expr_test": [
             {
                 "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
-                "eval_time": "5m",
+                "eval_time": after,
                 "exp_samples": [{"labels": "{}", "value": count}],
             }
             for name, count in fired.items()
@@ -105,17 +109,43 @@ ALERTS = [
             'up{job="haproxy",instance="h"}': "0+0",
             'forebay_router_processes{instance="r"}': "4+0",
             'forebay_router_processes_answering{instance="r"}': "3+0",
-            'forebay_router_reads_total{status="200",route="/"}': "0+900",
-            'forebay_router_reads_total{status="503",route="/"}': "0+1",
-            'forebay_router_reads_total{status="429",route="/"}': "0+0",
         },
         ForebayPartitionWithoutActive=1,
         ForebayPartitionWithoutHolder=1,
         ForebayReplicaFailed=0,
         ForebayObstacle=1,
         ForebayProcessAway=2,
+    ),
+    alerts(
+        {
+            'forebay_router_reads_total{status="200",route="/"}': "0+900",
+            'forebay_router_reads_total{status="503",route="/"}': "0+1",
+            'forebay_router_reads_total{status="429",route="/"}': "0+0",
+        },
+        after="8m",
         ForebayReadsFail=1,
         ForebayOverloaded=0,
+    ),
+    # One read in many minutes fails.
+    *(
+        alerts(
+            {
+                'forebay_router_reads_total{status="200",route="/"}': "0+1",
+                'forebay_router_reads_total{status="503",route="/"}': "0x12 1x28",
+            },
+            after=after,
+            ForebayReadsFail=0,
+        )
+        for after in ("4m", "5m", "6m", "7m", "8m", "9m")
+    ),
+    alerts(
+        {
+            'forebay_router_reads_total{status="200",route="/"}': "0+90",
+            'forebay_router_reads_total{status="429",route="/"}': "0+10",
+        },
+        after="8m",
+        ForebayOverloaded=1,
+        ForebayReadsFail=0,
     ),
 ]
 
@@ -273,6 +303,12 @@ def test_the_alerts_fire_when_they_should_and_not_otherwise(tmp_path):
     rules.write_text(yaml.safe_dump(file))
     done = subprocess.run([promtool, "test", "rules", rules], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rates_are_over_what_any_interval_of_scrapes_fits_into():
+    assert set(re.findall(r"\[(\w+)\]", (ROOT / "deploy" / "alerts.yml").read_text())) == {"5m"}
+    panels = (ROOT / "deploy" / "grafana" / "dashboards" / "forebay.json").read_text()
+    assert set(re.findall(r"\[([^][]+)\]\)", panels)) == {"$__rate_interval"}
 
 
 def test_no_alert_waits_for_less_than_from_one_look_to_the_next():
