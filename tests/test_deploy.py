@@ -147,6 +147,26 @@ ALERTS = [
         ForebayOverloaded=1,
         ForebayReadsFail=0,
     ),
+    # All workers are away: that they are is all that a router knows.
+    alerts(
+        {'forebay_router_ready{instance="r"}': "0+0", 'up{job="forebay-routers",instance="r"}': "1+0"},
+        ForebayNoRouter=1,
+        ForebayRouterNotReady=1,
+        ForebayPartitionWithoutHolder=0,
+    ),
+    alerts({'up{job="forebay-routers",instance="r"}': "0+0"}, ForebayNoRouter=1, ForebayRouterNotReady=0),
+    # Of two routers one is not ready, and the other was not for half a minute.
+    alerts(
+        {'forebay_router_ready{instance="r"}': "0+0", 'forebay_router_ready{instance="q"}': "1x12 0x2 1x6"},
+        ForebayNoRouter=0,
+        ForebayRouterNotReady=1,
+    ),
+    alerts(
+        {'forebay_ready{instance="a"}': "0+0", 'forebay_ready{instance="b"}': "0x120 1x20"},
+        after="35m",
+        ForebayWorkerNotReady=1,
+    ),
+    alerts({'forebay_ready{instance="a"}': "0+0"}, after="29m", ForebayWorkerNotReady=0),
 ]
 
 
