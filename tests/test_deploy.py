@@ -167,6 +167,25 @@ ALERTS = [
         ForebayWorkerNotReady=1,
     ),
     alerts({'forebay_ready{instance="a"}': "0+0"}, after="29m", ForebayWorkerNotReady=0),
+    # One router reaches a worker, the other one does not; a second worker is restarted.
+    alerts(
+        {
+            'forebay_router_worker_live{host="a",instance="r"}': "1+0",
+            'forebay_router_worker_live{host="a",instance="q"}': "0+0",
+            'forebay_router_worker_live{host="b",instance="q"}': "1x12 0x6 1x2",
+        },
+        ForebayWorkerUnreachable=1,
+    ),
+    # A client of the router's has no token, nor has a router at the worker; somebody mistyped theirs for a minute.
+    alerts(
+        {
+            'forebay_router_refusals_total{status="401",instance="r"}': "0+15",
+            'forebay_refusals_total{status="403",instance="a"}': "0+75",
+            'forebay_refusals_total{status="401",instance="b"}': "0x20 0+15x4 60x35",
+        },
+        after="15m",
+        ForebayRequestsRefused=2,
+    ),
 ]
 
 
