@@ -81,6 +81,12 @@ def lag(instance, **figures):
     }
 
 
+def role(instance, partition, held, values="1+0"):
+    return {
+        f'forebay_replica_role{{store="s",partition="{partition}",role="{held}",instance="{instance}"}}': values
+    }
+
+
 ALERTS = [
     # Spark is gone; a standby that restores says nothing of it.
     alerts(
@@ -185,6 +191,32 @@ ALERTS = [
         },
         after="15m",
         ForebayRequestsRefused=2,
+    ),
+    # One replica never learnt where its log ends, another did; a third is restored within the half hour.
+    alerts(
+        role("a", 0, "standby")
+        | role("b", 0, "active")
+        | lag("b", time_lag_seconds="0+0")
+        | role("c", 0, "restoring", "1x80")
+        | role("c", 0, "active", "_x81 1x80")
+        | lag("c", time_lag_seconds="_x81 0x80"),
+        after="40m",
+        ForebayLagUnknown=1,
+    ),
+    # Of two partitions one was held twice. That the other one was, for a while as it moved, is not meant to last.
+    alerts(
+        role("a", 0, "active")
+        | role("b", 0, "standby", "1x360")
+        | role("a", 1, "active")
+        | role("b", 1, "standby", "1x60"),
+        after="130m",
+        ForebayRedundancyLost=1,
+    ),
+    # Twenty minutes without a second worker.
+    alerts(
+        role("a", 0, "active") | role("b", 0, "standby", "1x360 _x80 1x80"),
+        after="130m",
+        ForebayRedundancyLost=0,
     ),
 ]
 
