@@ -88,13 +88,44 @@ def role(instance, partition, held, values="1+0"):
 
 
 ALERTS = [
-    # Spark is gone; a standby that restores says nothing of it.
+    # Spark is gone; a standby that restores says nothing of it, nor one that has just restored.
     alerts(
-        lag("a", age_seconds="300+15", time_lag_seconds="0+0")
-        | lag("b", age_seconds="900+15", time_lag_seconds="600+15", record_lag="5000+0"),
+        lag("a", age_seconds="300+15", time_lag_seconds="0+0", records_applied_total="700+0")
+        | lag("b", age_seconds="900+15", time_lag_seconds="600+15", records_applied_total="0+5000")
+        | lag("c", age_seconds="300+15", time_lag_seconds="600x12 0x8", records_applied_total="0+5000x12 60000x8"),
         ForebaySourceStopped=1,
+        ForebaySourceBehind=0,
         ForebayWorkerBehind=1,
         ForebayLogAway=0,
+    ),
+    # It writes, but has a backlog: a batch in two minutes, of which there is no more here than a heartbeat. A
+    # standby is stuck at a record that it cannot apply.
+    alerts(
+        lag(
+            "a",
+            age_seconds="300+15",
+            time_lag_seconds="0+0",
+            records_applied_total=" ".join(f"{batch}x7" for batch in range(10)),
+        )
+        | lag("b", age_seconds="300+15", time_lag_seconds="0+15", records_applied_total="1+0"),
+        after="20m",
+        ForebaySourceStopped=0,
+        ForebaySourceBehind=1,
+    ),
+    # Spark goes after five minutes in which it kept up: no ticket before the page.
+    *(
+        alerts(
+            lag(
+                "a",
+                age_seconds="10x20 25+15x80",
+                time_lag_seconds="0+0",
+                records_applied_total="0+100x20 2000x80",
+            ),
+            after=after,
+            ForebaySourceStopped=stopped,
+            ForebaySourceBehind=0,
+        )
+        for after, stopped in (("9m", 0), ("12m", 1), ("20m", 1))
     ),
     # The log is gone: whether Spark is, too, nobody can say.
     alerts(
