@@ -74,9 +74,9 @@ def alerts(figures, after="5m", **fired):
     }
 
 
-def lag(instance, **figures):
+def lag(instance, partition=0, **figures):
     return {
-        f'forebay_{name}{{store="s",partition="0",instance="{instance}"}}': value
+        f'forebay_{name}{{store="s",partition="{partition}",instance="{instance}"}}': value
         for name, value in figures.items()
     }
 
@@ -132,6 +132,16 @@ ALERTS = [
         lag("a", age_seconds="300+15", time_lag_seconds="300+15", record_lag="0+0"),
         ForebaySourceStopped=0,
         ForebayLogAway=1,
+    ),
+    # Of one partition it is gone on both of its workers, of another on one.
+    alerts(
+        lag("a", 0, time_lag_seconds="0+0")
+        | lag("a", 1, time_lag_seconds="300+15")
+        | lag("b", 1, time_lag_seconds="300+15")
+        | lag("b", 2, time_lag_seconds="300+15")
+        | lag("c", 2, time_lag_seconds="0+0"),
+        ForebayLogAway=1,
+        ForebayWorkerBehind=3,
     ),
     alerts(
         {
