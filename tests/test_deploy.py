@@ -1,5 +1,6 @@
 """Every command and variable in what is deployed by is one that the code knows."""
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 import pytest
 import yaml
 
@@ -16,6 +18,7 @@ from examples.flights import flights, job
 from forebay.cli import commands
 from forebay.settings import SETTINGS, load_settings
 from forebay.topology import parse_topology
+from tests.cluster import free_port, wait_until
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -382,6 +385,43 @@ def test_haproxy_takes_its_configuration():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_where_no_router_is_ready_they_answer_all_the_same(cluster, tmp_path):
+    haproxy = shutil.which("haproxy")
+    if haproxy is None:
+        pytest.skip("haproxy is not installed")
+    cluster.put("counts", {b"a": b"1"})
+    worker, front, stats = (f"127.0.0.1:{free_port()}" for _ in range(3))
+    routers = {f"router-{n}:8080": cluster.start_router("--seeds", worker, ready=False) for n in (1, 2)}
+    addresses = {":8080": front, ":8404": stats, **routers}
+    text = (ROOT / "deploy" / "haproxy.cfg").read_text()
+    configuration = tmp_path / "haproxy.cfg"
+    configuration.write_text(re.sub(r"(?<= )\S*:8\d{3}$", lambda found: addresses[found[0]], text, flags=re.M))
+    key = f"http://{front}/v1/stores/counts/keys/a"
+
+    def ready_routers():
+        with contextlib.suppress(httpx.TransportError):
+            counts = httpx.get(f"http://{stats}/metrics").text
+            return re.search(r'^haproxy_backend_active_servers{proxy="routers"} (\d+)$', counts, re.M)[1]
+
+    process = subprocess.Popen([haproxy, "-db", "-f", configuration], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: ready_routers() == "0", "HAProxy's finding that no router is ready")
+        answer = httpx.get(key)
+        assert answer.status_code == 503
+        assert answer.json()["type"] == "urn:forebay:problem:not-ready"
+        assert "retry-after" in answer.headers
+        with httpx.stream("GET", f"{key}/changes") as changes:
+            # An EventSource is closed for good by any other status.
+            assert changes.status_code == 200
+            assert "event: problem" in changes.iter_lines()
+        cluster.start_worker(worker)
+        wait_until(lambda: ready_routers() == "2", "HAProxy's finding that both are")
+        assert httpx.get(key).json()["value"] == 1
+    finally:
+        process.kill()
+        process.wait(15)
+
+
 def test_what_is_watched_is_what_runs():
     prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
     targets = {
@@ -393,7 +433,8 @@ def test_what_is_watched_is_what_runs():
     assert targets <= set(SERVICES)
     assert {name for name in SERVICES if name.startswith(("worker", "router"))} <= targets
     backends = re.findall(r"^    server \S+ (\S+):8080$", (ROOT / "deploy" / "haproxy.cfg").read_text(), re.M)
-    assert set(backends) == {name for name in SERVICES if name.startswith("router")}
+    # Those that are ready, and those that are there.
+    assert sorted(backends) == sorted(2 * [name for name in SERVICES if name.startswith("router")])
 
 
 @pytest.mark.parametrize("path", ["alerts.yml", "grafana/dashboards/forebay.json"])
