@@ -317,6 +317,16 @@ def test_whatever_selects_pods_selects_some():
         assert selector.get("matchLabels", selector) in labels
 
 
+@pytest.mark.parametrize("name", PODS)
+def test_neither_a_node_nor_its_upgrade_takes_all_pods(name):
+    labels = {"matchLabels": PODS[name]["metadata"]["labels"]}
+    spread = PODS[name]["spec"]["topologySpreadConstraints"]
+    assert [constraint["labelSelector"] for constraint in spread] == [labels, labels]
+    assert spread[0]["topologyKey"] == "kubernetes.io/hostname"
+    assert spread[0]["whenUnsatisfiable"] == "DoNotSchedule"
+    assert KUBERNETES["PodDisruptionBudget", name]["spec"] == {"maxUnavailable": 1, "selector": labels}
+
+
 def test_the_unit_is_one_of_a_worker():
     unit = dict(UNIT)
     environment = dict(value.split("=", 1) for name, value in UNIT if name == "Environment")
