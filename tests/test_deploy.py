@@ -318,6 +318,20 @@ def test_whatever_selects_pods_selects_some():
 
 
 @pytest.mark.parametrize("name", PODS)
+def test_a_pod_is_admitted_where_pod_security_is_restricted(name):
+    spec = PODS[name]["spec"]
+    [container] = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {kind for volume in spec["volumes"] for kind in volume} <= {"name", "configMap", "emptyDir"}
+
+
+@pytest.mark.parametrize("name", PODS)
 def test_neither_a_node_nor_its_upgrade_takes_all_pods(name):
     labels = {"matchLabels": PODS[name]["metadata"]["labels"]}
     spread = PODS[name]["spec"]["topologySpreadConstraints"]
