@@ -25,10 +25,8 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES = COMPOSE["services"]
 BUILT = {name: service for name, service in SERVICES.items() if "build" in service}
 STAGES = re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "deploy" / "Dockerfile").read_text(), re.M)
-KUBERNETES = {
-    (item["kind"], item["metadata"]["name"]): item
-    for item in yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text())
-}
+KUBERNETES_TEXT = (ROOT / "deploy" / "kubernetes.yaml").read_text()
+KUBERNETES = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(KUBERNETES_TEXT)}
 PODS = {
     name: item["spec"]["template"] for (_, name), item in KUBERNETES.items() if "template" in item.get("spec", {})
 }
@@ -329,6 +327,21 @@ def test_a_pod_is_admitted_where_pod_security_is_restricted(name):
         "capabilities": {"drop": ["ALL"]},
     }
     assert {kind for volume in spec["volumes"] for kind in volume} <= {"name", "configMap", "emptyDir"}
+
+
+def test_the_alerts_know_the_jobs_that_are_scraped():
+    _, _, commented = KUBERNETES_TEXT.partition("\n# ---\n")
+    monitor = yaml.safe_load(re.sub("^# ", "", commented, flags=re.M))["spec"]
+    [wanted] = monitor["selector"]["matchExpressions"]
+    assert wanted == {"key": monitor["jobLabel"], "operator": "In", "values": list(PODS)}
+    jobs = [pod["metadata"]["labels"][monitor["jobLabel"]] for pod in PODS.values()]
+    for pod in PODS.values():
+        [container] = pod["spec"]["containers"]
+        assert monitor["podMetricsEndpoints"][0]["port"] == container["ports"][0]["name"]
+    configuration = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+    jobs += [job["job_name"] for job in configuration["scrape_configs"] if job["job_name"] != "haproxy"]
+    [selector] = re.findall(r'\bjob=~"(.+)"', (ROOT / "deploy" / "alerts.yml").read_text())
+    assert all(re.fullmatch(selector, job) for job in jobs)
 
 
 @pytest.mark.parametrize("name", PODS)
