@@ -24,7 +24,11 @@ ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES = COMPOSE["services"]
 BUILT = {name: service for name, service in SERVICES.items() if "build" in service}
-STAGES = re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "deploy" / "Dockerfile").read_text(), re.M)
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+STAGES = re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE, re.M)
+COPIED = {
+    source for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.M) for source in line.split()[:-1]
+}
 KUBERNETES_TEXT = (ROOT / "deploy" / "kubernetes.yaml").read_text()
 KUBERNETES = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(KUBERNETES_TEXT)}
 PODS = {
@@ -398,15 +402,21 @@ def test_every_volume_is_declared_and_every_copied_path_exists():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
-    for line in re.findall(r"^COPY (?!--from)(.+)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.M):
-        for source in line.split()[:-1]:
-            assert (ROOT / source).exists(), source
+    assert COPIED
+    for source in COPIED:
+        assert (ROOT / source).exists(), source
+
+
+def test_a_build_is_sent_what_is_copied_and_nothing_else():
+    first, *others = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] != "#"]
+    assert first == "*"
+    assert {line[1:] for line in others if line.startswith("!")} == COPIED
+    assert all(line.startswith(("!", "**/")) for line in others)
 
 
 def test_a_volume_is_mounted_where_the_image_has_a_directory_of_its_user():
     # Elsewhere it would belong to root, and nothing could be written to it.
-    text = (ROOT / "deploy" / "Dockerfile").read_text()
-    owned = set(re.search(r"install -d -o forebay -g forebay (.+)$", text, re.M)[1].split())
+    owned = set(re.search(r"install -d -o forebay -g forebay (.+)$", DOCKERFILE, re.M)[1].split())
     mounts = {volume.split(":")[1] for service in BUILT.values() for volume in service.get("volumes", ())}
     assert mounts
     assert mounts <= owned
