@@ -34,7 +34,10 @@ KUBERNETES = {(item["kind"], item["metadata"]["name"]): item for item in yaml.sa
 PODS = {
     name: item["spec"]["template"] for (_, name), item in KUBERNETES.items() if "template" in item.get("spec", {})
 }
-UNIT = re.findall(r"^(\w+)=(.+)$", (ROOT / "deploy" / "forebay-worker.service").read_text(), re.M)
+UNITS = {
+    path.stem: re.findall(r"^(\w+)=(.+)$", path.read_text(), re.M)
+    for path in sorted((ROOT / "deploy").glob("*.service"))
+}
 
 
 def settings_of(command_line: list[str], environment: dict[str, str]) -> dict[str, Any]:
@@ -358,28 +361,46 @@ def test_neither_a_node_nor_its_upgrade_takes_all_pods(name):
     assert KUBERNETES["PodDisruptionBudget", name]["spec"] == {"maxUnavailable": 1, "selector": labels}
 
 
-def test_the_unit_is_one_of_a_worker():
-    unit = dict(UNIT)
-    environment = dict(value.split("=", 1) for name, value in UNIT if name == "Environment")
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_is_started_and_ended_as_the_code_has_it(name):
+    unit = dict(UNITS[name])
+    environment = dict(value.split("=", 1) for key, value in UNITS[name] if key == "Environment")
     program, *command_line = shlex.split(unit["ExecStart"])
     settings = settings_of(command_line, environment)
     assert Path(program).name == "forebay"
-    assert settings["state_dir"].is_relative_to(Path("/var/lib", unit["StateDirectory"]))
+    assert f"forebay-{command_line[0]}" == name
     assert int(unit["TimeoutStopSec"]) * 1000 > settings["shutdown_timeout_ms"]
     assert "LimitNOFILE" in unit
+    # All of the machine is read-only but what is named.
+    assert unit["ProtectSystem"] == "strict"
+    if command_line[0] == "worker":
+        own = Path("/var/lib", unit["StateDirectory"])
+        assert settings["state_dir"].is_relative_to(own)
+        assert Path(settings["changelog"].removeprefix("sqlite://")).is_relative_to(own)
 
 
-def test_systemd_takes_the_unit():
+def test_the_units_are_hardened_alike():
+    hardening = [
+        [
+            (key, value)
+            for key, value in unit
+            if key.startswith(("Protect", "Private", "Restrict", "NoNew", "Lock"))
+        ]
+        for unit in UNITS.values()
+    ]
+    assert len(hardening) == 2
+    assert hardening[0] == hardening[1]
+
+
+def test_systemd_takes_the_units():
     systemd_analyze = shutil.which("systemd-analyze")
     if systemd_analyze is None:
         pytest.skip("systemd-analyze is not installed")
+    files = [ROOT / "deploy" / f"{name}.service" for name in UNITS]
     done = subprocess.run(
-        [systemd_analyze, "verify", "--man=no", ROOT / "deploy" / "forebay-worker.service"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [systemd_analyze, "verify", "--man=no", *files], capture_output=True, text=True, check=False
     )
-    # That forebay is not installed in its place is no fault of the unit's.
+    # That forebay is not installed in its place is no fault of the units'.
     said = [line for line in done.stderr.splitlines() if "forebay" in line and "is not executable" not in line]
     assert said == []
 
@@ -392,8 +413,8 @@ def test_a_demo_command_is_parsed_by_its_module(name):
 
 
 def test_every_forebay_variable_is_a_setting():
-    files = ("docker-compose.yml", "deploy/Dockerfile", "deploy/kubernetes.yaml", "deploy/forebay-worker.service")
-    text = "".join((ROOT / file).read_text() for file in files)
+    files = [ROOT / "docker-compose.yml", ROOT / "deploy" / "Dockerfile", ROOT / "deploy" / "kubernetes.yaml"]
+    text = "".join(file.read_text() for file in [*files, *(ROOT / "deploy").glob("*.service")])
     assert set(re.findall(r"FOREBAY_\w+", text)) <= {setting.environment for setting in SETTINGS}
 
 
