@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from prometheus_client import Metric
+from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from forebay import __version__
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Answer
 from forebay_router.histogram import Histogram
@@ -18,6 +19,7 @@ from forebay_router.served_lag import ServedLag
 
 _SERVED = frozenset({200, 404})
 _MOST_UNREAD = 4_096
+_PROCESS = ProcessCollector(registry=None)
 _ANSWER_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
 
 
@@ -118,3 +120,7 @@ class RouterMetrics(Collector):
             live.add_metric([str(host)], int(worker.live and not worker.suspect))
             asked.add_metric([str(host)], self._router.upstreams.load(host))
         yield from (live, asked)
+        build = GaugeMetricFamily("forebay_router_build_info", "1; its label says what runs.", labels=["version"])
+        build.add_metric([__version__], 1)
+        yield build
+        yield from _PROCESS.collect()

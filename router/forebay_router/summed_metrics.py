@@ -17,6 +17,9 @@ _NOT_SUMMED: dict[str, _Combine] = {
     "forebay_router_worker_live": min,
     "forebay_router_unheld_partitions": max,
     "forebay_router_hedge_delay_seconds": max,
+    "forebay_router_build_info": max,
+    "process_start_time_seconds": min,
+    "process_max_fds": min,
 }
 """Of these gauges one process's figure is all there is to say: the worst."""
 

@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import Metric
+from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from forebay import __version__
 
 if TYPE_CHECKING:
     from forebay_worker.worker import Worker
 
 _REPLICA = ["store", "partition"]
+_PROCESS = ProcessCollector(registry=None)
 
 
 class WorkerMetrics(Collector):
@@ -85,3 +88,9 @@ class WorkerMetrics(Collector):
         generation = GaugeMetricFamily("forebay_group_generation", "Newest group generation known.")
         generation.add_metric([], self._worker.metadata.map.generation.number)
         yield generation
+        build = GaugeMetricFamily(
+            "forebay_build_info", "1; its labels say what runs.", labels=["version", "topology"]
+        )
+        build.add_metric([__version__, self._worker.topology.fingerprint], 1)
+        yield build
+        yield from _PROCESS.collect()
