@@ -44,8 +44,10 @@ class Cluster:
         lag_report_max_age_ms: int,
         credentials: Callable[[], bytes],
         application_id: str | None = None,
+        on_forgotten: Callable[[HostInfo], None] | None = None,
     ) -> None:
         self._seeds = seeds
+        self._on_forgotten = on_forgotten
         self._documents = WorkerDocuments(credentials)
         self._pace = Pace(poll_interval_ms / 1000)
         self._following: asyncio.Task[None] | None = None
@@ -334,6 +336,8 @@ class Cluster:
         worker = self.workers.pop(host, None)
         if worker is not None:
             self._holds(WorkerView(host), worker.replicas.keys())
+        if self._on_forgotten is not None:
+            self._on_forgotten(host)
 
     def _pause_s(self) -> float:
         """From one poll of an address to the next."""

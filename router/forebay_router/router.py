@@ -34,14 +34,15 @@ class Router:
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
         self.credentials = credentials_of(settings.worker_token_file)
+        self.upstreams = Upstreams()
         self.cluster = Cluster(
             Seeds(settings.seeds),
             settings.worker_poll_interval_ms,
             settings.lag_report_max_age_ms,
             self.credentials,
             settings.application_id,
+            self.upstreams.forget,
         )
-        self.upstreams = Upstreams()
         self.streams = EventStreams(settings.max_event_streams)
         self.pages = PageMemory()
         self.delay = HedgeDelay()

@@ -161,6 +161,12 @@ class Upstreams(dict[HostInfo, Upstream]):
         found = self.get(host)
         return 0 if found is None else found.load
 
+    def forget(self, host: HostInfo) -> None:
+        """Close the connections to a host that is not to be asked any more."""
+        upstream = self.pop(host, None)
+        if upstream is not None:
+            upstream.close()
+
     def close(self) -> None:
         """Close every connection."""
         for upstream in self.values():

@@ -13,6 +13,7 @@ from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster import Cluster
 from forebay_router.seeds import Seeds
+from forebay_router.upstream import Upstreams
 from forebay_router.worker_view import WorkerView
 from tests.cluster import free_port
 
@@ -125,15 +126,19 @@ async def test_a_worker_whose_machine_vanished_is_forgotten_and_a_router_without
     status: dict[str, object] = {}
     async with worker(status, mapped=False) as host:
         seeds = Seeds([host])
-        known = Cluster(seeds, 20, 1_000, lambda: b"")
+        upstreams = Upstreams()
+        known = Cluster(seeds, 20, 1_000, lambda: b"", on_forgotten=upstreams.forget)
         await known.start()
         try:
             await until(lambda: known.ready)
+            connection = await upstreams[host].connection()
             status.clear()
             await until(lambda: not known.ready)
             assert host in known.workers
             seeds._addresses = frozenset()
             await until(lambda: host not in known.workers)
+            assert connection.closed
+            assert host not in upstreams
         finally:
             await known.stop()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -206,7 +205,8 @@ class Cursor:
 
     def encode(self) -> str:
         """The opaque cursor."""
-        raw = json.dumps([self.digest.hex(), self.last.hex(), self.at, self.missing]).encode()
+        # Packed: it holds a key, and a path with its query no more than 64 kB.
+        raw: bytes = msgpack.packb((self.digest, self.last, self.at, self.missing))
         return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
     @classmethod
@@ -214,11 +214,11 @@ class Cursor:
         """The cursor, which must be of this scan; raises ``BadParameter``."""
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            digest, last, at, missing = json.loads(raw)
-            cursor = cls(bytes.fromhex(digest), bytes.fromhex(last), at, tuple(map(int, missing)))
+            digest, last, at, missing = msgpack.unpackb(raw)
+            cursor = cls(bytes(memoryview(digest)), bytes(memoryview(last)), at, tuple(map(int, missing)))
             if at is not None and not isinstance(at, str):
                 raise TypeError("no position")
-        except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
+        except (binascii.Error, msgpack.UnpackException, ValueError, TypeError, OverflowError):
             raise BadParameter("The cursor is not one that an answer carried.", parameter="cursor") from None
         if cursor.digest != scan.digest:
             raise BadParameter(

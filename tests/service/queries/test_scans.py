@@ -5,6 +5,7 @@ import json
 import random
 from dataclasses import replace
 
+import msgpack
 import pytest
 
 from forebay.errors import BadParameter
@@ -114,6 +115,6 @@ async def test_a_list_of_one_key_is_of_that_key_whatever_its_cursor_says(tmp_pat
             assert b"another key" not in answer.body
     with pytest.raises(BadParameter, match="The key is of partition 0, not 1"):
         await Scans(admission).answer(route, "counts", b"k", ReadParameters(partition=1), frames=False)
-    raw = json.dumps([scan.digest.hex(), "01", None, [float("inf")]]).encode()
+    raw = msgpack.packb((scan.digest, b"\x01", None, (float("inf"),)))
     with pytest.raises(BadParameter, match="not one that an answer carried"):
         Cursor.decode(base64.urlsafe_b64encode(raw).decode(), scan)

@@ -37,8 +37,8 @@ def test_one_key(closed):
 
 
 def test_several_keys(closed):
-    answers, waiting = Reads(closed).batch("counts", ["k", "absent"], ReadParameters())
-    assert [answer.status for answer in answers] == [503, 503]
+    results, waiting = Reads(closed).batch("counts", ["k", "absent"], ReadParameters())
+    assert [status for status, _ in results] == [503, 503]
     assert waiting == [0, 1]
 
 
