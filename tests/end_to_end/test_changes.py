@@ -1,5 +1,6 @@
 """Streams of a key's changes, from workers and through routers, over real connections."""
 
+import asyncio
 import json
 import signal
 import socket
@@ -458,6 +459,40 @@ def test_a_stream_leaves_a_worker_that_hangs(tmp_path):
             cluster.put("counts", {b"k": b"2"})
             stream.wait_for_value(2)
             assert told_by(stream) != hung
+
+
+@pytest.mark.chaos
+async def test_hundreds_of_streams_are_back_soon_after_all_workers_were_away(tmp_path):
+    keys = [f"k{n}" for n in range(300)]
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {key.encode(): b'"before"' for key in keys})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        host, port = router.split(":")
+        streams = [await asyncio.open_connection(host, int(port)) for _ in keys]
+
+        async def until(reader: asyncio.StreamReader, expected: bytes) -> None:
+            while expected not in await reader.readline():
+                pass
+
+        async def all_until(expected: bytes) -> None:
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(until(reader, expected) for reader, _ in streams))
+
+        for key, (_, writer) in zip(keys, streams, strict=True):
+            writer.write(f"GET /v1/stores/counts/keys/{key}/changes HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await all_until(b'"value":"before"')
+        for worker in cluster.workers.values():
+            worker.send_signal(signal.SIGSTOP)
+        # Every stream has lost its worker, and found no other.
+        await all_until(b"event: problem")
+        for worker in cluster.workers.values():
+            worker.send_signal(signal.SIGCONT)
+        cluster.put("counts", {key.encode(): b'"after"' for key in keys})
+        await all_until(b'"value":"after"')
+        for _, writer in streams:
+            writer.close()
 
 
 def test_a_hot_key_is_conflated_and_its_last_value_arrives(served):
