@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -336,6 +337,19 @@ def test_more_streams_than_a_process_takes_on_are_refused(tmp_path, tier_name):
             with follow(address, "k") as third:
                 third.wait_for_value(1)
         wait_until(lambda: open_streams(address) == open_streams(worker) == 0, "the end of all streams")
+
+
+def test_a_follower_that_waits_ends_when_another_thread_closes_it(served):
+    _, router = served
+    with Client(f"http://{router}") as client:
+        changes = client.changes("counts", "nobody")
+        with ThreadPoolExecutor() as pool:
+            following = pool.submit(list, changes)
+            wait_until(lambda: changes.lag.record_lag is not None, "the first event")
+            changes.close()
+            assert [type(change).__name__ for change in following.result(5)] == ["UnknownKey"]
+        assert list(changes) == []
+        changes.close()
 
 
 def test_a_follower_leaves_a_router_that_has_no_place_or_no_workers_for_one_that_has(tmp_path):

@@ -90,10 +90,14 @@ class AsyncChanges(Following, AsyncIterator[Change]):
         self._driver = driver
 
     async def __anext__(self) -> Change:
-        return await self._driver.run(self._next_change())
+        change = await self._driver.run(self._next_change())
+        if change is None:
+            raise StopAsyncIteration
+        return change
 
     async def aclose(self) -> None:
-        """Let go of the connection; what follows would be asked for anew."""
+        """Let go of the connection; there are no more changes."""
+        self._closed = True
         await self._driver.run(self._close())
 
     async def __aenter__(self) -> Self:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -88,13 +91,24 @@ class Changes(Following, Iterator[Change]):
     def __init__(self, driver: Driver, reads: Reads, wanted: ChangesRequest) -> None:
         super().__init__(reads, wanted)
         self._driver = driver
+        self._taking = threading.Lock()
+        """Held while a change is waited for."""
 
     def __next__(self) -> Change:
-        return self._driver.run(self._next_change())
+        with self._taking:
+            change = self._driver.run(self._next_change())
+        if change is None:
+            raise StopIteration
+        return change
 
     def close(self) -> None:
-        """Let go of the connection; what follows would be asked for anew."""
-        self._driver.run(self._close())
+        """Let go of the connection; there are no more changes, nor for a thread that waits for one."""
+        self._closed = True
+        opened = self._opened
+        if opened is not None:
+            _wake(opened)
+        with self._taking:
+            self._driver.run(self._close())
 
     def __enter__(self) -> Self:
         return self
@@ -103,6 +117,15 @@ class Changes(Following, Iterator[Change]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _wake(opened: Opened) -> None:
+    """End the wait of whoever reads a body: what comes next is its end."""
+    stream = opened.response.extensions.get("network_stream")
+    connection = None if stream is None else stream.get_extra_info("socket")
+    if connection is not None:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class Reader:

@@ -32,12 +32,13 @@ class Following:
         self._reader = EventReader()
         self._events: deque[Event] = deque()
         self._last_event_id: str | None = None
-        self._began = self._leaving = False
+        self._began = self._leaving = self._closed = False
         self._pause_s = _LEAST_PAUSE_S
         self.lag: Lag = UNKNOWN_LAG
 
-    def _next_change(self) -> Plan[Change]:
-        while True:
+    def _next_change(self) -> Plan[Change | None]:
+        """The next change, None once it is closed."""
+        while not self._closed:
             if self._events:
                 change = self._take(self._events.popleft())
                 if not isinstance(change, Provenance) or self._wanted.lag_interval_ms is not None:
@@ -51,6 +52,8 @@ class Following:
                 problem = yield from self._open()
                 if problem is not None:
                     return problem
+        yield from self._close()
+        return None
 
     def _close(self) -> Plan[None]:
         opened, self._opened = self._opened, None
@@ -99,5 +102,7 @@ class Following:
         return None
 
     def _pause(self) -> Plan[None]:
+        if self._closed:
+            return
         yield Pause(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
