@@ -231,7 +231,14 @@ class Worker:
         # Under another address that is another process, of before a restart or from a copy of the state directory.
         if info.hosts.get(me) == self.host:
             self._assigned = True
-            self.tasks.hold(*info.tasks_of(me))
+            active, standby = info.tasks_of(me)
+            log.info(
+                "generation %d: %d tasks active here, %d standby",
+                info.generation.number,
+                len(active),
+                len(standby),
+            )
+            self.tasks.hold(active, standby)
         else:
             # Made while it counted as gone, or was another: it is no one's active, and releases nothing yet.
             self.tasks.hold_as_standby()

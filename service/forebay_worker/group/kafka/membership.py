@@ -189,9 +189,9 @@ class KafkaMembership:
             raise ChangelogError(f"The assignment that the leader named is not in {self._topic.name!r}.")
         info = AssignmentInfo.decode(raw)
         if info.fingerprint != self._topology.fingerprint and self._fingerprint != info.fingerprint:
-            log.error(
+            log.warning(
                 "the group's leader follows topology %s, this worker %s: it goes on serving what it holds. "
-                "Restart it with the group's topology.",
+                "That is so for a while where a new topology is rolled out; else restart it with the group's.",
                 info.fingerprint,
                 self._topology.fingerprint,
             )

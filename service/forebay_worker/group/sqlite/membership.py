@@ -209,9 +209,9 @@ class SqliteMembership:
             return
         info = _read_assignment(seen.assignment)
         if info.fingerprint != self._topology.fingerprint and self._fingerprint != info.fingerprint:
-            log.error(
+            log.warning(
                 "the group's leader follows topology %s, this worker %s: it goes on serving what it holds. "
-                "Restart it with the group's topology.",
+                "That is so for a while where a new topology is rolled out; else restart it with the group's.",
                 info.fingerprint,
                 self._topology.fingerprint,
             )
