@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from forebay.errors import NotHostedHere
-from forebay.lag import Lag
+from forebay.lag import Lag, boot_ms
 from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
@@ -55,11 +55,16 @@ class Scans:
         scan = make_scan(route, self._admission.spec(store), segment, parameters)
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
         pages: list[Page] = []
+        read_boot_ms: list[float] = []
         for partition in self._partitions(scan, parameters):
             if pages:
                 # Other requests are answered between two partitions.
                 await asyncio.sleep(0)
+            read_boot_ms.append(boot_ms())
             pages.append(self._page(scan, partition, cursor, parameters))
+        for page, at_boot_ms in zip(pages[:-1], read_boot_ms, strict=False):
+            lag = Lag(**page.source["lag"]).aged(boot_ms() - at_boot_ms)
+            page.source = {**page.source, "lag": lag.document()}
         if frames:
             return Answer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())
         return Answer(200, JSON_HEAD + NO_STORE + _source_head(*pages), _merged(scan, pages, parameters.limit))
