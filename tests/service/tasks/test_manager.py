@@ -1,12 +1,7 @@
 """What a worker holds, and what it says of its disk, from its start to its stop."""
 
 import errno
-import threading
-from pathlib import Path
 
-import pytest
-
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.topology import parse_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.opening import OpenedStore, StoreOpener
@@ -21,20 +16,9 @@ from tests.service.tasks.held_tasks import (
     SlowOpener,
     fill,
     held,
-    make_changelog,
     offsets,
     started,
 )
-
-
-@pytest.fixture(autouse=True)
-def none_let(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlowOpener, "let", threading.Semaphore(0))
-
-
-@pytest.fixture
-def changelog(tmp_path: Path) -> SqliteChangelog:
-    return make_changelog(tmp_path)
 
 
 def test_the_offsets_of_all_on_disk_are_known_before_any_store_is_open(tmp_path, changelog):

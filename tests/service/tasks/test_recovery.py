@@ -1,8 +1,6 @@
 """How replicas are brought to the ends of their logs, whatever stands in the way."""
 
 import errno
-import threading
-from pathlib import Path
 
 import pytest
 
@@ -24,20 +22,9 @@ from tests.service.tasks.held_tasks import (
     SlowOpener,
     append,
     fill,
-    make_changelog,
     offsets,
     started,
 )
-
-
-@pytest.fixture(autouse=True)
-def none_let(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlowOpener, "let", threading.Semaphore(0))
-
-
-@pytest.fixture
-def changelog(tmp_path: Path) -> SqliteChangelog:
-    return make_changelog(tmp_path)
 
 
 def test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_process(tmp_path, changelog):

@@ -1,21 +1,12 @@
 import time
 from collections import Counter
-from pathlib import Path
 
-import pytest
-
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.tasks import TaskId
 from forebay_worker.state.opening import StoreOpener
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import PARTITIONS, TASKS, make_changelog, offsets, started
-
-
-@pytest.fixture
-def changelog(tmp_path: Path) -> SqliteChangelog:
-    return make_changelog(tmp_path)
+from tests.service.tasks.held_tasks import PARTITIONS, TASKS, offsets, started
 
 
 def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_path, changelog, monkeypatch):
