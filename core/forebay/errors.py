@@ -84,12 +84,12 @@ class ListenAddressInUse(Occupied):
     """The listen address is taken or not this host's; choose another with ``--listen``."""
 
 
-class ChangelogError(ForebayError):
-    """The changelog refuses an operation or cannot be reached."""
-
-
 class AdvertisedByAnother(Occupied):
     """A live worker advertises the same address: another, or this one's predecessor until its lease ends."""
+
+
+class ChangelogError(ForebayError):
+    """The changelog refuses an operation or cannot be reached."""
 
 
 class ChangelogUnreachable(ChangelogError):

@@ -123,11 +123,11 @@ class RoutedChanges:
         path = f"/v1/stores/{quote(spec.name, safe='')}/keys/{to_segment(spec.key_codec, plain)}/changes"
         request = ReplicaRequest(spec, partition, f"{path}?{_query(self._parameters)}".encode())
         self._attempts = []
-        # Each candidate gets its share of the time to the first event.
-        share_ms = self._router.timeout_ms(self._parameters) / max(1, len(hosts))
-        if not self._parameters.wait_ms:
-            share_ms = min(share_ms, _MOST_ATTEMPT_MS)
-        for host in hosts:
+        for i, host in enumerate(hosts):
+            # Each candidate gets its share of the time to the first event.
+            share_ms = (self._due_boot_ms - boot_ms()) / (len(hosts) - i)
+            if not self._parameters.wait_ms:
+                share_ms = min(share_ms, _MOST_ATTEMPT_MS)
             try:
                 upstream, event = await self._first(host, request, max(_LEAST_ATTEMPT_MS, share_ms))
             except OSError as error:
@@ -149,13 +149,8 @@ class RoutedChanges:
         if self._parameters.wait_ms:
             # It may be told to wait for long, and must not keep others from their turn.
             return await _first(host, asked, share_ms)
-        turn = self._router.upstreams[host].opening
-        async with asyncio.timeout(share_ms / 1000):
-            await turn.acquire()
-        try:
+        async with asyncio.timeout(share_ms / 1000), self._router.upstreams[host].opening:
             return await _first(host, asked, share_ms)
-        finally:
-            turn.release()
 
     async def _next(self, host: HostInfo, upstream: EventUpstream) -> Event | None:
         """The worker's next event; raises ``OSError`` where it is lost, or silent for too long."""

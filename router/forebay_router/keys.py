@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
-from forebay.lag import Lag, boot_ms, worst_lag
+from forebay.lag import Lag, Tolerance, boot_ms, worst_lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
 from forebay.rest.lists import joined_position
@@ -20,7 +20,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
 from forebay_router.replica_read import Came, ReplicaRequest
 from forebay_router.router import Router
-from forebay_router.waited import aged, came_too_early
+from forebay_router.waited import aged, came_too_early, time_to_ask_again_ms
 
 _SETTLED = frozenset({200, 400, 409, 410})
 _GRAVEST_FIRST = (503, 504, 429, 412)
@@ -57,16 +57,19 @@ async def _search(
 ) -> Answer:
     """Ask every partition at once; once more where a miss has left its bounds while the last was waited for."""
     tolerance = parameters.tolerance_for(spec)
-    while True:
-        begun = boot_ms()
-        answer = await _search_once(router, spec, target, parameters, deadline_boot_ms)
-        if answer.status != UnknownKey.status:
-            return answer
-        _, lag = aged(answer.body, 0)
-        if lag is None or tolerance.met_by(lag):
-            return answer
-        if 2 * boot_ms() - begun > deadline_boot_ms:
-            return came_too_early(spec.name, tolerance, lag)
+    until = deadline_boot_ms - time_to_ask_again_ms(tolerance, deadline_boot_ms - boot_ms())
+    answer = await _search_once(router, spec, target, parameters, until)
+    if _bears(answer, tolerance):
+        return answer
+    answer = await _search_once(router, spec, target, parameters, deadline_boot_ms)
+    _, lag = aged(answer.body, 0)
+    return answer if lag is None or _bears(answer, tolerance) else came_too_early(spec.name, tolerance, lag)
+
+
+def _bears(answer: Answer, tolerance: Tolerance) -> bool:
+    """Whether a search's answer is within its bounds, if it is a miss, which waited for the last partition."""
+    _, lag = aged(answer.body, 0)
+    return answer.status != UnknownKey.status or lag is None or tolerance.met_by(lag)
 
 
 async def _search_once(

@@ -13,7 +13,7 @@ from typing import Any
 
 from forebay.codecs import from_segment
 from forebay.errors import LagExceedsTolerance, NoReplica
-from forebay.lag import Lag, boot_ms, worst_lag
+from forebay.lag import Lag, Tolerance, boot_ms, worst_lag
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
@@ -156,28 +156,37 @@ class Gather:
             await gather._fetch(list(gather.parts.values()))
             gather.deadline_boot_ms += left_ms
             await gather._renew_early()
+            gather._require_any()
         except BaseException:
             gather.drop()
             raise
-        if gather.parts:
-            return gather
-        if gather.refused and all(answer.status == LagExceedsTolerance.status for answer in gather.refused):
-            raise ScanRefused(gather.refused[0])
-        raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
+        return gather
+
+    def _require_any(self) -> None:
+        """Raise what came of it where no partition could be read."""
+        if not self.parts:
+            if self.refused and all(answer.status == LagExceedsTolerance.status for answer in self.refused):
+                raise ScanRefused(self.refused[0])
+            store = self.scan.spec.name
+            raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
 
     async def _renew_early(self) -> None:
         """Ask again, once, for first pages that left their bounds while others were waited for."""
         tolerance = self.parameters.tolerance_for(self.scan.spec)
-        early = [part for part in self.parts.values() if not tolerance.met_by(part.lag_now)]
-        if not early:
-            return
-        for part in early:
+        early = self._begin_again(tolerance)
+        if early:
+            await self._fetch([part for part, _ in early])
+            for part, lag in self._begin_again(tolerance):
+                self._leave_out(part, came_too_early(self.scan.spec.name, tolerance, lag))
+
+    def _begin_again(self, tolerance: Tolerance) -> list[tuple[_PartitionScan, Lag]]:
+        """Forget the first pages that have left their bounds; says how far behind they are."""
+        early = [(part, part.lag_now) for part in self.parts.values()]
+        early = [(part, lag) for part, lag in early if not tolerance.met_by(lag)]
+        for part, _ in early:
             self._count(part, 0)
             part.begin_again()
-        await self._fetch(early)
-        for part in early:
-            if part.partition in self.parts and not tolerance.met_by(part.lag_now):
-                self._leave_out(part, came_too_early(self.scan.spec.name, tolerance, part.lag_now))
+        return early
 
     def _leave_out(self, part: _PartitionScan, answer: Answer) -> None:
         """Go on without a partition where that is allowed; raises ``ScanRefused`` where it is not."""

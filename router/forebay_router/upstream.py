@@ -38,6 +38,7 @@ class Upstream:
         self._idle: list[Connection] = []
         """Connections of their own that were used and are free."""
         self._latest: Connection | None = None
+        self._closed = False
         self.opening = asyncio.Semaphore(_MOST_OPENING)
         """Whose turn it is to open an event stream: a worker that is back gets them as fast as it takes them."""
 
@@ -119,7 +120,7 @@ class Upstream:
         try:
             answer = await exchange(connection, request)
         finally:
-            if answer is None or connection.closed or len(self._idle) >= _MOST_IDLE:
+            if answer is None or connection.closed or self._closed or len(self._idle) >= _MOST_IDLE:
                 connection.close()
             else:
                 self._idle.append(connection)
@@ -140,10 +141,14 @@ class Upstream:
     def _opened(self, task: asyncio.Task[Connection]) -> None:
         self._opening = None
         if not task.cancelled() and task.exception() is None:
-            self._shared.append(task.result())
+            if self._closed:
+                task.result().close()
+            else:
+                self._shared.append(task.result())
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, those that are still being opened or lent once that is over."""
+        self._closed = True
         for connection in [*self._shared, *self._idle]:
             connection.close()
         self._shared.clear()

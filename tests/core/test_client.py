@@ -266,9 +266,11 @@ def test_more_keys_than_one_request_takes(client):
 
 
 def test_keys_as_long_as_a_request_takes_in_all_and_one_that_no_path_can_hold(client):
-    long = ["я" * 20_000 + str(n) for n in range(120)]
-    results = client.get_many("names", [*long, "k0001"], timeout_ms=20_000)
-    assert {type(result) for result in results[:-1]} == {errors.UnknownKey}
+    long = ["€" * 400_000 + str(n) for n in range(3)]
+    too_long = "x" * (2 << 20)
+    results = client.get_many("names", [too_long, *long, "k0001"], timeout_ms=20_000)
+    assert isinstance(results[0], errors.BadKey)
+    assert {type(result) for result in results[1:-1]} == {errors.UnknownKey}
     assert results[-1].value == 1
     with pytest.raises(errors.UnknownKey):
         client.get("names", "я" * 20_000)
@@ -673,6 +675,22 @@ def test_what_one_server_refuses_another_is_asked_at_once_and_first_from_then_on
     with connect("http://one", "http://two", transport=script) as client:
         assert client.get("s", "a").value == client.get("s", "a").value == 1
     assert [request.url.host for request in script.requests] == ["one", "two", "two"]
+
+
+def test_all_are_asked_again_when_the_first_of_them_says_and_none_twice_before(connect):
+    for later, sooner in ((None, 0), (0, None), (60, 0), (0, 60)):
+        refusals = [refusal(errors.NotReady("Later.", retry_after_s=after)) for after in (later, sooner)]
+        script = Scripted(*refusals, httpx.Response(200, json=ANSWER))
+        with connect("http://one", "http://two", transport=script) as client:
+            assert client.get("s", "a").value == 1
+    gone = [httpx.ConnectError("refused") for _ in range(4)]
+    script = Scripted(
+        gone[0], refusal(errors.Overloaded("Full.", retry_after_s=0)), *gone[1:3], httpx.Response(200, json=ANSWER)
+    )
+    with connect("http://one", "http://two", transport=script) as client:
+        assert client.get("s", "a").value == 1
+    assert [request.url.host for request in script.requests][:2] == ["one", "two"]
+    assert [request.url.host for request in script.requests].count("two") == 2
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -136,27 +136,33 @@ class Exchange:
         On 429, 502, 503 and 504 the other servers are asked, then, after ``Retry-After``, all again, if there is
         that much time.
         """
-        refusals = 0
+        problem: Problem | None = None
+        refused: dict[int, float] = {}
         while True:
-            response = yield from self._reach(request, deadline_ms)
-            assert isinstance(response, httpx.Response)
-            if response.status_code == 200:
-                return _document(response)
-            problem = problem_of_response(response)
-            if response.status_code not in _PASSING:
-                raise problem
-            self.turn()
-            refusals += 1
-            pause_s = _pause_s(problem) if refusals % len(self._urls) == 0 else 0.0
+            response = yield from self._reach(request, deadline_ms, refused)
+            if response is not None:
+                assert isinstance(response, httpx.Response)
+                if response.status_code == 200:
+                    return _document(response)
+                problem = problem_of_response(response)
+                if response.status_code not in _PASSING:
+                    raise problem
+                refused[self._first % len(self._urls)] = _pause_s(problem)
+                self.turn()
+            assert problem is not None
+            all_refused = response is None or len(refused) == len(self._urls)
+            pause_s = min(refused.values()) if all_refused else 0.0
             if self._now_ms() + pause_s * 1000 >= deadline_ms:
                 raise problem
-            if pause_s:
+            if all_refused:
                 yield Pause(pause_s)
+                refused.clear()
 
     def open(self, request: Request, deadline_ms: float) -> Plan[Opened]:
         """The stream of the first server that has one; raises ``Problem``."""
         for left in reversed(range(len(self._urls))):
-            reply = yield from self._reach(request, deadline_ms)
+            reply = yield from self._reach(request, deadline_ms, ())
+            assert reply is not None
             if isinstance(reply, Opened):
                 return reply
             problem = problem_of_response(reply)
@@ -176,12 +182,17 @@ class Exchange:
         """Ask another server first from now on."""
         self._first += 1
 
-    def _reach(self, request: Request, deadline_ms: float) -> Plan[httpx.Response | Opened]:
-        """The response of the first server that gives one."""
+    def _reach(
+        self, request: Request, deadline_ms: float, refused: Container[int]
+    ) -> Plan[httpx.Response | Opened | None]:
+        """The response of the first server that gives one, but of those that refused; None if no other does."""
         attempts: list[dict[str, str]] = []
         first, tries = self._first, _TRIES_PER_URL * len(self._urls)
         for turn in range(tries):
-            url = self._urls[(first + turn) % len(self._urls)]
+            number = (first + turn) % len(self._urls)
+            if number in refused:
+                continue
+            url = self._urls[number]
             left_ms = deadline_ms - self._now_ms()
             if left_ms <= 0:
                 raise DeadlineExceeded("No server answered in time.", attempts=attempts)
@@ -193,6 +204,8 @@ class Exchange:
             # Not asked first again: it may accept connections and never answer.
             self._first = first + turn + 1
             attempts.append({"host": url, "outcome": f"{type(reply).__name__}: {reply}"})
+        if len(attempts) < tries:
+            return None
         raise NoReplica(f"None of {', '.join(self._urls)} could be reached.", attempts=attempts)
 
     def _send(self, request: Request, url: str, left_ms: float, urls_left: int) -> Send:

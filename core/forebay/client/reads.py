@@ -118,15 +118,18 @@ class Reads:
             try:
                 spec.key_codec.from_json(key)
                 text = _key_text(key)
+                key_bytes = len(text.encode()) + 1
+                if key_bytes > _MOST_BATCH_BYTES:
+                    raise BadKey(f"The key is {key_bytes} bytes long, more than a request may hold.", store=store)
             except BadKey as problem:
                 problem.members.setdefault("key", key)
                 results[index] = problem
                 continue
-            if len(batch) == MOST_KEYS or held_bytes + len(text) > _MOST_BATCH_BYTES:
+            if len(batch) == MOST_KEYS or held_bytes + key_bytes > _MOST_BATCH_BYTES:
                 yield from self._read_some(store, batch, results, as_of, options, deadline_ms)
                 batch, held_bytes = [], 0
             batch.append((index, text))
-            held_bytes += len(text.encode()) + 1
+            held_bytes += key_bytes
         if batch or not keys:
             yield from self._read_some(store, batch, results, as_of, options, deadline_ms)
         return results

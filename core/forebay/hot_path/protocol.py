@@ -35,8 +35,6 @@ _MOST_REQUEST_S = 30.0
 _MOST_STALL_S = 10.0
 """How long a peer may take nothing of what waits for it."""
 _OUT_QUEUE = struct.Struct("@i")
-
-
 _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 _NO_HTTP = "Invalid HTTP request received."
 _NO_HTTP_BUT_FOR_ESCAPES = (
@@ -191,16 +189,21 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.send_400_response(_NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(data) else _NO_HTTP)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._upgrading:
-                self._go_on_without_upgrade(data[upgrade.args[0] :])
+        pieces = [memoryview(data)]
+        while pieces:
+            piece = pieces.pop()
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserError:
+                self.send_400_response(_NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(piece) else _NO_HTTP)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._upgrading:
+                    return
+                pieces += [piece[upgrade.args[0] :], memoryview(self._head_without_upgrade())]
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """Read the request as one that asks for no other protocol, as RFC 9110 allows.
+    def _head_without_upgrade(self) -> bytes:
+        """The head of a request as if it asked for no other protocol, as RFC 9110 allows, for a parser made anew.
 
         Java's own client asks for HTTP/2 with every body that it posts, and the parser takes no body then.
         """
@@ -214,7 +217,7 @@ class HotPathProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._upgrading = False
-        self._feed(b"\r\n".join([*lines, b"", rest]))
+        return b"\r\n".join([*lines, b"", b""])
 
     def _answer_hot(self, data: bytes) -> int:
         """Where the first request begins that is not for the hot path."""
@@ -430,8 +433,8 @@ class HotPathProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
 
-def _has_raw_target(data: bytes) -> bool:
-    return not data.split(b"\r\n", 1)[0].isascii()
+def _has_raw_target(data: memoryview) -> bool:
+    return not bytes(data[:_MOST_HEAD_BYTES]).split(b"\r\n", 1)[0].isascii()
 
 
 def make_protocol(

@@ -123,6 +123,7 @@ async def _first(events: Events, receive: Receive) -> Event | None:
     finally:
         for task in (coming, leaving):
             task.cancel()
+        await asyncio.gather(coming, leaving, return_exceptions=True)
 
 
 async def _left(receive: Receive) -> None:

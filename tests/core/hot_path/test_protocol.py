@@ -192,6 +192,13 @@ async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_i
     await server.wait_closed()
 
 
+async def test_offers_to_speak_another_protocol_may_be_as_many_as_they_like(peer):
+    sent = b"GET /livez HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    peer.protocol.data_received(sent * 3_000)
+    assert not peer.closed
+    assert len(peer.protocol.pipeline) == 2_999
+
+
 async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_its_turn():
     taken: list[bytes] = []
     slots: list[Slot] = []
