@@ -32,6 +32,7 @@ _MOST_PAUSE_MS = 1_000.0
 _STEADY_MS = 1_000.0
 """A worker that served for so long counts as found: the next search begins with the least pause again."""
 _LEAST_ATTEMPT_MS, _MOST_ATTEMPT_MS = 50.0, 5_000.0
+_LEAST_TURN_MS = 500.0
 _LOOK_S = 1.0
 _SILENCE_MS = 2_000.0
 """How much longer than it need be a worker may be silent on a stream."""
@@ -149,8 +150,14 @@ class RoutedChanges:
         if self._parameters.wait_ms:
             # It may be told to wait for long, and must not keep others from their turn.
             return await _first(host, asked, share_ms)
-        async with asyncio.timeout(share_ms / 1000), self._router.upstreams[host].opening:
-            return await _first(host, asked, share_ms)
+        turn, begun = self._router.upstreams[host].opening, boot_ms()
+        async with asyncio.timeout(share_ms / 1000):
+            await turn.acquire()
+        try:
+            # A turn that came late is not given away for that.
+            return await _first(host, asked, max(_LEAST_TURN_MS, share_ms - (boot_ms() - begun)))
+        finally:
+            turn.release()
 
     async def _next(self, host: HostInfo, upstream: EventUpstream) -> Event | None:
         """The worker's next event; raises ``OSError`` where it is lost, or silent for too long."""
