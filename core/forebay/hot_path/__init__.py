@@ -5,7 +5,8 @@ make up nearly all traffic. Anything it does not recognise with certainty falls 
 """
 
 from forebay.hot_path.guard import guarded
-from forebay.hot_path.protocol import Handlers, HotPathProtocol, Outcome, Slot, make_protocol
+from forebay.hot_path.outbox import Slot
+from forebay.hot_path.protocol import Handlers, HotPathProtocol, Outcome, make_protocol
 from forebay.hot_path.recogniser import HotBatch, HotRequest, Recogniser, RequestForm, recognise, recognise_batch
 
 __all__ = [

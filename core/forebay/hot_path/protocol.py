@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
-import struct
-import termios
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from forebay.errors import BadRequest
 from forebay.hot_path.cors import OriginHeaders
+from forebay.hot_path.outbox import Outbox, Slot, render
 from forebay.hot_path.recogniser import HotBatch, HotRequest, Recogniser, recognise, recognise_batch
+from forebay.hot_path.stall import StallWatch
+from forebay.hot_path.upgrade import head_without_upgrade
 from forebay.rest.answers import Answer, problem_answer
 
 log = logging.getLogger(__name__)
@@ -32,31 +31,10 @@ _MOST_SLOT_BYTES = 1 << 20
 """What so many answers as large as the last may take."""
 _MOST_REQUEST_S = 30.0
 """How long a request may take to arrive, and the first one to begin."""
-_MOST_STALL_S = 10.0
-"""How long a peer may take nothing of what waits for it."""
-_OUT_QUEUE = struct.Struct("@i")
-_OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 _NO_HTTP = "Invalid HTTP request received."
 _NO_HTTP_BUT_FOR_ESCAPES = (
     "Invalid HTTP request received: its target holds bytes that must be percent-encoded, such as %C3%BC for ü."
 )
-
-
-class Slot:
-    """The place of one answer in a connection's order of answers."""
-
-    __slots__ = ("_lines", "_protocol", "answer")
-
-    def __init__(self, protocol: HotPathProtocol, lines: bytes) -> None:
-        self._protocol = protocol
-        self._lines = lines
-        self.answer: bytes | None = None
-
-    def fill(self, answer: Answer) -> None:
-        """Give the answer; only the first counts, and it is sent once all before it are."""
-        if self.answer is None:
-            self.answer = render(answer, self._lines)
-            self._protocol.send_filled()
 
 
 Outcome = Answer | Slot | None
@@ -75,39 +53,6 @@ class Handlers(Protocol):
         ...
 
 
-def render(answer: Answer, lines: bytes = b"") -> bytes:
-    """An answer's bytes, the same as the framework sends; ``lines`` are those of the request's origin."""
-    return b"%b%bcontent-length: %d\r\n%b\r\n%b" % (
-        STATUS_LINE[answer.status],
-        answer.head,
-        len(answer.body),
-        lines,
-        answer.body,
-    )
-
-
-class Outbox:
-    """Sends what a turn of the event loop has to say when all that was received in it is read.
-
-    A write to a peer that sleeps also wakes it, which costs more than the write: one that finds all its answers
-    at once is woken once for them.
-    """
-
-    def __init__(self) -> None:
-        self._protocols: list[HotPathProtocol] = []
-
-    def add(self, protocol: HotPathProtocol) -> None:
-        """Have a connection's answers sent at the end of this turn."""
-        if not self._protocols:
-            protocol.loop.call_soon(self._end_turn)
-        self._protocols.append(protocol)
-
-    def _end_turn(self) -> None:
-        protocols, self._protocols = self._protocols, []
-        for protocol in protocols:
-            protocol.send_now()
-
-
 class HotPathProtocol(HttpToolsProtocol):
     """Offers whole requests to the handlers while the connection is between two ordinary ones."""
 
@@ -123,7 +68,6 @@ class HotPathProtocol(HttpToolsProtocol):
         self._in_message = self._in_head = self._upgrading = False
         self._slots: deque[Slot] = deque()
         self._most_slots = _FIRST_SLOTS
-        self._stall: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
@@ -136,6 +80,7 @@ class HotPathProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, for so long."""
         super().connection_made(transport)
+        self._stall = StallWatch(self.loop, transport)
         self._be_patient()
 
     def data_received(self, data: bytes) -> None:
@@ -200,24 +145,14 @@ class HotPathProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._upgrading:
                     return
-                pieces += [piece[upgrade.args[0] :], memoryview(self._head_without_upgrade())]
+                pieces += [piece[upgrade.args[0] :], memoryview(self._begin_without_upgrade())]
 
-    def _head_without_upgrade(self) -> bytes:
-        """The head of a request as if it asked for no other protocol, as RFC 9110 allows, for a parser made anew.
-
-        Java's own client asks for HTTP/2 with every body that it posts, and the parser takes no body then.
-        """
-        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-        for name, value in self.headers:
-            if name == b"connection":
-                tokens = [token.strip() for token in value.split(b",")]
-                value = b", ".join(token for token in tokens if token.lower() not in _OF_UPGRADES)
-            if name not in _OF_UPGRADES:
-                lines.append(b"%b: %b" % (name, value))
+    def _begin_without_upgrade(self) -> bytes:
+        """Begin with a parser made anew; returns what it is to read first."""
+        parser, self._upgrading = self.parser, False
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._upgrading = False
-        return b"\r\n".join([*lines, b"", b""])
+        return head_without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
 
     def _answer_hot(self, data: bytes) -> int:
         """Where the first request begins that is not for the hot path."""
@@ -310,35 +245,20 @@ class HotPathProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """More waits for the peer than may: it is let go unless it takes some of it in time."""
         super().pause_writing()
-        if self._stall is None:
-            self._stall = self.loop.call_later(_MOST_STALL_S, self._look_for_stall, self._waiting_bytes())
+        self._stall.begin()
 
     def resume_writing(self) -> None:
         """The peer has taken what waited for it."""
         super().resume_writing()
-        self._end_stall()
+        self._stall.end()
         if self._slots or self._held:
             self.send_filled()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is sent any more."""
-        self._end_stall()
+        self._stall.end()
         self._end_patience()
         super().connection_lost(exc)
-
-    def _look_for_stall(self, waited: int) -> None:
-        left = self._waiting_bytes()
-        if left >= waited:
-            # To close it would be to wait for the peer on and on.
-            self._stall = None
-            self.transport.abort()
-        else:
-            self._stall = self.loop.call_later(_MOST_STALL_S, self._look_for_stall, left)
-
-    def _end_stall(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
 
     def _be_patient(self) -> None:
         self._patience = self.loop.call_later(_MOST_REQUEST_S, self._lose_patience)
@@ -352,16 +272,6 @@ class HotPathProtocol(HttpToolsProtocol):
         # Whoever sends a byte now and then would hold a connection, and what was received, for ever.
         self._patience = None
         self.transport.close()
-
-    def _waiting_bytes(self) -> int:
-        """What the peer has not taken, in this process and in the kernel, which has room for megabytes."""
-        waiting = int(self.transport.get_write_buffer_size())
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                # SIOCOUTQ of tcp(7): it falls with each byte, the transport's buffer after a third of them.
-                waiting += _OUT_QUEUE.unpack(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-        return waiting
 
     def _between_requests(self) -> bool:
         return (

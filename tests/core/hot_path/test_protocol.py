@@ -166,7 +166,7 @@ async def test_large_answers_that_come_later_wait_for_a_peer_that_takes_none_and
 
 
 async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_is_not(monkeypatch):
-    monkeypatch.setattr("forebay.hot_path.protocol._MOST_STALL_S", 0.3)
+    monkeypatch.setattr("forebay.hot_path.stall._MOST_STALL_S", 0.3)
     loop = asyncio.get_running_loop()
     # More than the kernel takes, of which it says nothing before a third of it is gone.
     kind = bound(lambda request, protocol: Answer(200, b"", b"x" * LARGE))
