@@ -67,3 +67,22 @@ def test_histograms_summed_over_processes_are_those_of_one_that_answered_all(ans
 def by_sample(metric: Metric) -> tuple[str, str, dict[tuple[str, str], float]]:
     figures = {(sample.name, str(sorted(sample.labels.items()))): sample.value for sample in metric.samples}
     return metric.name, metric.type, figures
+
+
+def test_of_what_runs_and_its_limits_no_sum_is_made():
+    def told(start_s: float, resident_bytes: float) -> list[Metric]:
+        figures = {
+            "forebay_router_build_info": 1.0,
+            "process_start_time_seconds": start_s,
+            "process_max_fds": 1_024.0,
+            "process_resident_memory_bytes": resident_bytes,
+        }
+        return [GaugeMetricFamily(name, "", value=value) for name, value in figures.items()]
+
+    found = {metric.name: metric.samples[0].value for metric in summed([told(5, 100), told(3, 200)])}
+    assert found == {
+        "forebay_router_build_info": 1,
+        "process_start_time_seconds": 3,
+        "process_max_fds": 1_024,
+        "process_resident_memory_bytes": 300,
+    }
