@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from forebay.client.exchange import Close, Opened, Pause, Plan, Receive
+from forebay.client.exchange import OF_THE_SERVER, Close, Opened, Pause, Plan, Receive
 from forebay.client.reads import ChangesRequest, Reads
 from forebay.client.results import Change, change_of
 from forebay.errors import Problem, UnknownKey
@@ -15,8 +15,6 @@ from forebay.rest.events import Event, EventReader
 
 _LEAST_PAUSE_S = 0.1
 _MOST_PAUSE_S = 1.0
-_OF_THE_SERVER = frozenset({429, 503, 504})
-"""Statuses of problems that another server may not have."""
 
 
 class Following:
@@ -70,7 +68,7 @@ class Following:
         self._leaving = False
         if not isinstance(change, Problem) or isinstance(change, UnknownKey):
             self._pause_s = _LEAST_PAUSE_S
-        elif change.status in _OF_THE_SERVER:
+        elif change.status in OF_THE_SERVER:
             # Another server may see more of the workers.
             self._leaving = self._reads.several
         return change

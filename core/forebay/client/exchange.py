@@ -28,7 +28,7 @@ _STREAM_GRACE_S = 2.0
 _LEAST_PAUSE_S = 0.1
 _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 """A stream that is silent for so long is lost: its server would have sent a comment."""
-_PASSING = frozenset({429, 502, 503, 504})
+OF_THE_SERVER = frozenset({429, 502, 503, 504})
 """Statuses that another server need not have, or this one a moment later; a proxy's own are among them."""
 _PAUSE_S = 0.25
 """Where a proxy answers that does not say how long to wait."""
@@ -145,7 +145,7 @@ class Exchange:
                 if response.status_code == 200:
                     return _document(response)
                 problem = problem_of_response(response)
-                if response.status_code not in _PASSING:
+                if response.status_code not in OF_THE_SERVER:
                     raise problem
                 refused[self._first % len(self._urls)] = _pause_s(problem)
                 self.turn()
@@ -166,7 +166,7 @@ class Exchange:
             if isinstance(reply, Opened):
                 return reply
             problem = problem_of_response(reply)
-            if reply.status_code not in _PASSING:
+            if reply.status_code not in OF_THE_SERVER:
                 break
             self.turn()
             if not left or self._now_ms() >= deadline_ms:
