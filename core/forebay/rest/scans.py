@@ -215,9 +215,9 @@ class Cursor:
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             digest, last, at, missing = msgpack.unpackb(raw)
-            cursor = cls(bytes(memoryview(digest)), bytes(memoryview(last)), at, tuple(map(int, missing)))
-            if at is not None and not isinstance(at, str):
-                raise TypeError("no position")
+            if not (isinstance(digest, bytes) and isinstance(last, bytes) and isinstance(at, str | None)):
+                raise TypeError("neither keys nor a position")
+            cursor = cls(digest, last, at, tuple(map(int, missing)))
         except (binascii.Error, msgpack.UnpackException, ValueError, TypeError, OverflowError):
             raise BadParameter("The cursor is not one that an answer carried.", parameter="cursor") from None
         if cursor.digest != scan.digest:
