@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from forebay.errors import Problem
-from forebay.lag import UNLIMITED, Tolerance, boot_ms
+from forebay.lag import UNLIMITED, Lag, Tolerance, boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
-from forebay.rest.batches import KeyResult, batch_answer, read_batch_frames, read_batch_keys
+from forebay.rest.batches import KeyResult, batch_answer, key_result, read_batch_frames, read_batch_keys
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
@@ -85,38 +85,32 @@ class _Batch:
             try:
                 plains.append((index, from_json(key)))
             except Problem as problem:
-                results[index] = _result(problem_answer(problem)), boot_ms()
+                results[index] = key_result(problem_answer(problem)), boot_ms()
         look = self._in_every_partition if self.spec.stream_partitioner is None else self._where_they_are
         left_ms = self.deadline_boot_ms - boot_ms()
         until = self.deadline_boot_ms - time_to_ask_again_ms(self.tolerance, left_ms)
         for index, result, came_boot_ms in await look(plains, until):
             results[index] = result, came_boot_ms
-        early = {index for index, told in enumerate(results) if self._too_early(told)}
+        bounded = self.tolerance != UNLIMITED
+        early = {index for index, told in enumerate(results) if bounded and self._by_now(*told)[1] is not None}
         if early and boot_ms() < self.deadline_boot_ms:
             # Once more: those that kept the others waiting are not asked again.
             again = [place for place in plains if place[0] in early]
             for index, result, came_boot_ms in await look(again, self.deadline_boot_ms):
                 results[index] = result, came_boot_ms
-        return [self._told(told) for told in results]
+        return [
+            result if lag is None else key_result(came_too_early(self.spec.name, self.tolerance, lag))
+            for result, lag in (self._by_now(*told) for told in results)
+        ]
 
-    def _too_early(self, told: tuple[KeyResult, float]) -> bool:
-        """Whether an answer has left its bounds while others were waited for."""
-        (status, body), came_boot_ms = told
-        if self.tolerance == UNLIMITED or status not in _WITH_LAG:
-            return False
-        _, lag = aged(body, boot_ms() - came_boot_ms)
-        return lag is not None and not self.tolerance.met_by(lag)
-
-    def _told(self, told: tuple[KeyResult, float]) -> KeyResult:
-        """What is said of a key by now."""
-        (status, body), came_boot_ms = told
+    def _by_now(self, result: KeyResult, came_boot_ms: float) -> tuple[KeyResult, Lag | None]:
+        """What is said of a key by now, and the lag if that has left its bounds while others were waited for."""
+        status, body = result
         waited_ms = boot_ms() - came_boot_ms
         if status not in _WITH_LAG or (waited_ms < 1 and self.tolerance == UNLIMITED):
-            return status, body
+            return result, None
         body, lag = aged(body, waited_ms)
-        if lag is not None and not self.tolerance.met_by(lag):
-            return _result(came_too_early(self.spec.name, self.tolerance, lag))
-        return status, body
+        return (status, body), None if lag is None or self.tolerance.met_by(lag) else lag
 
     async def _where_they_are(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
         """Ask for each key where it is; for those of partitions with the same candidates in one request."""
@@ -150,7 +144,7 @@ class _Batch:
 
     def _verdict(self, index: int, came: list[Came]) -> _Found:
         answer = verdict(self.spec, came)
-        return _Found(index, _result(answer), next((at for one, at in came if one is answer), boot_ms()))
+        return _Found(index, key_result(answer), next((at for one, at in came if one is answer), boot_ms()))
 
     async def _as_they_come(self, groups: Iterable[_Places], until: float) -> AsyncGenerator[list[_Found], None]:
         """Ask for all groups at once; who stops listening stops the rest."""
@@ -180,7 +174,7 @@ class _Batch:
                     attempts[index] += read.attempts
             if answer is None or answer.status != 200 or read.answered_by is None:
                 found += [
-                    _Found(index, _result(answer or self._refusal(read, partition, attempts[index])), now)
+                    _Found(index, key_result(answer or self._refusal(read, partition, attempts[index])), now)
                     for partition, index in left
                 ]
                 break
@@ -220,7 +214,3 @@ class _Batch:
             several=several,
             excluded=excluded,
         )
-
-
-def _result(answer: Answer) -> KeyResult:
-    return answer.status, answer.body

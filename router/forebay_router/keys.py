@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
-from forebay.lag import Lag, Tolerance, boot_ms, worst_lag
+from forebay.lag import UNKNOWN_LAG, Lag, boot_ms, worst_lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
 from forebay.rest.lists import joined_position
@@ -58,18 +58,14 @@ async def _search(
     """Ask every partition at once; once more where a miss has left its bounds while the last was waited for."""
     tolerance = parameters.tolerance_for(spec)
     until = deadline_boot_ms - time_to_ask_again_ms(tolerance, deadline_boot_ms - boot_ms())
-    answer = await _search_once(router, spec, target, parameters, until)
-    if _bears(answer, tolerance):
-        return answer
-    answer = await _search_once(router, spec, target, parameters, deadline_boot_ms)
-    _, lag = aged(answer.body, 0)
-    return answer if lag is None or _bears(answer, tolerance) else came_too_early(spec.name, tolerance, lag)
-
-
-def _bears(answer: Answer, tolerance: Tolerance) -> bool:
-    """Whether a search's answer is within its bounds, if it is a miss, which waited for the last partition."""
-    _, lag = aged(answer.body, 0)
-    return answer.status != UnknownKey.status or lag is None or tolerance.met_by(lag)
+    lag = UNKNOWN_LAG
+    for until_boot_ms in (until, deadline_boot_ms):
+        answer = await _search_once(router, spec, target, parameters, until_boot_ms)
+        told = aged(answer.body, 0)[1] if answer.status == UnknownKey.status else None
+        if told is None or tolerance.met_by(told):
+            return answer
+        lag = told
+    return came_too_early(spec.name, tolerance, lag)
 
 
 async def _search_once(

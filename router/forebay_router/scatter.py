@@ -88,11 +88,6 @@ class _PartitionScan:
         assert self.lag is not None
         return self.lag.aged(boot_ms() - self.came_boot_ms)
 
-    @property
-    def begun(self) -> bool:
-        """Whether there ever was a page of it."""
-        return self.page is not None
-
     def begin_again(self) -> None:
         """Forget the first page."""
         if self.coming is not None:
@@ -196,7 +191,7 @@ class Gather:
         self.missing.add(part.partition)
         del self.parts[part.partition]
         self._count(part, 0)
-        if part.begun:
+        if part.page is not None:
             self.lost.append(part)
 
     def drop(self) -> None:

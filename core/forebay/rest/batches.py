@@ -20,6 +20,11 @@ _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STO
 _FRAME = struct.Struct(">HI")
 
 
+def key_result(answer: Answer) -> KeyResult:
+    """What an answer says of a key."""
+    return answer.status, answer.body
+
+
 def read_batch_keys(body: bytes) -> list[Any]:
     """The keys of a request body ``{"keys": […]}``; raises ``BadRequest``."""
     try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from forebay.codecs import from_segment
 from forebay.errors import NotReady, Problem, UnknownKey
 from forebay.rest.answers import Answer, Told, problem_answer
-from forebay.rest.batches import KeyResult
+from forebay.rest.batches import KeyResult, key_result
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
@@ -94,7 +94,7 @@ class Reads:
                 plain = from_json(key)
                 partition = partition_of(plain)
             except Problem as problem:
-                results[index] = _result(problem_answer(problem))
+                results[index] = key_result(problem_answer(problem))
                 continue
             indices, plains = places[partition]
             indices.append(index)
@@ -127,15 +127,11 @@ class Reads:
         batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:
             miss = Refused(self._admission.miss(admitted, plains[index], parameters.as_of_ms), told.source)
-            batched.results[index] = _result(miss.answer())
+            batched.results[index] = key_result(miss.answer())
             if miss.may_wait:
                 batched.waiting.append(index)
         return batched
 
 
 def _refused(count: int, answer: Answer, may_wait: bool) -> Batched:
-    return Batched([_result(answer)] * count, list(range(count)) if may_wait else [])
-
-
-def _result(answer: Answer) -> KeyResult:
-    return answer.status, answer.body
+    return Batched([key_result(answer)] * count, list(range(count)) if may_wait else [])
