@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from forebay.errors import Problem
+from forebay.errors import NotHostedHere, Problem
 from forebay.lag import UNLIMITED, Lag, Tolerance, boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
@@ -62,6 +63,13 @@ async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: b
     metrics.count(BATCH_ROUTE.path, answer.status)
     metrics.answer_ms[BATCH_ROUTE.path].observe(boot_ms() - begun_boot_ms)
     return answer
+
+
+class _History(NamedTuple):
+    """What came of keys until now: their attempts, by where in the request they are, and who was asked."""
+
+    attempts: Mapping[int, Sequence[Attempt]] = MappingProxyType({})
+    asked: frozenset[HostInfo] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -118,15 +126,19 @@ class _Batch:
         partition_of = self.spec.partition_of
         for index, plain in plains:
             by_partition[partition_of(plain)].append(index)
+        return await self._ask_each(by_partition, until, _History())
+
+    async def _ask_each(self, by_partition: _Places, until: float, history: _History) -> list[_Found]:
+        """Ask for keys, for those of partitions with the same candidates in one request."""
         groups: dict[tuple[HostInfo, ...], _Places] = {}
         for partition, at in by_partition.items():
             hosts = tuple(self.router.candidates(self.spec, partition, self.parameters))
             groups.setdefault(hosts, {})[partition] = at
         if len(groups) == 1:
             (only,) = groups.values()
-            return await self._ask(only, until)
+            return await self._ask(only, until, history)
         found: list[_Found] = []
-        async for some in self._as_they_come(groups.values(), until):
+        async for some in self._as_they_come(groups.values(), until, history):
             found += some
         return found
 
@@ -134,7 +146,8 @@ class _Batch:
         """Ask every partition for all keys, until each is settled or all have answered."""
         came: dict[int, list[Came]] = {index: [] for index, _ in plains}
         everywhere = range(self.spec.partitions) if came else ()
-        async with contextlib.aclosing(self._as_they_come([{p: list(came)} for p in everywhere], until)) as coming:
+        everyones = [{partition: list(came)} for partition in everywhere]
+        async with contextlib.aclosing(self._as_they_come(everyones, until, _History())) as coming:
             async for some in coming:
                 for index, (status, body), came_boot_ms in some:
                     came[index].append(Came(Answer(status, b"", body), came_boot_ms))
@@ -146,9 +159,11 @@ class _Batch:
         answer = verdict(self.spec, came)
         return _Found(index, key_result(answer), next((at for one, at in came if one is answer), boot_ms()))
 
-    async def _as_they_come(self, groups: Iterable[_Places], until: float) -> AsyncGenerator[list[_Found], None]:
+    async def _as_they_come(
+        self, groups: Iterable[_Places], until: float, history: _History
+    ) -> AsyncGenerator[list[_Found], None]:
         """Ask for all groups at once; who stops listening stops the rest."""
-        asked = [asyncio.create_task(self._ask(group, until)) for group in groups]
+        asked = [asyncio.create_task(self._ask(group, until, history)) for group in groups]
         try:
             for task in asyncio.as_completed(asked):
                 yield await task
@@ -156,39 +171,34 @@ class _Batch:
             for one in asked:
                 one.cancel()
 
-    async def _ask(self, group: _Places, until: float) -> list[_Found]:
-        """What some partitions have of their keys; of the next replica, what the one before refuses."""
-        left = [(partition, index) for partition, at in group.items() for index in at]
+    async def _ask(self, group: _Places, until: float, history: _History) -> list[_Found]:
+        """What some partitions have of their keys; of other replicas, what the one that answered refuses."""
+        places = [(partition, index) for partition, at in group.items() for index in at]
+        keys = [self.keys[index] for _, index in places]
+        request = self._request(next(iter(group)), keys, len(group) > 1, history.asked)
+        read = self.router.read(request, self.parameters, until)
+        answer = await read.run()
+        now = boot_ms()
+        attempts = {index: [*history.attempts.get(index, ()), *read.attempts] for _, index in places}
+        if answer is None or answer.status != 200 or read.answered_by is None:
+            return [
+                _Found(index, key_result(answer or self._refusal(read, partition, attempts[index])), now)
+                for partition, index in places
+            ]
         found: list[_Found] = []
-        attempts: dict[int, list[Attempt]] = defaultdict(list)
-        asked: set[HostInfo] = set()
-        while left:
-            request = self._request(
-                next(iter(group)), [self.keys[index] for _, index in left], len(group) > 1, frozenset(asked)
-            )
-            read = self.router.read(request, self.parameters, until)
-            answer = await read.run()
-            now = boot_ms()
-            if read.attempts:
-                for _, index in left:
-                    attempts[index] += read.attempts
-            if answer is None or answer.status != 200 or read.answered_by is None:
-                found += [
-                    _Found(index, key_result(answer or self._refusal(read, partition, attempts[index])), now)
-                    for partition, index in left
-                ]
-                break
-            asked.update(attempt.host for attempt in read.attempts)
-            asked.add(read.answered_by)
-            refused = []
-            for place, result in zip(left, read_batch_frames(answer.body), strict=True):
-                status, body = result
-                if status in _OF_THE_REPLICA:
-                    attempts[place[1]].append(Attempt(read.answered_by, "answered", Answer(status, b"", body)))
-                    refused.append(place)
-                else:
-                    found.append(_Found(place[1], result, now))
-            left = refused
+        refused: _Places = defaultdict(list)
+        for (partition, index), result in zip(places, read_batch_frames(answer.body), strict=True):
+            status, body = result
+            if status in _OF_THE_REPLICA:
+                attempts[index].append(Attempt(read.answered_by, "answered", Answer(status, b"", body)))
+                refused[partition].append(index)
+            else:
+                found.append(_Found(index, result, now))
+            if status == NotHostedHere.status:
+                self.router.cluster.refresh(read.answered_by)
+        if refused:
+            met = {read.answered_by, *(attempt.host for attempt in read.attempts)}
+            found += await self._ask_each(refused, until, _History(attempts, history.asked | met))
         return found
 
     def _refusal(self, read: ReplicaRead, partition: int, attempts: Sequence[Attempt]) -> Answer:

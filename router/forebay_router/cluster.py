@@ -30,6 +30,8 @@ _PAUSE_AFTER_SILENCE_S, _LONGEST_PAUSE_AFTER_SILENCE_S = 0.5, 5.0
 """A poll without an answer holds one of a few turns for a second, so who is silent is asked less and less."""
 _UNHEARD_PAUSES, _UNHEARD_S = 3, 5.0
 """So many polls and seconds must pass without any answer for the router to take itself for cut off."""
+_REFRESH_MS = 250.0
+"""How long a read waits at most for a newer map: a worker that hangs does not answer sooner for it."""
 _ALIAS_POLL_INTERVAL_S = 5.0
 """Pause between looks at an address whose worker goes under another, which is polled as often as any."""
 
@@ -68,6 +70,10 @@ class Cluster:
         self._polls: dict[HostInfo, asyncio.Task[None]] = {}
         self._wanted: dict[HostInfo, asyncio.Event] = {}
         """By address: set where the next poll should not wait."""
+        self._refreshing: set[HostInfo] = set()
+        """Addresses whose next poll does not wait, until it is done."""
+        self._polled = asyncio.Event()
+        """Set for a moment after each poll."""
         self._fetching = asyncio.Lock()
 
     async def start(self) -> None:
@@ -182,6 +188,16 @@ class Cluster:
         """Read a worker's status now: it answered as if the map here were out of date."""
         if host in self._wanted:
             self._wanted[host].set()
+            self._refreshing.add(host)
+
+    async def refreshed(self, deadline_boot_ms: float) -> None:
+        """Wait, though not for long, until those that are to be read now were read."""
+        waited_for = self._refreshing.copy()
+        left_ms = min(deadline_boot_ms - boot_ms(), _REFRESH_MS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_ms / 1000):
+                while waited_for & self._refreshing:
+                    await self._polled.wait()
 
     def rows(self) -> list[dict[str, Any]]:
         """The replicas of all workers that answer, as they last reported them."""
@@ -200,6 +216,7 @@ class Cluster:
     async def _poll_forever(self, address: HostInfo) -> None:
         wanted, silences = self._wanted[address], 0
         while True:
+            refreshing = wanted.is_set()
             wanted.clear()
             host = None
             silences += 1
@@ -213,8 +230,13 @@ class Cluster:
             except Exception:
                 log.exception("the status of %s could not be understood", address)
             self._asked.add(address)
+            if refreshing:
+                self._refreshing.discard(address)
+            self._polled.set()
+            self._polled.clear()
             if self._forgotten(address):
                 del self._polls[address], self._wanted[address]
+                self._refreshing.discard(address)
                 self.strangers.forget(address)
                 self._found.discard(address)
                 self.refused_polls.discard(address)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from forebay.errors import NotHostedHere
 from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
@@ -85,10 +86,12 @@ class ReplicaRead:
         spec, partition = request.spec, request.partition
         self._held = (spec.name, partition)
         self._alone = request.alone
+        self._parameters = parameters
         self._wait_ms = parameters.wait_ms
         self._deadline = deadline_boot_ms
-        candidates = router.candidates(spec, partition, parameters)
-        self._waiting = [host for host in candidates if host not in request.excluded]
+        self._met = set(request.excluded)
+        self._waiting: list[HostInfo] = []
+        self._look()
         # A stable sort: all others stay in order.
         self._waiting.sort(key=lambda host: host == request.silent)
         self._asked: dict[asyncio.Task[Answer], HostInfo] = {}
@@ -108,7 +111,7 @@ class ReplicaRead:
     async def run(self) -> Answer | None:
         """The first final answer, None where there is none."""
         try:
-            while self._waiting or self._asked:
+            while self._waiting or self._asked or await self._look_again():
                 if not self._asked and not self._ask_next():
                     break
                 done = await self._wait()
@@ -139,6 +142,21 @@ class ReplicaRead:
         if self._overloaded:
             return overload(store, partition, self.attempts)
         return refusal(store, partition, self.attempts)
+
+    def _look(self) -> None:
+        """Find whom to ask, best first, but for those that were met with before."""
+        found = self._router.candidates(self._request.spec, self._request.partition, self._parameters)
+        self._waiting = [host for host in found if host not in self._met]
+        self._met.update(self._waiting)
+
+    async def _look_again(self) -> bool:
+        """Whether somebody is left to be asked by what the router knows by now.
+
+        Where a worker answered as if the map were out of date, that is the map which is being fetched for it.
+        """
+        await self._router.cluster.refreshed(self._deadline)
+        self._look()
+        return bool(self._waiting)
 
     async def _wait(self) -> set[asyncio.Task[Answer]]:
         now = boot_ms()
@@ -238,7 +256,7 @@ class ReplicaRead:
         self.attempts.append(Attempt(host, "answered", answer))
         if answer.status in REFUSALS:
             cluster.refused(host, answer.status)
-        if answer.status == 421:
+        if answer.status == NotHostedHere.status:
             cluster.refresh(host)
         if answer.status == 429:
             self._overloads += 1

@@ -161,3 +161,27 @@ def test_what_waits_for_a_worker_that_hangs_is_read_again_once_it_has_left_its_b
         assert max(result["lag"]["time_lag_ms"] for result in found) <= 400
         assert {entry["value"] for entry in listed["entries"] if entry["key"] in well} == {2}
         assert listed["lag"]["time_lag_ms"] <= 400
+
+
+def test_reads_find_partitions_that_moved_since_the_router_last_looked(tmp_path):
+    options = ("--num-standby-replicas", "0", "--probing-rebalance-interval-ms", "500")
+    with running_cluster(tmp_path, worker_options=options) as cluster:
+        cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(20)})
+        cluster.start_workers(1)
+        looking = cluster.start_router()
+        of_old_maps = [cluster.start_router("--worker-poll-interval-ms", "60000") for _ in range(3)]
+        cluster.wait_settled(looking, replicas=1)
+        cluster.start_workers(1)
+        wait_until(
+            lambda: {cluster.active_for(looking, "counts", f"k{i}") for i in range(20)} == set(cluster.workers),
+            "that both workers are active",
+        )
+        cluster.wait_settled(looking, replicas=1)
+        (first, *_) = cluster.workers
+        moved = next(f"k{i}" for i in range(20) if cluster.active_for(looking, "counts", f"k{i}") != first)
+        one, several, all_of_them = (f"http://{router}/v1/stores/counts" for router in of_old_maps)
+        assert httpx.get(f"{one}/keys/{moved}").status_code == 200
+        batch = httpx.post(f"{several}/batch-get", json={"keys": [f"k{i}" for i in range(20)]}).json()
+        assert [result.get("value") for result in batch["results"]] == list(range(20))
+        entries = httpx.get(f"{all_of_them}/entries")
+        assert (entries.status_code, len(entries.json().get("entries", ()))) == (200, 20)
