@@ -182,6 +182,7 @@ HEAD = 'application_id = "a"\n' + SUB
         (HEAD, ["sub-topology 0", "'s'", "[[subtopology.store]]", "add at least one"]),
         (HEAD.replace("partitions = 1", "") + STORE, ["sub-topology 0", "'partitions'", "at least 1"]),
         (HEAD.replace("= 1", "= 0") + STORE, ["sub-topology 0", "'partitions'", "at least 1", "0"]),
+        (HEAD.replace("= 1", "= 65537") + STORE, ["sub-topology 0", "partitions = 65537", "more than 65536"]),
         (HEAD.replace("= 1", "= true") + STORE, ["sub-topology 0", "'partitions'", "True"]),
         (HEAD.replace("= 1", "= 1.5") + STORE, ["sub-topology 0", "'partitions'", "1.5"]),
         (HEAD.replace('"s"', '"-s"') + STORE, ["sub-topology 0", "'name'", "'-s'", "not beginning with"]),

@@ -79,13 +79,15 @@ def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
 @changelog.command("reset")
 @topology_and_changelog
 @click.argument("store")
-@click.confirmation_option(prompt="This empties the log, and every replica of the store with it. Go on?")
-def reset(topology: Path, url: str, store: str) -> None:
+@click.option("--yes", is_flag=True, help="Do it without asking.")
+def reset(topology: Path, url: str, store: str, yes: bool) -> None:
     """Empty the log of STORE and give it a new identity; every replica is rebuilt."""
     opened, loaded = _open(topology, url)
     spec = _spec(loaded, store)
     if spec.foreign:
         raise SettingError(f"{store!r} is foreign: its topic {spec.topic!r} is others' to empty.")
+    if not yes:
+        click.confirm(f"This empties {spec.topic}, and every replica of {store} with it. Go on?", abort=True)
     identity = opened.reset(spec)
     click.echo(f"{store} begins anew, as {identity}")
 

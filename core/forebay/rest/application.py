@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay import __version__
@@ -211,6 +212,9 @@ def _answer_errors_as_problems(app: FastAPI) -> None:
         response = respond(problem_answer(problem))
         for name, value in (error.headers or {}).items():
             response.headers[name] = value
+        if error.status_code == 405:
+            # Of all routes of the path: the framework names the methods of the first.
+            response.headers["allow"] = ", ".join(sorted(_methods(app, request.scope)))
         return response
 
     async def on_validation(request: Request, error: Exception) -> Response:
@@ -228,6 +232,11 @@ def _answer_errors_as_problems(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(Exception, on_crash)
+
+
+def _methods(app: FastAPI, scope: Scope) -> set[str]:
+    matching = [route for route in app.routes if route.matches(scope)[0] is not Match.NONE]
+    return {method for route in matching for method in getattr(route, "methods", None) or ()}
 
 
 def _add_ops_routes(

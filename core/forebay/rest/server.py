@@ -130,6 +130,13 @@ class Server(uvicorn.Server):
         # for 50 ms each time.
         gc.freeze()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close listeners and connections, and let the application end."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn leaves that out when it is in a hurry, and logs a traceback of what it then cancels.
+            await self.lifespan.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Handle the signals while serving."""

@@ -30,6 +30,10 @@ def test_logs_are_listed_compacted_and_reset(cluster):
     # The first value, and in each of the four partitions the first heartbeat.
     assert removed.startswith("5 records removed")
     before = cluster.changelog.identity("test-counts-changelog")
+    common = ["--topology", str(cluster.topology_path), "--changelog", cluster.changelog.url]
+    asked = CliRunner().invoke(changelog, ["reset", *common, "counts"], input="n\n")
+    assert "empties test-counts-changelog" in asked.output
+    assert cluster.changelog.identity("test-counts-changelog") == before
     run(cluster, "reset", "counts", "--yes")
     assert cluster.changelog.identity("test-counts-changelog") != before
 
@@ -63,7 +67,8 @@ def test_a_foreign_log_is_not_emptied(tmp_path):
 
 def test_a_store_that_is_not_in_the_topology_is_named(cluster):
     with pytest.raises(SettingError, match="no store 'nope'"):
-        run(cluster, "reset", "nope", "--yes")
+        # Without asking first.
+        run(cluster, "reset", "nope")
 
 
 def test_a_retired_writer_no_longer_counts_in_the_age(cluster):

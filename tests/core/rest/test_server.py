@@ -35,6 +35,34 @@ def test_a_process_that_hangs_at_its_end_just_ends():
     assert "shutdown_timeout_ms" in done.stderr
 
 
+ENDED_AT_ONCE = """
+import asyncio, contextlib, os, signal
+from fastapi import FastAPI
+from forebay.metadata import HostInfo
+from forebay.rest.server import bind, serve
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+    yield
+    print("ended", flush=True)
+
+def again():
+    # Two of a kind that wait together are one.
+    asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+
+with bind(HostInfo("127.0.0.1", 0)) as listener:
+    times = {"drain_ms": 60_000, "shutdown_timeout_ms": 120_000}
+    serve(FastAPI(lifespan=lifespan), listener, **times, on_drain=again, protocol=asyncio.Protocol)
+"""
+
+
+def test_a_second_signal_ends_a_process_at_once_and_in_order():
+    command = [sys.executable, "-c", ENDED_AT_ONCE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended\n")
+    assert "Traceback" not in done.stderr
+
+
 def test_of_two_that_start_at_one_address_one_says_so_and_ends():
     listen = HostInfo("127.0.0.1", free_port())
     with bind(listen) as first, bind(listen) as second:
