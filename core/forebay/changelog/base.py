@@ -101,7 +101,7 @@ class Consumer(Protocol):
         ...
 
     def poll(self, max_records: int) -> Iterable[Batch]:
-        """What is new, at most so many records a partition, with an end observation for each reached one.
+        """What is new, up to this many records a partition, with an end observation for each reached one.
 
         A partition whose log cannot be reached is left out, so its lag grows by itself, and so may be one in which
         nothing is new. Logs may be read only as their batches are taken.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -139,22 +140,31 @@ class Applier:
     def _run(self) -> None:
         while not self._stopping:
             self._wake.clear()
-            self._run_commands()
-            self._keep_house()
-            applied = 0
-            for batch in self._consumer.poll(self._records_per_poll()):
-                replica = self._replicas.get(batch.topic_partition)
-                if replica is not None:
-                    applied += len(batch.records)
-                    self._apply_safely(replica, batch)
-            due_in_ms = self._current_due_boot_ms - boot_ms()
-            if due_in_ms <= 0:
-                due_in_ms = self.note_current()
-            if not applied:
-                self._consumer.wait(self._wake, due_in_ms / 1000)
-            elif self._records_per_second:
-                self._wake.wait(applied / self._records_per_second)
+            try:
+                self._turn()
+            except Exception:
+                # Whatever it is, the other replicas must be followed.
+                log.exception("applying failed; it goes on in %.0f s", _RETRY_MS / 1000)
+                self._wake.wait(_RETRY_MS / 1000)
         self._run_commands()
+
+    def _turn(self) -> None:
+        """Apply what is new, and wait until something may be."""
+        self._run_commands()
+        self._keep_house()
+        applied = 0
+        for batch in self._consumer.poll(self._records_per_poll()):
+            replica = self._replicas.get(batch.topic_partition)
+            if replica is not None:
+                applied += len(batch.records)
+                self._apply_safely(replica, batch)
+        due_in_ms = self._current_due_boot_ms - boot_ms()
+        if due_in_ms <= 0:
+            due_in_ms = self.note_current()
+        if not applied:
+            self._consumer.wait(self._wake, due_in_ms / 1000)
+        elif self._records_per_second:
+            self._wake.wait(applied / self._records_per_second)
 
     def _records_per_poll(self) -> int:
         """How many records of one partition to take at once."""
@@ -190,7 +200,9 @@ class Applier:
             self.obstacles[tp] = obstacle
         self._consumer.unassign(tp)
         self._retry_at[tp] = boot_ms() + _RETRY_MS
-        self.observe_end(replica, end)
+        # A store that is broken may not say its offset either.
+        with contextlib.suppress(Exception):
+            self.observe_end(replica, end)
 
     def note_current(self) -> float:
         """Publish of the replicas in whose logs nothing is new that nothing is; in how many ms to do so again."""
@@ -226,12 +238,21 @@ class Applier:
             del self._retry_at[tp]
             replica = self._replicas.get(tp)
             if replica is not None:
-                committed = replica.store.committed_offset(tp) or CommittedOffset(0)
-                self._consumer.assign(tp, committed.position)
+                self._follow_again(replica)
         try:
             self._housekeeping()
         except Exception:
             log.exception("housekeeping failed; it is tried again")
+
+    def _follow_again(self, replica: Replica) -> None:
+        tp = replica.topic_partition
+        try:
+            committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+        except Exception as error:
+            replica.failure = str(error) or repr(error)
+            self._retry_at[tp] = boot_ms() + _RETRY_MS
+        else:
+            self._consumer.assign(tp, committed.position)
 
     def apply(self, replica: Replica, batch: Batch) -> None:
         """Apply one batch to its replica and publish the progress."""

@@ -41,7 +41,9 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
         f"The record at offset {offset} of {topic!r}, partition {partition}, does not fit the store "
         f'{spec.name!r}: {fault}. Set on_bad_value = "skip" on the store to leave such records out.'
     )
-    return Fitting(batch._replace(records=batch.records[:first], position=offset), 0, error)
+    # The log goes on beyond the record, though this replica does not.
+    cut = batch._replace(records=batch.records[:first], position=offset, settled=False)
+    return Fitting(cut, 0, error)
 
 
 def unreadable_key(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | None:

@@ -169,6 +169,7 @@ class Recovery:
         replica.diverged = True
         replica.complete = False
         replica.misplaced_key = None
+        replica.records_applied = 0
         try:
             replica.store.close()
         except Exception as error:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import errno
+import functools
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier import Applier, progress_at_open
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.replica import Replica
+from tests.cluster import wait_until
 
 TP = TopicPartition("log", 0)
 HOUR_MS = 3_600_000
@@ -461,3 +464,61 @@ def test_what_failed_has_failed_until_a_commit_succeeds_also_while_nothing_is_wr
     look_again()
     assert replica.failure is None
     follower.close()
+
+
+class BreakingStore(MemoryStore):
+    """A supplied store that fails from its first commit on, whatever it is asked."""
+
+    broken = False
+
+    def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        self.broken = True
+        raise RuntimeError("gone")
+
+    def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
+        if self.broken:
+            raise RuntimeError("gone")
+        return super().committed_offset(topic_partition)
+
+
+def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 10.0)
+    log = Log(tmp_path / "log", partitions=2)
+    other = TopicPartition("log", 1)
+
+    def put(tp: TopicPartition, batch_id: int) -> None:
+        names = {"writer": "s", "query_id": "q", "write_name": "s"}
+        sqlite_partition.append_batch(log.changelog.path(tp), [(b"k", b"1", 0)], batch_id=batch_id, **names)
+
+    spec_ = dataclasses.replace(spec(2), partitioner="unknown")
+    broken = Replica(spec_, TaskId(0, 0), BreakingStore("s"))
+    well = Replica(spec_, TaskId(0, 1), MemoryStore("s"))
+    applier = Applier(log.changelog, 10, 0, lambda _: None, lambda *_: None, lambda _: None, lambda: None)
+    applier.start()
+    try:
+        for replica in (broken, well):
+            applier.call(functools.partial(applier.follow, replica)).result(10)
+        for batch_id in (1, 2, 3):
+            put(TP, batch_id)
+            wait_until(lambda: broken.failure == "gone", "the failure")
+            put(other, batch_id)
+            wait_until(lambda: well.progress.position == batch_id, "what the other store got")  # noqa: B023
+    finally:
+        applier.stop()
+
+
+def test_an_applier_whose_turn_fails_goes_on(log, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 10.0)
+    follower = Follower(log.changelog)
+    poll, failures = follower.applier._consumer.poll, [OSError("no"), RuntimeError("no")]
+
+    def fail_at_first(most: int) -> Iterable[Batch]:
+        if failures:
+            raise failures.pop()
+        return poll(most)
+
+    monkeypatch.setattr(follower.applier._consumer, "poll", fail_at_first)
+    follower.applier.start()
+    log.append((b"k", b"1"))
+    wait_until(lambda: follower.content == {b"k": b"1"}, "the record")
+    follower.applier.stop()

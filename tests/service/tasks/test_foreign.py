@@ -13,12 +13,13 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.lag import EndOffset
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks.applier import Applier
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.folding import Fold
+from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.foreign import BadRecord, fitting
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
@@ -99,6 +100,17 @@ def test_what_comes_before_a_bad_record_is_applied_and_what_comes_after_it_is_no
     assert [record[1] for record in found.batch.records] == [b"a"]
     assert found.batch.position == 8
     assert "offset 8 of 'clicks'" in str(found.stopped_by)
+
+
+def test_a_replica_that_stops_in_the_middle_of_a_replay_is_at_no_point_of_history():
+    # What compaction took had its successor beyond the bad record, where the log was read to its end.
+    read = batch((b"b", b"1"), (b"c", b"{bad"), (b"a", b"2"))
+    read = read._replace(gap=True, settled=True, end=EndOffset(read.position, 0.0))
+    before = CommittedOffset(0)
+    skipped = advance(before, fitting(SKIPS, read).batch, Fold.after(before), None, 0.0)
+    assert (skipped.consistent_position, skipped.pending_end) == (read.position, None)
+    stopped = advance(before, fitting(STOPS, read).batch, Fold.after(before), None, 0.0)
+    assert (stopped.position, stopped.consistent_position, stopped.pending_end) == (8, None, read.position)
 
 
 def test_bad_records_that_are_left_out_are_counted_and_the_position_passes_them():

@@ -43,6 +43,8 @@ _BEGINNING_INTERVAL_MS = 30_000.0
 _DESCRIPTION_INTERVAL_MS = 1_000.0
 _CONFIG_INTERVAL_MS = 60_000.0
 _RETRY_INTERVAL_MS = 1_000.0
+_MOST_AT_ONCE = 2_000
+"""Records of all partitions in a poll, unless one alone may have more."""
 _PROVEN_YOUNG = 0.9
 """Clocks differ: records count as too young for compaction up to this part of the topic's lag."""
 _HEARTBEATS = heartbeat_key("")
@@ -181,11 +183,15 @@ class KafkaConsumer:
             self._waiting = self._client.consume(1, timeout_s)
 
     def poll(self, max_records: int) -> list[Batch]:
-        """What is new, at most so many records in all, and the ends that were observed meanwhile."""
+        """What is new, and the ends that were observed meanwhile.
+
+        A client cannot be asked for each partition's share, so it is as many records as all shares are together.
+        """
         self._take_answers()
         self._fetch_more()
         self._ask_what_is_due()
-        messages = self._waiting + self._client.consume(max_records, 0)
+        of_all = min(max_records * len(self._assigned), max(max_records, _MOST_AT_ONCE))
+        messages = self._waiting + self._client.consume(of_all, 0)
         self._waiting = []
         events = [message for message in messages if message.error() is not None]
         reached: dict[TopicPartition, int] = {}
