@@ -46,9 +46,9 @@ def run(settings: WorkerSettings) -> None:
     running = Worker(settings, advertised(settings.listen, settings.advertise))
     metrics = WorkerMetrics(running)
     app = make_app(running, metrics, authenticator)
-    running.start()
-    log.info("worker %s serves %s", running.host, running.topology.application_id)
     try:
+        running.start()
+        log.info("worker %s serves %s", running.host, running.topology.application_id)
         serve(
             app,
             listener,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from typing import Any
@@ -58,7 +59,10 @@ class Worker:
         )
         self._topics = TopicCreation(self._changelog, self.topology, settings.create_topics)
         self._topics.start()
+        self._ends = contextlib.ExitStack()
+        """What there is to end, last first."""
         self._directory = StateDirectory(settings.state_dir, self.topology.application_id)
+        self._ends.callback(self._directory.close)
         prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
         memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(
@@ -96,9 +100,12 @@ class Worker:
         self._was_ready = self._assigned = False
 
     def start(self) -> None:
-        """Serve what is on disk, then join the group."""
+        """Serve what is on disk, then join the group; where that fails, ``stop`` ends what did start."""
         self.tasks.start()
+        self._ends.callback(self.tasks.stop)
+        self._ends.callback(self._topics.stop)
         self.membership.start(self._subscription, self._on_assignment)
+        self._ends.callback(self.membership.leave)
 
     def drain(self) -> None:
         """Turn readiness off and end the streams: load balancers and clients should look elsewhere."""
@@ -106,12 +113,9 @@ class Worker:
         self.streams.end_all()
 
     def stop(self) -> None:
-        """Leave the group and close every store."""
+        """Leave the group and close every store; what fails keeps nothing else from being ended."""
         self.draining = True
-        self.membership.leave()
-        self._topics.stop()
-        self.tasks.stop()
-        self._directory.close()
+        self._ends.close()
 
     def readiness(self) -> Problem | None:
         """Why the worker is not ready: once it was, only draining and a disk that refuses turn it off."""
@@ -201,7 +205,7 @@ class Worker:
         for task in {replica.task for replica in self.tasks.replicas.values() if not replica.complete}:
             # However short the log, a copy that never reached its end is not one that may take over.
             stores = len(self.topology.stores_of(task))
-            offsets[task] = min(0, CAUGHT_UP - 1) - stores * self.settings.acceptable_recovery_lag
+            offsets[task] = CAUGHT_UP - 1 - stores * self.settings.acceptable_recovery_lag
         for task, proven in self._proven_active().items():
             if proven:
                 offsets[task] = CAUGHT_UP

@@ -1,6 +1,7 @@
 """What an operator sees who gives a command something it cannot use: one clear line, never a stack trace."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,17 @@ def test_an_advertised_address_of_another_worker(cluster):
     address = cluster.start_worker()
     message = refused(forebay(*worker_arguments(cluster, advertise=address)), status=1)
     assert f"The address {address} is advertised by another live worker" in message
+
+
+def test_a_worker_that_is_refused_leaves_its_state_in_order(cluster):
+    state = cluster.directory / "state-1"
+    one, other = cluster.start_workers(2)
+    cluster.kill(other, signal.SIGTERM)
+    cluster.workers[other].wait(15)
+    record = next(state.rglob(".offsets.json"))
+    record.unlink()
+    refused(forebay(*worker_arguments(cluster, advertise=one, **{"state-dir": state})), status=1)
+    assert record.exists()
 
 
 def test_a_log_of_another_partition_count(cluster, tmp_path):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -63,48 +64,53 @@ class StoreOpener:
         return self._open_supplied(path, task, spec)
 
     def _open_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
-        existed = (path / "CURRENT").exists()
         tp = TopicPartition(spec.topic, task.partition)
-        try:
-            store = RocksDbStore(spec.name, path, self.memory.options())
-            fault = _fault(store, task, spec)
-            if fault is not None:
-                store.close()
-        except Exception as error:
-            if not path.exists() or obstacle(error, path) is not None or _in_use(error):
-                raise
-            fault = f"it cannot be opened ({error})"
-        if fault is not None:
-            self._set_aside(task, spec, fault)
-            existed = False
-            store = RocksDbStore(spec.name, path, self.memory.options())
+        store, existed = self._sound_rocksdb(path, task, spec)
 
         def identify(log: str) -> None:
             store.set_identity(_identity(log, task, spec))
 
-        found = store.identity
-        if found is not None:
-            return OpenedStore(store, found.log, identify)
-        log_identity = self._log_now(task, spec)
-        if log_identity is not None:
-            identify(log_identity)
-        self._migrate_offsets(store, path, tp, existed)
-        if store.committed_offset(tp) is None and _has_records(store):
+        with _closed_on_error(store):
+            found = store.identity
+            if found is not None:
+                return OpenedStore(store, found.log, identify)
+            log_identity = self._log_now(task, spec)
+            if log_identity is not None:
+                identify(log_identity)
+            self._migrate_offsets(store, path, tp, existed)
+            fault = _without_offset(store, tp)
+        if fault is None:
+            return OpenedStore(store, log_identity, identify)
+        store.close()
+        self._set_aside(task, spec, fault)
+        return self._open_rocksdb(path, task, spec)
+
+    def _sound_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> tuple[RocksDbStore, bool]:
+        """The store at a path, and whether it was there; one not to be trusted is set aside and begun anew."""
+        existed = (path / "CURRENT").exists()
+        try:
+            store = RocksDbStore(spec.name, path, self.memory.options())
+            with _closed_on_error(store):
+                fault = _fault(store, task, spec)
+            if fault is None:
+                return store, existed
             store.close()
-            self._set_aside(task, spec, "it holds records, and no offset")
-            return self._open_rocksdb(path, task, spec)
-        return OpenedStore(store, log_identity, identify)
+        except Exception as error:
+            if not path.exists() or obstacle(error, path) is not None or _in_use(error):
+                raise
+            fault = f"it cannot be opened ({error})"
+        self._set_aside(task, spec, fault)
+        return RocksDbStore(spec.name, path, self.memory.options()), False
 
     def _open_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         """Open a store of the user's. Its identity is kept in a file of its own in the store's directory."""
-        existed = path.exists()
-        log_identity = self._log_now(task, spec)
-        found = read_identity(path)
+        tp = TopicPartition(spec.topic, task.partition)
+        log_identity, found = self._log_now(task, spec), read_identity(path)
         if found is not None:
             if found != _identity(log_identity or found.log, task, spec):
                 self._set_aside(task, spec, f"it holds {found}")
-                existed = False
             log_identity = log_identity or found.log
+        existed = path.exists()
         path.mkdir(parents=True, exist_ok=True)
         store = _factory(spec.supplier)(spec.name, path)
 
@@ -112,19 +118,29 @@ class StoreOpener:
             if store.persistent:
                 write_durably(path / IDENTITY_NAME, json.dumps(asdict(_identity(log, task, spec))))
 
-        if log_identity is not None:
-            identify(log_identity)
-        tp = TopicPartition(spec.topic, task.partition)
-        if not existed:
-            self._forget_checkpoint(path, tp)
-        if store.manages_offsets:
-            self._migrate_offsets(store, path, tp, existed)
-            if store.committed_offset(tp) is None and _has_records(store):
-                store.close()
+        with _closed_on_error(store):
+            if log_identity is not None:
+                identify(log_identity)
+            if not existed:
+                self._forget_checkpoint(path, tp)
+            if store.manages_offsets:
+                kept = store
+                self._migrate_offsets(store, path, tp, existed)
+                fault = _without_offset(store, tp)
+            else:
+                kept, fault = self._checkpointed(store, path, task, tp)
+            if fault is not None:
                 _require_own_directory(existed, path, spec)
-                self._set_aside(task, spec, "it holds records, and no offset")
-                return self._open_supplied(path, task, spec)
-            return OpenedStore(store, log_identity, identify)
+        if fault is None:
+            return OpenedStore(kept, log_identity, identify)
+        store.close()
+        self._set_aside(task, spec, fault)
+        return self._open_supplied(path, task, spec)
+
+    def _checkpointed(
+        self, store: StateStore, path: Path, task: TaskId, tp: TopicPartition
+    ) -> tuple[StateStore, str | None]:
+        """A store that does not manage offsets with the file that does, and why it cannot be used, if so."""
         # One for all stores of the task: it knows how old each line is.
         checkpoint = self._checkpoints.setdefault(task, CheckpointFile.of(path.parents[1]))
         try:
@@ -133,19 +149,10 @@ class StoreOpener:
             log.error("%s", error)
             known = False
             remove_durably(checkpoint.path)
-        try:
-            if not known and store.persistent and _has_records(store):
-                # From the beginning, over what it holds, would bring back what was deleted since.
-                _require_own_directory(existed, path, spec)
-                store.close()
-                self._set_aside(task, spec, "its offset is unknown")
-                return self._open_supplied(path, task, spec)
-            end = self._end(tp)
-        except Exception:
-            store.close()
-            raise
-        kept = CheckpointedStore(store, checkpoint, tp, end, self.checkpoint_interval_ms)
-        return OpenedStore(kept, log_identity, identify)
+        if not known and store.persistent and _has_records(store):
+            # From the beginning, over what it holds, would bring back what was deleted since.
+            return store, "its offset is unknown"
+        return CheckpointedStore(store, checkpoint, tp, self._end(tp), self.checkpoint_interval_ms), None
 
     def _migrate_offsets(self, store: StateStore, path: Path, tp: TopicPartition, existed: bool) -> None:
         """Take the offset of an old ``.checkpoint`` or ``.position`` file into a store that has none, once.
@@ -199,6 +206,23 @@ class StoreOpener:
                 f"The end of {tp} cannot be had, and an offset beside its store goes by it."
             )
         return ends[tp]
+
+
+@contextlib.contextmanager
+def _closed_on_error(store: StateStore) -> Iterator[None]:
+    """Close a store that nobody is going to have: left open, it keeps the next one from its directory."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            store.close()
+        raise
+
+
+def _without_offset(store: StateStore, tp: TopicPartition) -> str | None:
+    """Why a store that manages its offsets cannot be used without one, None if it can."""
+    orphaned = store.committed_offset(tp) is None and _has_records(store)
+    return "it holds records, and no offset" if orphaned else None
 
 
 def _fault(store: RocksDbStore, task: TaskId, spec: StoreSpec) -> str | None:

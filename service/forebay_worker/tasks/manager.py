@@ -130,6 +130,7 @@ class TaskManager:
         self._release_all_but(tasks)
         for task in self._never_opened - tasks:
             self._released.add(task)
+        self._never_opened &= tasks
         until = boot_ms() + _OPENING_TURN_MS
         missing = tasks - {replica.task for replica in self.replicas.values()} - self._unopenable
         self._unopened = None

@@ -21,7 +21,7 @@ from forebay_worker.state.checkpointed import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.opening import StoreOpener
-from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.state.rocksdb import IDENTITY_KEY, RocksDbMemory, RocksDbStore
 from tests.disks import fill, small_disk
 
 TP, OTHER = TopicPartition("log", 0), TopicPartition("log", 1)
@@ -243,6 +243,36 @@ def test_a_store_that_cannot_be_read_is_set_aside_and_begun_anew(opener):
     assert again.store.committed_offset(TP) is None
     assert [(task, store) for task, store, _ in opener.directory.set_asides()] == [(TASK, "s")]
     again.store.close()
+
+
+def test_a_store_whose_identity_cannot_be_read_is_set_aside_once(opener):
+    path = opener.directory.store_path(TASK, "s")
+    store = RocksDbStore("s", path, MEMORY.options())
+    store.commit({TP: CommittedOffset(1, 1)})
+    store._db.put(IDENTITY_KEY, b'{"log":"l","what a later version has":1}')
+    store.close()
+    opened = opener.open(TASK, SPEC)
+    assert opened.store.committed_offset(TP) is None
+    assert len(opener.directory.set_asides()) == 1
+    # Nothing has the old one open, to write into the directory of the new one.
+    opened.store.commit({TP: CommittedOffset(1, 1)})
+    opened.store.close()
+    again = opener.open(TASK, SPEC)
+    assert again.store.committed_offset(TP) == CommittedOffset(1, 1)
+    again.store.close()
+
+
+def test_a_supplied_store_that_cannot_be_identified_is_closed(opener, legacy, monkeypatch):
+    closed = []
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("forebay_worker.state.opening.write_durably", refuse)
+    monkeypatch.setattr(LegacyStore, "close", lambda self: closed.append(self.name))
+    with pytest.raises(OSError, match="No space left"):
+        opener.open(TASK, legacy)
+    assert closed == ["s"]
 
 
 def test_an_old_checkpoint_is_taken_over_once_and_only_with_its_store(opener):

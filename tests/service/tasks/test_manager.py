@@ -1,6 +1,7 @@
 """What a worker holds, and what it says of its disk, from its start to its stop."""
 
 import errno
+import logging
 
 from forebay.topology import parse_topology
 from forebay_worker.state.directory import StateDirectory
@@ -103,7 +104,8 @@ def test_a_store_that_cannot_be_opened_keeps_no_other_closed(tmp_path, changelog
         assert not manager.settled
 
 
-def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_long(tmp_path, changelog):
+def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_long(tmp_path, changelog, caplog):
+    caplog.set_level(logging.INFO)
     fill(tmp_path, changelog)
     with started(tmp_path, changelog, SlowOpener, cleanup_ms=50) as manager:
         # Assigned elsewhere before a single store was open.
@@ -111,6 +113,12 @@ def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_lo
         SlowOpener.let.release(PARTITIONS)
         left = tmp_path / "state" / "app"
         wait_until(lambda: len(list(left.glob("0_*/rocksdb/*"))) == 1, "the others are deleted")
+        # Of what is gone no later assignment tells again.
+        manager.hold(TASKS[:2], ())
+        wait_until(lambda: held(manager) == set(TASKS[:2]), "two are held")
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: caplog.text.count(f"of task {TASKS[1]}, released") == 2, "the second's deletion")
+        assert caplog.text.count(f"of task {TASKS[2]}, released") == 1
 
 
 def test_a_task_on_disk_that_lacks_a_store_is_told_of_only_while_it_is_held(tmp_path, changelog):

@@ -113,7 +113,7 @@ class SqliteMembership:
             self._thread.join()
         self.lease_until_boot_ms = 0.0
         now = self._clock()
-        with contextlib.suppress(sqlite3.Error), self._transaction(now) as group:
+        with contextlib.suppress(sqlite3.Error, ForebayError), self._transaction(now) as group:
             mine = self._subscription()
             # Of another with the same id, from a copied state directory, everything stays.
             if group.end_lease(mine, now):
