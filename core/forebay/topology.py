@@ -67,9 +67,9 @@ class StoreSpec:
     max_time_lag_ms: int | None = None
     max_age_ms: int | None = None
     foreign: bool = False
-    """Whether others than forebay's sink write the topic: its records are validated as they are applied."""
+    """Whether others than forebay's sink write the topic."""
     on_bad_value: str = "stop"
-    """What a record that does not fit the codecs of a foreign store does: ``stop`` or ``skip``."""
+    """What a record of a foreign store that does not fit its codecs does: ``stop`` or ``skip``."""
     accept_uncompacted: bool = False
     """Whether a topic that deletes by time will do, though a rebuilt store lacks what was deleted."""
 
@@ -87,6 +87,14 @@ class StoreSpec:
     def value_codec(self) -> ValueCodec:
         """The codec named by ``value``."""
         return VALUE_CODECS[self.value]
+
+    @cached_property
+    def validated(self) -> bool:
+        """Whether records are checked against the codecs as they are applied.
+
+        The sink writes values of ``json`` only, so those of other codecs come from others, ``foreign`` or not.
+        """
+        return self.foreign or self.value not in ("json", "bytes")
 
     @cached_property
     def default_tolerance(self) -> Tolerance:

@@ -42,10 +42,12 @@ from forebay.rest.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
     READ_ROUTES,
+    Endpoint,
     ReadRoute,
     add_batch_route,
     add_changes_route,
     add_read_route,
+    crashes_counted,
 )
 from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
 from forebay_router.batches import batch_get
@@ -112,10 +114,16 @@ def make_app(
         refusals=metrics.refusals,
         lifespan=lifespan,
     )
+
+    def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
+        return crashes_counted(route.path, endpoint, metrics.count)
+
     for route in READ_ROUTES:
-        add_read_route(app, route, _READ_PROBLEMS, _endpoint(router, route, metrics))
-    add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(router, metrics))
-    add_changes_route(app, _CHANGES_PROBLEMS, _changes_endpoint(router, metrics))
+        endpoint = counted(route, _endpoint(router, route, metrics))
+        add_read_route(app, route, _READ_PROBLEMS, endpoint)
+    add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(router, metrics)))
+    changes = counted(CHANGES_ROUTE, _changes_endpoint(router, metrics))
+    add_changes_route(app, _CHANGES_PROBLEMS, changes)
     add_document_routes(app, router, whole.status_document, ROUTER_STATUS_SCHEMA)
     return app
 

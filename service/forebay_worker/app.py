@@ -39,10 +39,12 @@ from forebay.rest.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
     READ_ROUTES,
+    Endpoint,
     ReadRoute,
     add_batch_route,
     add_changes_route,
     add_read_route,
+    crashes_counted,
 )
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay.rest.schemas import WORKER_STATUS_SCHEMA
@@ -105,10 +107,16 @@ def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticato
         authenticator=authenticator,
         refusals=metrics.refusals,
     )
+
+    def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
+        return crashes_counted(route.path, endpoint, metrics.count)
+
     for route in READ_ROUTES:
-        add_read_route(app, route, _READ_PROBLEMS, _endpoint(worker, route, metrics), worker=True)
-    add_batch_route(app, _READ_PROBLEMS, _batch_endpoint(worker, metrics))
-    add_changes_route(app, _CHANGES_PROBLEMS, _changes_endpoint(worker, metrics), worker=True)
+        endpoint = counted(route, _endpoint(worker, route, metrics))
+        add_read_route(app, route, _READ_PROBLEMS, endpoint, worker=True)
+    add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(worker, metrics)))
+    changes = counted(CHANGES_ROUTE, _changes_endpoint(worker, metrics))
+    add_changes_route(app, _CHANGES_PROBLEMS, changes, worker=True)
     add_document_routes(app, worker, status_document, WORKER_STATUS_SCHEMA)
     return app
 
@@ -118,7 +126,7 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
 
     async def endpoint(request: Request) -> Response:
         answer = await _answer(worker, route, request, known)
-        metrics.reads[route.path, answer.status] += 1
+        metrics.count(route.path, answer.status)
         return respond(answer)
 
     return endpoint
@@ -178,7 +186,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
             answer = batch_answer(keys, results, frames=frames)
         except Problem as problem:
             answer = problem_answer(problem)
-        metrics.reads[BATCH_ROUTE.path, answer.status] += 1
+        metrics.count(BATCH_ROUTE.path, answer.status)
         return respond(answer)
 
     return endpoint
@@ -210,7 +218,7 @@ def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Reque
             )
         except Problem as problem:
             response = respond(problem_answer(problem))
-        metrics.reads[CHANGES_ROUTE.path, response.status_code] += 1
+        metrics.count(CHANGES_ROUTE.path, response.status_code)
         return response
 
     return endpoint

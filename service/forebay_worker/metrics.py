@@ -29,6 +29,10 @@ class WorkerMetrics(Collector):
         self.refusals: Counter[int] = Counter()
         """Requests that the authenticator refused, by status."""
 
+    def count(self, route: str, status: int) -> None:
+        """Count an answer."""
+        self.reads[route, status] += 1
+
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""
         reads = CounterMetricFamily("forebay_reads", "Answers to reads.", labels=["route", "status"])

@@ -32,7 +32,7 @@ from forebay.rest.answers import Answer, Provenance, Told, problem_answer, prove
 from forebay.rest.parameters import ReadParameters
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology
-from forebay_worker.queries.values import is_forgotten, unreadable
+from forebay_worker.queries.values import is_forgotten
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
 
@@ -263,8 +263,8 @@ class Admission:
             )
         try:
             forgotten = plain is not None and is_forgotten(replica, plain, as_of_ms)
-        except Exception as error:
-            return unreadable(replica, error)
+        except NotReady as problem:
+            return problem
         if forgotten:
             return HistoryExpired(
                 f"What {members['key']!r} was then is not known any more: the store {replica.spec.name!r} keeps "

@@ -28,7 +28,7 @@ from forebay.rest.scans import (
 )
 from forebay.retention import oldest_kept_ms
 from forebay_worker.queries.admission import Admission, Admitted
-from forebay_worker.queries.values import oldest_version, unreadable
+from forebay_worker.queries.values import oldest_version, scanned
 from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
@@ -56,7 +56,7 @@ class Scans:
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
         pages: list[Page] = []
         read_boot_ms: list[float] = []
-        for partition in self._partitions(scan, parameters):
+        for partition in self._partitions(scan, cursor, parameters):
             if pages:
                 # Other requests are answered between two partitions.
                 await asyncio.sleep(0)
@@ -69,14 +69,16 @@ class Scans:
             return Answer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())
         return Answer(200, JSON_HEAD + NO_STORE + _source_head(*pages), _merged(scan, pages, parameters.limit))
 
-    def _partitions(self, scan: Scan, parameters: ReadParameters) -> list[int]:
+    def _partitions(self, scan: Scan, cursor: Cursor | None, parameters: ReadParameters) -> list[int]:
+        """Those to read; what one page had to leave out stays out of all that follow."""
         spec = scan.spec
         if scan.plain is not None:
             return [self._admission.partition(spec, scan.plain, parameters.partition)]
         if parameters.partition is not None:
             return [parameters.partition]
         held = []
-        for partition in range(spec.partitions):
+        left_out = () if cursor is None else cursor.missing
+        for partition in sorted({*range(spec.partitions)}.difference(left_out)):
             try:
                 self._admission.replica(spec, partition)
                 held.append(partition)
@@ -92,10 +94,7 @@ class Scans:
         if cursor is not None and cursor.position is not None:
             admission.require_position(admitted, cursor.position)
         admission.require_completeness(admitted, scan.plain)
-        try:
-            page = _read_page(scan, replica, cursor, parameters.limit)
-        except Exception as error:
-            raise unreadable(replica, error) from error
+        page = _read_page(scan, replica, cursor, parameters.limit)
         page.source = _source(admission, admitted)
         return page
 
@@ -105,7 +104,7 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) 
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
     if scan.route.items == "versions" and scan.plain is not None:
         start = max(start, oldest_version(replica, scan.plain) or start)
-    found = replica.store.scan(start, end, reverse=scan.reverse)
+    found = scanned(replica, start, end, reverse=scan.reverse)
     oldest_ms = oldest_kept_ms(scan.spec, replica.stream_time_ms)
     page, looked_at, size, chunk = Page(), 0, 0, min(_FIRST_CHUNK, limit + 1)
     while pairs := list(itertools.islice(found, chunk)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from forebay.errors import BadParameter, NotReady, Problem
 from forebay.rest.parameters import ReadParameters
@@ -14,13 +15,21 @@ from forebay_worker.tasks.replica import Replica
 log = logging.getLogger(__name__)
 
 
+def scanned(replica: Replica, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    """A scan of the store of a replica; raises ``NotReady``."""
+    try:
+        yield from replica.store.scan(start, end, reverse=reverse)
+    except Exception as error:
+        raise unreadable(replica, error) from error
+
+
 def value_of(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
     """The value of a key, at the time asked for if it has versions; raises ``NotReady``."""
     keys = replica.spec.stored_keys
-    try:
-        if keys.kind == "key-value":
-            return replica.store.get(keys.prefix(plain))
+    if keys.kind != "key-value":
         return _version(replica, plain, parameters)
+    try:
+        return replica.store.get(keys.prefix(plain))
     except Exception as error:
         raise unreadable(replica, error) from error
 
@@ -32,7 +41,7 @@ def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> byte
         if parameters.as_of_ms is not None
         else keys.prefix(plain) + b"\xff"
     )
-    for _, value in replica.store.scan(keys.prefix(plain), end, reverse=True):
+    for _, value in scanned(replica, keys.prefix(plain), end, reverse=True):
         if value[:1] == DELETED_VERSION or is_forgotten(replica, plain, parameters.as_of_ms):
             return None
         return value[1:]
@@ -48,7 +57,7 @@ def oldest_version(replica: Replica, plain: bytes) -> bytes | None:
     if begins_ms is None:
         return None
     keys = replica.spec.stored_keys
-    versions = replica.store.scan(keys.prefix(plain), keys.stored(plain, begins_ms + 1), reverse=True)
+    versions = scanned(replica, keys.prefix(plain), keys.stored(plain, begins_ms + 1), reverse=True)
     return next((stored for stored, _ in versions), None)
 
 
@@ -72,10 +81,11 @@ def unreadable(replica: Replica, error: Exception) -> Problem:
 def values_of(replica: Replica, plains: list[bytes], parameters: ReadParameters) -> list[bytes | None]:
     """The values of several keys in turn; raises ``NotReady``."""
     keys = replica.spec.stored_keys
-    try:
-        if keys.kind == "key-value":
-            return replica.store.get_many([keys.prefix(plain) for plain in plains])
+    if keys.kind != "key-value":
         return [_version(replica, plain, parameters) for plain in plains]
+    stored = [keys.prefix(plain) for plain in plains]
+    try:
+        return replica.store.get_many(stored)
     except Exception as error:
         raise unreadable(replica, error) from error
 

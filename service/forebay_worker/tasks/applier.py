@@ -275,7 +275,7 @@ class Applier:
                 replica.failure = None
             return
         stopped_by = None
-        if replica.spec.foreign:
+        if replica.spec.validated:
             batch, skipped, stopped_by = fitting(replica.spec, batch)
             replica.records_skipped += skipped
         fold = Fold.after(before)

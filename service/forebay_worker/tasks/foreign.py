@@ -1,4 +1,4 @@
-"""Records of foreign stores: written by others, so held against the store's codecs before they are applied."""
+"""Records that others than the sink write: checked against the store's codecs before they are applied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forebay.topology import StoreSpec
 
 
 class BadRecord(ForebayError):
-    """A record of a foreign store that its codecs cannot read; applying stops there unless it skips them."""
+    """A record that its store's codecs cannot read; applying stops there unless the store skips them."""
 
 
 class Fitting(NamedTuple):
@@ -26,7 +26,7 @@ class Fitting(NamedTuple):
 
 
 def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
-    """A foreign store's batch without its bad records, or, as the store says, cut before the first of them."""
+    """A batch without its bad records, or, as the store says, cut before the first of them."""
     bad = [(number, fault) for number, record in enumerate(batch.records) if (fault := _fault(spec, record))]
     if not bad:
         return Fitting(batch, 0, None)
@@ -37,9 +37,10 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
     first, fault = bad[0]
     offset = batch.records[first][0]
     topic, partition = batch.topic_partition
+    remedy = 'on_bad_value = "skip"' if spec.foreign else 'foreign = true and on_bad_value = "skip"'
     error = BadRecord(
         f"The record at offset {offset} of {topic!r}, partition {partition}, does not fit the store "
-        f'{spec.name!r}: {fault}. Set on_bad_value = "skip" on the store to leave such records out.'
+        f"{spec.name!r}: {fault}. Set {remedy} on the store to leave such records out."
     )
     # The log goes on beyond the record, though this replica does not.
     cut = batch._replace(records=batch.records[:first], position=offset, settled=False)

@@ -119,7 +119,7 @@ def _fold_files(
             return
         target = batch.end.offset if target < 0 else target
         stopped_by = None
-        if spec.foreign:
+        if spec.validated:
             batch, skipped_here, stopped_by = fitting(spec, batch)
             skipped += skipped_here
             target = target if stopped_by is None else batch.position

@@ -14,18 +14,19 @@ from forebay_worker.tasks.replica import Replica
 MEBIBYTE = 1 << 20
 
 
-def held(directory: Path, **of_the_store: object) -> tuple[Admission, Replica]:
+def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[Admission, Replica]:
     """A replica with one record, and who decides whether it may answer."""
     store = {"name": "counts", **of_the_store}
     topology = parse_topology(
-        {"application_id": "a", "subtopology": [{"name": "s", "partitions": 1, "store": [store]}]}
+        {"application_id": "a", "subtopology": [{"name": "s", "partitions": partition + 1, "store": [store]}]}
     )
     spec = topology.stores["counts"]
     rocksdb = RocksDbStore("counts", directory / "counts", RocksDbMemory(8 * MEBIBYTE, 8 * MEBIBYTE).options())
     rocksdb.put(spec.stored_keys.stored(b"k", *[5_000] * spec.stored_keys.times), b"1")
-    rocksdb.commit({TopicPartition(spec.topic, 0): CommittedOffset(1, 1)})
+    rocksdb.commit({TopicPartition(spec.topic, partition): CommittedOffset(1, 1)})
     now = boot_ms()
-    replica = Replica(spec, TaskId(0, 0), rocksdb, "log", Progress(1, 1, 1, 0, 1, now, now, now), complete=True)
+    progress = Progress(1, 1, 1, 0, 1, now, now, now)
+    replica = Replica(spec, TaskId(0, partition), rocksdb, "log", progress, complete=True)
     metadata = StreamsMetadataState(topology.stores, local_lags=dict)
-    replicas = {("counts", 0): replica}
+    replicas = {("counts", partition): replica}
     return Admission(topology, metadata, "here:1", lambda: replicas, lambda: now + 60_000, 5_000), replica

@@ -3,6 +3,7 @@
 import base64
 import json
 import random
+import struct
 from dataclasses import replace
 
 import msgpack
@@ -118,3 +119,23 @@ async def test_a_list_of_one_key_is_of_that_key_whatever_its_cursor_says(tmp_pat
     raw = msgpack.packb((scan.digest, b"\x01", None, (float("inf"),)))
     with pytest.raises(BadParameter, match="not one that an answer carried"):
         Cursor.decode(base64.urlsafe_b64encode(raw).decode(), scan)
+
+
+async def test_a_partition_that_one_page_left_out_stays_out_of_all_that_follow(tmp_path):
+    admission, second = held(tmp_path / "1", partition=1)
+    for key in (b"l", b"m"):
+        second.store.put(second.spec.stored_keys.prefix(key), b"2")
+    second.store.commit({})
+    first = await listed(admission, "entries", "limit=1&allow_partial=true")
+    assert (first["missing"], first["complete"]) == ([0], False)
+    _, late = held(tmp_path / "0")
+    admission._replicas()["counts", 0] = late  # type: ignore[index]
+    following = await listed(admission, "entries", f"limit=1&allow_partial=true&cursor={first['next']}")
+    assert [entry["key"] for entry in following["entries"]] == ["l"]
+    assert (following["missing"], following["complete"]) == ([0], False)
+
+
+async def test_a_value_that_cannot_be_shown_is_no_store_that_is_being_opened(tmp_path):
+    admission, _ = held(tmp_path, value="double")
+    with pytest.raises(struct.error):
+        await listed(admission, "entries", "")
