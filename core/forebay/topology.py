@@ -30,6 +30,13 @@ _REMEMBERED_PARTITIONS = 65_536
 _REMEMBERED_BYTES = 128
 """Longer keys are worked out each time: what is remembered must be bounded in bytes."""
 
+
+@lru_cache(maxsize=_REMEMBERED_PARTITIONS)
+def _remembered(worked_out: Callable[[bytes, int], int], key: bytes, partitions: int) -> int:
+    """The partition of a key, of whichever store: together they have a bounded place."""
+    return worked_out(key, partitions)
+
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NAME_RULE = "letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
 
@@ -122,8 +129,11 @@ class StoreSpec:
             raise TopologyError(f"The partitioner of {self.name!r} is 'unknown'.")
         partitions = self.partitions
         worked_out = partitioner.partition
-        remembered = lru_cache(maxsize=_REMEMBERED_PARTITIONS)(lambda key: worked_out(key, partitions))
-        return lambda key: remembered(key) if len(key) <= _REMEMBERED_BYTES else worked_out(key, partitions)
+        return lambda key: (
+            _remembered(worked_out, key, partitions)
+            if len(key) <= _REMEMBERED_BYTES
+            else worked_out(key, partitions)
+        )
 
     def document(self) -> dict[str, Any]:
         """The specification as JSON values, what is unset left out."""

@@ -237,6 +237,7 @@ class Cluster:
             if self._forgotten(address):
                 del self._polls[address], self._wanted[address]
                 self._refreshing.discard(address)
+                self._documents.forget(address)
                 self.strangers.forget(address)
                 self._found.discard(address)
                 self.refused_polls.discard(address)
@@ -304,7 +305,9 @@ class Cluster:
         specs = [StoreSpec.from_document(item) for item in document["stores"]]
         self.fingerprint = document["topology"]
         self._tell_missing_partitioners(specs)
-        self.metadata.stores = {spec.name: spec for spec in specs}
+        # Of one that is as it was, the object stays, and with it what was worked out for its reads.
+        same = {spec: spec for spec in self.metadata.stores.values()}
+        self.metadata.stores = {spec.name: same.get(spec, spec) for spec in specs}
         self.metadata.on_change(newer)
         self._mapped = frozenset(item.host for item in newer.hosts)
         for host in self._mapped:

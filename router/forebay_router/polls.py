@@ -54,6 +54,10 @@ class WorkerDocuments:
         """The same, parsed."""
         return json.loads(await self.get(address, path))
 
+    def forget(self, address: HostInfo) -> None:
+        """Close the connections to an address that is asked no more."""
+        self._upstreams.forget(address)
+
     def close(self) -> None:
         """Close every connection."""
         self._upstreams.close()

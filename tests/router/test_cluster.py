@@ -139,6 +139,7 @@ async def test_a_worker_whose_machine_vanished_is_forgotten_and_a_router_without
             await until(lambda: host not in known.workers)
             assert connection.closed
             assert host not in upstreams
+            await until(lambda: host not in known._documents._upstreams)
         finally:
             await known.stop()
 
