@@ -129,8 +129,8 @@ class BulkRestore:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        for child in list(self._children):
-            child.kill()
+            for child in self._children:
+                child.kill()
         for thread in self._threads:
             thread.join()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -156,7 +156,7 @@ class BulkRestore:
                 restoration.replica.failure = f"no restore process could be started: {error}"
                 log.error("restoring %s: %s; it is tried again", _name(restoration), restoration.replica.failure)
             if child is not None:
-                if self._restore(child, restoration):
+                if self._restored(child, restoration):
                     self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
                     continue
                 # Whatever it may still say belongs to a job that is over.
@@ -176,12 +176,21 @@ class BulkRestore:
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-        self._children.remove(child)
+        with self._changed:
+            self._children.remove(child)
 
     def _finish(self, restoration: Restoration) -> None:
         if not restoration.cancelled:
             del self.restorations[restoration.replica.topic_partition]
             self._done(restoration)
+
+    def _restored(self, child: subprocess.Popen[str], restoration: Restoration) -> bool:
+        try:
+            return self._restore(child, restoration)
+        except Exception:
+            # Such as a store that was closed meanwhile: the thread has others to restore.
+            log.exception("restoring %s failed; it is tried again", _name(restoration))
+            return False
 
     def _restore(self, child: subprocess.Popen[str], restoration: Restoration) -> bool:
         """Run one job; whether it came to its end."""
@@ -252,7 +261,11 @@ class BulkRestore:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._children.append(child)
+        with self._changed:
+            self._children.append(child)
+            if self._stopping:
+                # Those that were there have been killed.
+                child.kill()
         return child
 
 

@@ -179,7 +179,7 @@ def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changel
         manager.hold(TASKS, ())
         wait_until(lambda: manager.offsets() == offsets(), "all is applied")
         replica = manager.replicas["a", 0]
-        close = replica.store.close
+        old, close = replica.store, replica.store.close
 
         def refuse() -> None:
             close()
@@ -188,6 +188,7 @@ def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changel
         monkeypatch.setattr(replica.store, "close", refuse)
         changelog.reset(TOPOLOGY.stores["a"])
         append(changelog, 0, 1, [(b"new", b"1", 0)])
+        wait_until(lambda: replica.store is not old, "another store")
         wait_until(lambda: replica.store.get(USER_TAG + b"new") == b"1" and not replica.diverged, "the rebuild")
 
 

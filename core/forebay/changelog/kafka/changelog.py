@@ -25,8 +25,8 @@ class KafkaChangelog:
         self.kafka = KafkaUrl.parse(url)
         self._topics = KafkaTopics(self.kafka)
         self._lock = threading.Lock()
-        self._writers: dict[tuple[str, str], dict[str, HeartbeatWriter]] = {}
-        """By topic and writer, those of all queries that wrote as it."""
+        self._writers: dict[tuple[str, str], tuple[threading.Lock, dict[str, HeartbeatWriter]]] = {}
+        """By topic and writer, whose turn it is, and those of all queries that wrote as it."""
         self._partitions: dict[str, int] = {}
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
@@ -48,7 +48,9 @@ class KafkaChangelog:
     def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
         """Append a heartbeat to every partition; see ``Changelog``."""
         with self._lock:
-            queries = self._writers.setdefault((topic, writer), {})
+            turn, queries = self._writers.setdefault((topic, writer), (threading.Lock(), {}))
+        # A topic that is slow holds up no other.
+        with turn:
             if query_id not in queries:
                 for other in queries.values():
                     other.supersede()

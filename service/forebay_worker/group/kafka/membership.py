@@ -223,8 +223,8 @@ class KafkaMembership:
         newest = max(known, NO_GENERATION if previous is None else previous.generation)
         incarnation = newest.incarnation or int(epoch_ms())
         info = self._leader.next_assignment(present, absent, previous, Generation(incarnation, newest.number + 1))
-        if info is None or previous is None:
-            info = info or previous
+        if info is None:
+            info = previous
         if info is not None and not info.assignment.settled:
             self._rejoin_at = min(self._rejoin_at, now + self._times.probing_rebalance_interval_ms)
         if info is not None and info is not previous:
@@ -232,7 +232,7 @@ class KafkaMembership:
         return info
 
     def _absent(self, missing: set[str], now: float) -> dict[str, str | None]:
-        """The missing members that are still expected back; the last of them to expire sets the next rebalance."""
+        """The missing members that are still expected back; the first to expire sets the next rebalance."""
         delay = self._times.standby_rebuild_delay_ms
         self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
         due = {name: since + delay for name, since in self._missing_since.items() if since + delay > now}
