@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from forebay.tasks import TopicPartition
 
@@ -40,6 +40,19 @@ class CommittedOffset(NamedTuple):
     def content_before(self) -> int:
         """An offset that nothing in the store is at or past: before a replay is consistent, some may be ahead."""
         return max(self.position, self.pending_end or 0)
+
+    def document(self) -> dict[str, Any]:
+        """The offset as JSON values by name, as stores keep it; what is as by default is left out."""
+        return {
+            name: value
+            for name, value in self._asdict().items()
+            if name not in self._field_defaults or value != self._field_defaults[name]
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> CommittedOffset:
+        """The inverse of ``document``; members that this version does not know are ignored."""
+        return cls(**{name: value for name, value in document.items() if name in cls._fields})
 
 
 class StateStore(Protocol):

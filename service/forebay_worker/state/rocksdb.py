@@ -239,7 +239,7 @@ class RocksDbStore:
 
 
 def _offsets_to_json(offsets: Mapping[TopicPartition, CommittedOffset]) -> bytes:
-    return json.dumps([[*tp, *committed] for tp, committed in offsets.items()]).encode()
+    return json.dumps([{**tp._asdict(), **committed.document()} for tp, committed in offsets.items()]).encode()
 
 
 def offsets_from_json(raw: bytes | None) -> dict[TopicPartition, CommittedOffset]:
@@ -247,6 +247,6 @@ def offsets_from_json(raw: bytes | None) -> dict[TopicPartition, CommittedOffset
     if raw is None:
         return {}
     return {
-        TopicPartition(topic, partition): CommittedOffset(*committed)
-        for topic, partition, *committed in json.loads(raw)
+        TopicPartition(found["topic"], found["partition"]): CommittedOffset.from_document(found)
+        for found in json.loads(raw)
     }

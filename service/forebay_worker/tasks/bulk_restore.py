@@ -247,7 +247,7 @@ class BulkRestore:
             self._changelog_url,
             replica.spec.document(),
             replica.task.partition,
-            list(committed),
+            committed.document(),
             replica.log,
             str(self._scratch),
             MOST_BYTES_IN_MEMORY,

@@ -108,17 +108,17 @@ def advance(
         consistent, pending_end = batch.position, None
     reached = batch.position >= batch.end.offset and consistent == batch.position
     return CommittedOffset(
-        batch.position,
-        consistent,
-        pending_end,
-        current_until_epoch_ms,
-        fold.as_of_epoch_ms,
-        fold.stream_time_ms,
-        before.complete or reached,
-        before.replay_since_epoch_ms if before.position else now_epoch_ms,
-        fold.queries,
-        before.misplaced_key,
-        max(before.tombstone_floor, batch.tombstone_floor),
+        position=batch.position,
+        consistent_position=consistent,
+        pending_end=pending_end,
+        current_until_epoch_ms=current_until_epoch_ms,
+        as_of_epoch_ms=fold.as_of_epoch_ms,
+        stream_time_ms=fold.stream_time_ms,
+        complete=before.complete or reached,
+        replay_since_epoch_ms=before.replay_since_epoch_ms if before.position else now_epoch_ms,
+        queries=fold.queries,
+        misplaced_key=before.misplaced_key,
+        tombstone_floor=max(before.tombstone_floor, batch.tombstone_floor),
     )
 
 

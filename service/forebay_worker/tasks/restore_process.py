@@ -42,16 +42,16 @@ _NEVER_SET = Wake()
 class RestoreJob:
     """Fold one partition from a committed offset to the end that the log has when the job begins.
 
-    ``log`` is the identity of the log that the store is of, None if that is not known; ``most_bytes`` bounds
-    what is held in memory before a file is written. Where the log tells nothing for ``patience_s``, the job is
-    given up.
+    ``store`` and ``committed`` are documents of its specification and of that offset. ``log`` is the identity of
+    the log that the store is of, None if that is not known; ``most_bytes`` bounds what is held in memory before a
+    file is written. Where the log tells nothing for ``patience_s``, the job is given up.
     """
 
     job: int
     changelog: str
     store: dict[str, Any]
     partition: int
-    committed: list[Any]
+    committed: dict[str, Any]
     log: str | None
     scratch: str
     most_bytes: int
@@ -72,7 +72,7 @@ class RestoreReport:
     job: int
     path: str | None = None
     position_from: int = 0
-    committed: list[Any] | None = None
+    committed: dict[str, Any] | None = None
     records: int = 0
     log: str = ""
     error: str | None = None
@@ -82,7 +82,7 @@ class RestoreReport:
     def offset(self) -> CommittedOffset:
         """The offset that the file carries."""
         assert self.committed is not None
-        return CommittedOffset(*self.committed)
+        return CommittedOffset.from_document(self.committed)
 
 
 class Restorer:
@@ -98,7 +98,7 @@ class Restorer:
         if job.changelog not in self._consumers:
             self._consumers[job.changelog] = open_changelog(job.changelog).consumer(replay=True)
         consumer = self._consumers[job.changelog]
-        consumer.assign(tp, job.committed[0])
+        consumer.assign(tp, CommittedOffset.from_document(job.committed).position)
         try:
             yield from _fold_files(job, spec, tp, consumer)
         finally:
@@ -109,7 +109,7 @@ class Restorer:
 def _fold_files(
     job: RestoreJob, spec: StoreSpec, tp: TopicPartition, consumer: Consumer
 ) -> Iterator[RestoreReport]:
-    committed = CommittedOffset(*job.committed)
+    committed = CommittedOffset.from_document(job.committed)
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
     fold = Fold.after(committed)
     while target < 0 or committed.position < target:
@@ -142,7 +142,7 @@ def _fold_files(
         path.unlink(missing_ok=True)
         write_sst(path, fold.changes, tp, committed)
         yield RestoreReport(
-            job.job, str(path), written_to, list(committed), records, batch.identity, skipped=skipped
+            job.job, str(path), written_to, committed.document(), records, batch.identity, skipped=skipped
         )
         if stopped_by is not None:
             return
