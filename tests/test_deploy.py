@@ -171,6 +171,19 @@ ALERTS = [
         ForebayObstacle=1,
         ForebayProcessAway=2,
     ),
+    # Of three disks one is nearly full, and one will be.
+    alerts(
+        {
+            'forebay_state_disk_free_bytes{instance="a"}': "5+0",
+            'forebay_state_disk_size_bytes{instance="a"}': "100+0",
+            'forebay_state_disk_free_bytes{instance="b"}': "50-0.01",
+            'forebay_state_disk_size_bytes{instance="b"}': "100+0",
+            'forebay_state_disk_free_bytes{instance="c"}': "50+0",
+            'forebay_state_disk_size_bytes{instance="c"}': "100+0",
+        },
+        after="60m",
+        ForebayDiskFillsUp=2,
+    ),
     alerts(
         {
             'forebay_router_reads_total{status="200",route="/"}': "0+900",
@@ -527,7 +540,7 @@ def test_the_alerts_fire_when_they_should_and_not_otherwise(tmp_path):
 
 
 def test_rates_are_over_what_any_interval_of_scrapes_fits_into():
-    assert set(re.findall(r"\[(\w+)\]", (ROOT / "deploy" / "alerts.yml").read_text())) == {"5m"}
+    assert set(re.findall(r"\[(\w+)\]", (ROOT / "deploy" / "alerts.yml").read_text())) == {"5m", "6h"}
     panels = (ROOT / "deploy" / "grafana" / "dashboards" / "forebay.json").read_text()
     assert set(re.findall(r"\[([^][]+)\]\)", panels)) == {"$__rate_interval"}
 

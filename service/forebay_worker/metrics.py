@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from rocksdict import DbClosedError
 
 from forebay import __version__
+from forebay_worker.state.rocksdb import RocksDbStore
 
 if TYPE_CHECKING:
     from forebay_worker.worker import Worker
@@ -35,6 +38,24 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""
+        yield from self._answers()
+        yield from self._replicas()
+        yield from self._sizes()
+        worker = self._worker
+        yield _one("forebay_ready", "1 if /readyz says 200.", worker.readiness() is None)
+        obstacle = worker.tasks.obstacle is not None
+        yield _one("forebay_obstacle", "1 if the machine refuses what the worker needs.", obstacle)
+        yield _one("forebay_event_streams", "Event streams open.", worker.streams.count)
+        generation = worker.metadata.map.generation.number
+        yield _one("forebay_group_generation", "Newest group generation known.", generation)
+        build = GaugeMetricFamily(
+            "forebay_build_info", "1; its labels say what runs.", labels=["version", "topology"]
+        )
+        build.add_metric([__version__, worker.topology.fingerprint], 1)
+        yield build
+        yield from _PROCESS.collect()
+
+    def _answers(self) -> Iterator[Metric]:
         reads = CounterMetricFamily("forebay_reads", "Answers to reads.", labels=["route", "status"])
         for (route, status), count in list(self.reads.items()):
             reads.add_metric([route, str(status)], count)
@@ -44,6 +65,8 @@ class WorkerMetrics(Collector):
         for status, count in list(self.refusals.items()):
             refusals.add_metric([str(status)], count)
         yield from (reads, refusals)
+
+    def _replicas(self) -> Iterator[Metric]:
         record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)
         time_lag = GaugeMetricFamily("forebay_time_lag_seconds", "Time behind the log.", labels=_REPLICA)
         age = GaugeMetricFamily("forebay_age_seconds", "Time behind the source.", labels=_REPLICA)
@@ -81,20 +104,35 @@ class WorkerMetrics(Collector):
             if lag.age_ms is not None:
                 age.add_metric(labels, lag.age_ms / 1000)
         yield from (record_lag, time_lag, age, role, applied, skipped, failed, restored, left)
-        ready = GaugeMetricFamily("forebay_ready", "1 if /readyz says 200.")
-        ready.add_metric([], int(self._worker.readiness() is None))
-        obstacle = GaugeMetricFamily("forebay_obstacle", "1 if the machine refuses what the worker needs.")
-        obstacle.add_metric([], int(self._worker.tasks.obstacle is not None))
-        yield from (ready, obstacle)
-        streams = GaugeMetricFamily("forebay_event_streams", "Event streams open.")
-        streams.add_metric([], self._worker.streams.count)
-        yield streams
-        generation = GaugeMetricFamily("forebay_group_generation", "Newest group generation known.")
-        generation.add_metric([], self._worker.metadata.map.generation.number)
-        yield generation
-        build = GaugeMetricFamily(
-            "forebay_build_info", "1; its labels say what runs.", labels=["version", "topology"]
+
+    def _sizes(self) -> Iterator[Metric]:
+        disk = GaugeMetricFamily("forebay_store_disk_bytes", "Bytes of a store's files.", labels=_REPLICA)
+        buffers = GaugeMetricFamily(
+            "forebay_store_write_buffer_bytes", "Bytes of a store that are not in its files yet.", labels=_REPLICA
         )
-        build.add_metric([__version__, self._worker.topology.fingerprint], 1)
-        yield build
-        yield from _PROCESS.collect()
+        keys = GaugeMetricFamily(
+            "forebay_store_keys", "Keys of a store, windows and versions each; an estimate.", labels=_REPLICA
+        )
+        for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
+            labels = [store, str(partition)]
+            # One that is being rebuilt may be closed just now.
+            with contextlib.suppress(DbClosedError):
+                if isinstance(replica.store, RocksDbStore):
+                    size = replica.store.size()
+                    disk.add_metric(labels, size.disk_bytes)
+                    buffers.add_metric(labels, size.write_buffer_bytes)
+                    keys.add_metric(labels, size.keys)
+        yield from (disk, buffers, keys)
+        cached = self._worker.block_cache_bytes
+        yield _one("forebay_block_cache_bytes", "Bytes of the stores' block cache in use.", cached)
+        with contextlib.suppress(OSError):
+            total, free = self._worker.disk()
+            yield _one("forebay_state_disk_size_bytes", "Size of the state directory's disk.", total)
+            yield _one("forebay_state_disk_free_bytes", "Bytes of it that are free.", free)
+
+
+def _one(name: str, help_text: str, value: float) -> Metric:
+    """A gauge without labels."""
+    gauge = GaugeMetricFamily(name, help_text)
+    gauge.add_metric([], value)
+    return gauge

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import shutil
 from typing import Any
 
 from forebay.changelog import open_changelog
@@ -64,12 +65,14 @@ class Worker:
         self._directory = StateDirectory(settings.state_dir, self.topology.application_id)
         self._ends.callback(self._directory.close)
         prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
-        memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
+        self._memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(
             self.topology,
             self._changelog,
             self._directory,
-            StoreOpener(self._directory, self._changelog, memory, settings.statestore_checkpoint_interval_ms),
+            StoreOpener(
+                self._directory, self._changelog, self._memory, settings.statestore_checkpoint_interval_ms
+            ),
             RecoveryPolicy(
                 settings.poll_interval_ms,
                 settings.apply_records_per_second,
@@ -146,6 +149,16 @@ class Worker:
         for (store, partition), replica in sorted(self.tasks.replicas.items()):
             lags.setdefault(store, {})[partition] = self.admission.lag(replica)[1]
         return lags
+
+    @property
+    def block_cache_bytes(self) -> int:
+        """How much of RocksDB's block cache is in use."""
+        return self._memory.block_cache_bytes
+
+    def disk(self) -> tuple[int, int]:
+        """Bytes of the disk of the state directory, and how many of them are free; raises ``OSError``."""
+        usage = shutil.disk_usage(self._directory.path)
+        return usage.total, usage.free
 
     def application(self) -> tuple[str, str]:
         """Application id and topology fingerprint."""

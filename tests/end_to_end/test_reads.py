@@ -337,6 +337,24 @@ def test_metrics_say_what_was_read_and_how_far_behind(served):
     assert "forebay_records_applied_total" in text
 
 
+def test_a_worker_says_what_its_stores_take(served):
+    cluster, _ = served
+    worker = next(iter(cluster.workers))
+    replicas = [row for row in get(worker, "/v1/lags").json()["lags"] if row["store"] == "counts"]
+    told = samples(worker)
+
+    def of_counts(name: str) -> list[float]:
+        return [told[f'{name}{{partition="{row["partition"]}",store="counts"}}'] for row in replicas]
+
+    held = sum(row["position"] > 0 for row in replicas)
+    assert held
+    assert sum(count > 0 for count in of_counts("forebay_store_keys")) == held
+    taken = zip(of_counts("forebay_store_disk_bytes"), of_counts("forebay_store_write_buffer_bytes"), strict=True)
+    assert all(sum(both) > 0 for both in taken)
+    assert told["forebay_block_cache_bytes"] > 0
+    assert 0 < told["forebay_state_disk_free_bytes"] < told["forebay_state_disk_size_bytes"]
+
+
 def samples(address: str) -> dict[str, float]:
     lines = [line for line in get(address, "/metrics").text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from rocksdict import (
     BlockBasedOptions,
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 STATE_FORMAT = 1
 OFFSET_KEY = RESERVED_TAG + b"offset"
 IDENTITY_KEY = RESERVED_TAG + b"identity"
+_SIZES = ("live-sst-files-size", "cur-size-all-mem-tables", "estimate-num-keys")
 
 _Items = Iterator[tuple[bytes, bytes]]
 _BLOOM_BITS_PER_KEY = 10
@@ -55,6 +56,11 @@ class RocksDbMemory:
     def __init__(self, block_cache_bytes: int, write_buffer_bytes: int) -> None:
         self._cache = Cache(block_cache_bytes)
         self._write_buffers = WriteBufferManager(write_buffer_bytes, False)
+
+    @property
+    def block_cache_bytes(self) -> int:
+        """How much of the block cache is in use."""
+        return int(self._cache.get_usage())
 
     def options(self) -> Options:
         """Options of a store that draws on the shared memory."""
@@ -119,6 +125,14 @@ class StoreIdentity:
     format: int = STATE_FORMAT
 
 
+class StoreSize(NamedTuple):
+    """What a store takes: bytes of its files and of its write buffers, and RocksDB's estimate of its keys."""
+
+    disk_bytes: int
+    write_buffer_bytes: int
+    keys: int
+
+
 class RocksDbStore:
     """One partition of one store. One thread writes, any thread reads.
 
@@ -172,6 +186,10 @@ class RocksDbStore:
             if key < start:
                 return
             yield key, value
+
+    def size(self) -> StoreSize:
+        """What the store takes; costs some microseconds, whatever its size."""
+        return StoreSize(*(int(self._db.property_int_value(f"rocksdb.{name}") or 0) for name in _SIZES))
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set a value with the next commit."""
