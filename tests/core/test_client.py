@@ -459,7 +459,7 @@ def test_a_session_asks_for_what_it_has_seen(client):
     # What this cluster has not reached is refused, by every kind of read, until a replica has it.
     log, offsets = decode_position(session.position("numbers"))
     ahead = encode_position(Position(log, {p: offset + 1000 for p, offset in offsets.items()}))
-    session.read_after(ahead, "numbers")
+    session.read_after("numbers", ahead)
     raised(errors.PositionNotReached, lambda: session.get("numbers", 1))
     raised(errors.PositionNotReached, lambda: next(session.entries("numbers")))
     (one,) = session.get_many("numbers", [1])
@@ -473,10 +473,10 @@ def test_a_session_reads_what_a_sink_has_written(served, client):
     identity = cluster.changelog.identity(cluster.topology.stores["pairs"].topic)
     for value in range(20):
         ends = cluster.put("pairs", {b'"counter"': b"%d" % value}, writer="counter")
-        session.read_after(encode_position(Position(log_digest(identity), ends)), "pairs")
+        session.read_after("pairs", encode_position(Position(log_digest(identity), ends)))
         assert session.get("pairs", "counter", wait_ms=3000).value == value
-    session.read_after(None, "pairs")
-    raised(errors.BadParameter, lambda: session.read_after("xyz", "pairs"))
+    session.read_after("pairs", None)
+    raised(errors.BadParameter, lambda: session.read_after("pairs", "xyz"))
 
 
 @pytest.mark.chaos
@@ -813,7 +813,7 @@ def test_a_session_follows_from_what_it_has_seen_and_reads_what_it_has_followed(
     assert decode_position(session.position("names")).at_least(decode_position(first.position))
     ahead = decode_position(seen)
     unreached = encode_position(Position(ahead.log, {p: offset + 1000 for p, offset in ahead.offsets.items()}))
-    session.read_after(unreached, "names")
+    session.read_after("names", unreached)
     with session.changes("names", "k0003", timeout_ms=200) as changes:
         assert isinstance(next(changes), errors.PositionNotReached)
 

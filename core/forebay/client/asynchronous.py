@@ -283,7 +283,7 @@ class AsyncSession(AsyncReader):
         """The token of what was seen of a store, None before anything was."""
         return self._positions.get(store)
 
-    def read_after(self, token: str | None, store: str) -> None:
+    def read_after(self, store: str, token: str | None) -> None:
         """See at least what a token holds, such as ``sink.position(store)``; None holds nothing.
 
         Raises ``BadParameter`` if it is no position token.

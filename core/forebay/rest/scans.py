@@ -217,8 +217,10 @@ class Cursor:
             digest, last, at, missing = msgpack.unpackb(raw)
             if not (isinstance(digest, bytes) and isinstance(last, bytes) and isinstance(at, str | None)):
                 raise TypeError("neither keys nor a position")
+            if at is not None:
+                decode_position(at)
             cursor = cls(digest, last, at, tuple(map(int, missing)))
-        except (binascii.Error, msgpack.UnpackException, ValueError, TypeError, OverflowError):
+        except (binascii.Error, msgpack.UnpackException, ValueError, TypeError, OverflowError, BadParameter):
             raise BadParameter("The cursor is not one that an answer carried.", parameter="cursor") from None
         if cursor.digest != scan.digest:
             raise BadParameter(

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
+from forebay.errors import ForebayError
 from forebay.spark.query_listener import QueryListener
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class HeartbeatListener(QueryListener):
         self._keep_house = keep_house
         self._lock = threading.Lock()
         self._said: dict[str, tuple[int, int]] = {}
+        self._failures: dict[str, str] = {}
+        """By query, why its last heartbeat could not be written: one that stays away is told of once."""
         self._writing = False
         # Its thread is joined at the end of the process: the last heartbeat is written.
         self._writer = ThreadPoolExecutor(1, "forebay-heartbeats")
@@ -87,8 +90,18 @@ class HeartbeatListener(QueryListener):
                 as_of_ms, batch_id = self._said.pop(query_id)
             try:
                 self._beat(query_id, as_of_ms, batch_id)
-            except Exception:
-                log.exception("the heartbeat of query %s could not be written", query_id)
+            except Exception as error:
+                if self._failures.get(query_id) != str(error):
+                    self._failures[query_id] = str(error)
+                    unforeseen = not isinstance(error, ForebayError)
+                    log.error(
+                        "the heartbeat of query %s could not be written, which is tried again: %s",
+                        query_id,
+                        error,
+                        exc_info=unforeseen and error,
+                    )
+            else:
+                self._failures.pop(query_id, None)
 
 
 def left_no_backlog(progress: StreamingQueryProgress) -> bool:
