@@ -112,6 +112,19 @@ def on_disk(address: str) -> bool:
         return False
 
 
+def test_a_topic_made_anew_is_read_though_the_old_ones_leaders_had_moved(cluster, broker):
+    put_all(cluster, "old")
+    worker = cluster.start_worker()
+    broker.kill()
+    broker.start()
+    put_all(cluster, "newer")
+    wait_until(lambda: shows_all(worker, "newer"), "what was written after the restart", 60)
+    cluster.changelog.reset(cluster.topology.stores["counts"])
+    put_all(cluster, "new")
+    wait_until(lambda: shows_all(worker, "new"), "what the new topic holds", 60)
+    wait_until(lambda: read(worker, "absent").status_code == 404, "a miss")
+
+
 def test_a_worker_started_before_the_broker_makes_its_topics_and_serves_once_there_is_one(broker, tmp_path):
     with running_cluster(tmp_path, kafka=broker.url) as cluster:
         topic = cluster.topology.stores["counts"].topic

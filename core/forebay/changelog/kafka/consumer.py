@@ -112,25 +112,10 @@ class KafkaConsumer:
     """The consumer of a Kafka changelog; one for a ``replay`` reads further ahead."""
 
     def __init__(self, url: KafkaUrl, topics: KafkaTopics, *, replay: bool = False) -> None:
+        self._url = url
         self._topics = topics
-        self._client = Consumer(
-            url.librdkafka(
-                group_id="forebay",
-                enable_auto_commit=False,
-                isolation_level="read_committed",
-                enable_partition_eof=True,
-                auto_offset_reset="error",
-                allow_auto_create_topics=False,
-                # By default it pauses for a second once its queue is full, which costs most of the speed.
-                fetch_queue_backoff_ms=2,
-                queued_min_messages=1_000_000 if replay else 100_000,
-                queued_max_messages_kbytes=65_536,
-                # A position passes transaction markers with an empty answer only: lag counts them until then, and
-                # a replay waits for nothing else at its end.
-                fetch_wait_max_ms=10 if replay else 100,
-            ),
-            logger=CLIENT_LOG,
-        )
+        self._replay = replay
+        self._client = self._new_client()
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._not_fetched: set[TopicPartition] = set()
         self._news: set[TopicPartition] = set()
@@ -141,6 +126,8 @@ class KafkaConsumer:
         self._descriptions: dict[str, Any] = {}
         self._configs: dict[str, dict[str, str]] = {}
         self._states: dict[str, TopicState] = {}
+        self._lag_since_epoch_ms: dict[str, float] = {}
+        """Since when, as far as is known, a topic's compaction has left alone what it leaves alone now."""
         self._waiting: list[Message] = []
         self._told: set[tuple[TopicPartition, int]] = set()
         self._to_ask: list[TopicPartition] = []
@@ -154,6 +141,37 @@ class KafkaConsumer:
             _DESCRIPTION_INTERVAL_MS, lambda admin: ask_descriptions(admin, self._topic_names())
         )
         self._configuring = _Question(_CONFIG_INTERVAL_MS, lambda admin: ask_configs(admin, self._topic_names()))
+
+    def _new_client(self) -> Consumer:
+        return Consumer(
+            self._url.librdkafka(
+                group_id="forebay",
+                enable_auto_commit=False,
+                isolation_level="read_committed",
+                enable_partition_eof=True,
+                auto_offset_reset="error",
+                allow_auto_create_topics=False,
+                # By default it pauses for a second once its queue is full, which costs most of the speed.
+                fetch_queue_backoff_ms=2,
+                queued_min_messages=1_000_000 if self._replay else 100_000,
+                queued_max_messages_kbytes=65_536,
+                # A position passes transaction markers only after this long without records. Until then they count
+                # as lag, a replay is not at its end, and where compaction may have reached, nothing is consistent.
+                fetch_wait_max_ms=10 if self._replay else 25,
+            ),
+            logger=CLIENT_LOG,
+        )
+
+    def _renew_client(self) -> None:
+        """Begin anew with a client that never heard of the topic that was replaced.
+
+        librdkafka ignores news of a topic's leaders whose epoch is below one that it saw before, and a topic made
+        anew begins at epoch 0: it would wait for ever.
+        """
+        self._client.close()
+        self._client = self._new_client()
+        self._waiting = []
+        self._not_fetched.update(self._assigned)
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on, once its topic is known."""
@@ -249,7 +267,8 @@ class KafkaConsumer:
         records = _records(messages)
         before = assigned.position
         after = max(before, reached, records[-1][0] + 1 if records else 0)
-        gap = after - before != len(records) and not _young(assigned.newest_epoch_ms, state)
+        young = _young(assigned.newest_epoch_ms, state, self._lag_since_epoch_ms.get(tp.topic, float("inf")))
+        gap = after - before != len(records) and not young
         if after != before:
             assigned.position, assigned.since_boot_ms = after, boot_ms()
             if messages:
@@ -299,11 +318,19 @@ class KafkaConsumer:
                 self._news.add(tp)
         self._descriptions |= self._describing.answers()
         self._configs |= ((topic, config_values(found)) for topic, found in self._configuring.answers())
+        replaced = False
         for topic in self._descriptions.keys() & self._configs.keys():
             state = topic_state(self._descriptions.pop(topic), self._configs[topic])
-            if state != self._states.get(topic):
+            known = self._states.get(topic)
+            if state != known:
                 self._states[topic] = state
+                another = known is not None and known.identity != state.identity
+                if known is None or another or known.min_compaction_lag_ms < state.min_compaction_lag_ms:
+                    self._lag_since_epoch_ms[topic] = epoch_ms()
+                replaced |= another
                 self._news.update(tp for tp in self._assigned if tp.topic == topic)
+        if replaced:
+            self._renew_client()
 
     def _take_end(self, tp: TopicPartition, assigned: _Assigned, end: EndOffset) -> None:
         if self._current_boot_ms != end.sent_boot_ms:
@@ -355,12 +382,13 @@ def _counts(question: _Question, assigned: _Assigned, known: object) -> bool:
     return known is not None or question.sent_boot_ms >= assigned.since_boot_ms
 
 
-def _young(newest_epoch_ms: int, state: TopicState) -> bool:
+def _young(newest_epoch_ms: int, state: TopicState, lag_since_epoch_ms: float) -> bool:
     """Whether records were read that compaction cannot have reached: what is missing after them never was there.
 
-    Kafka's cleaner stops at the first segment with a record younger than ``min.compaction.lag.ms``.
+    Kafka's cleaner stops at the first segment with a record younger than ``min.compaction.lag.ms``. Nobody tells
+    since when that is what it is, so records from before it was looked at prove nothing.
     """
-    return newest_epoch_ms > epoch_ms() - _PROVEN_YOUNG * state.min_compaction_lag_ms
+    return newest_epoch_ms > max(lag_since_epoch_ms, epoch_ms() - _PROVEN_YOUNG * state.min_compaction_lag_ms)
 
 
 def _partition_of(message: Message) -> TopicPartition:
