@@ -1,4 +1,5 @@
-"""The ASGI applications that forebay is held against; each factory reads what it needs from the environment."""
+"""The ASGI applications that forebay is compared with; each factory reads its configuration from the
+environment."""
 
 from __future__ import annotations
 

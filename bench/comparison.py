@@ -1,4 +1,4 @@
-"""What a comparison is: a name, what it needs, and a function that measures it."""
+"""A comparison: a name, its requirements, and a function that measures it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APT_PACKAGES = {
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure, and where to put what is needed for it."""
+    """How long to measure, and a directory for working files."""
 
     rounds: int
     seconds: int

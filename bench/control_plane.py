@@ -1,4 +1,4 @@
-"""What it costs a router to know many workers: they are simulated, and speak the real documents over real HTTP."""
+"""The cost of many workers to a router: the workers are simulated, and send real documents over real HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SETTLE_S = 15.0
 
 @dataclass(frozen=True)
 class Cost:
-    """What one router took."""
+    """The cost of one router."""
 
     share_of_core: float
     rss_mb: float
@@ -74,7 +74,7 @@ def _measure(count: int, seconds: int) -> Cost:
     )
     try:
         wait_until(lambda: len(_status(address).get("workers", ())) == count, f"{count} workers being known", 60)
-        # The first round of all is not what it costs to stay up to date.
+        # The very first round is not the cost of staying up to date.
         time.sleep(_SETTLE_S)
         _, sent_before = _command(workers)
         begun, used_before = time.monotonic(), processor_s(router.pid)

@@ -1,4 +1,4 @@
-"""The token that measured processes want of everyone, and that every loader shows, to opponents as well."""
+"""The token that measured processes require, and that every load generator sends, to opponents as well."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ AUTHORIZATION = f"Bearer {_TOKEN}"
 
 
 def worker_options(directory: Path) -> tuple[str, ...]:
-    """What makes a worker want the token."""
+    """Makes a worker require the token."""
     tokens = directory / "tokens"
     tokens.write_text(f"bench {_TOKEN}\n")
     return ("--auth-tokens-file", str(tokens))
 
 
 def router_options(directory: Path) -> tuple[str, ...]:
-    """What makes a router want the token, and show it to workers."""
+    """Makes a router require the token, and send it to workers."""
     own = directory / "token"
     own.write_text(_TOKEN)
     return (*worker_options(directory), "--worker-token-file", str(own))

@@ -1,4 +1,4 @@
-"""forebay as it is measured: real processes, with authentication, CORS, metrics and a live tailer on."""
+"""forebay as measured: real processes, with authentication, CORS, metrics and a live tailer."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _DEADLINE_S = 180.0
 
 
 def topology(partitions: int, stores: Sequence[str] = (STORE,)) -> str:
-    """Key-value stores, all of one sub-topology."""
+    """Key-value stores, all in one sub-topology."""
     tables = "".join(f'\n[[subtopology.store]]\nname = "{store}"\n' for store in stores)
     return f'application_id = "bench"\n\n[[subtopology]]\nname = "{STORE}"\npartitions = {partitions}\n{tables}'
 
 
 @contextlib.contextmanager
 def deployment(directory: Path, *, partitions: int = 4, **fields: Any) -> Iterator[Cluster]:
-    """A cluster without processes yet; whatever is started ends with it."""
+    """A cluster without processes yet; everything started ends with it."""
     own = {"topology_text": topology(partitions), "worker_options": OPTIONS, "start_process": _start}
     with running_cluster(directory, **{**own, **fields}) as cluster:
         yield cluster
 
 
 def _start(arguments: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """As its users start it: what a start takes is measured too."""
+    """Started as users start it: the start is measured too."""
     command = [sys.executable, "-m", "forebay", *arguments]
     with log.open("ab") as written:
         return subprocess.Popen(
@@ -66,7 +66,7 @@ def served(
 
 @contextlib.contextmanager
 def written_to(cluster: Cluster, rows: Mapping[bytes, bytes]) -> Iterator[None]:
-    """Some of the rows are written again and again meanwhile, a hundred a second, with heartbeats."""
+    """Some of the rows are written repeatedly meanwhile, a hundred a second, with heartbeats."""
     some = dict(list(rows.items())[:_ROWS_PER_WRITE])
     with meanwhile(lambda: cluster.put(STORE, some), _WRITE_PAUSE_S):
         yield
@@ -74,7 +74,7 @@ def written_to(cluster: Cluster, rows: Mapping[bytes, bytes]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def meanwhile(write: Callable[[], object], pause_s: float) -> Iterator[None]:
-    """Something is written again and again in a thread, with so long a pause before each time."""
+    """Writes repeatedly in a thread, with this long a pause before each write."""
     stopping = threading.Event()
 
     def run() -> None:
@@ -102,7 +102,7 @@ def _behind(worker: str) -> int:
 
 
 def ask(address: str, path: str) -> tuple[int, bytes]:
-    """Status and body of a GET, 0 where nobody listens; unlike httpx, it hardly costs anything."""
+    """Status and body of a GET, 0 if nothing listens; unlike httpx, it costs hardly anything."""
     connection = http.client.HTTPConnection(address, timeout=10)
     try:
         connection.request("GET", path, headers={"authorization": credentials.AUTHORIZATION})

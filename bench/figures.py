@@ -1,4 +1,4 @@
-"""What was measured: rounds of figures, their medians, the targets that they are held against, and growth."""
+"""Measurements: rounds of figures, their medians, the targets that they are checked against, and growth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: a figure of forebay's per round, and the same of what it is held against, if anything."""
+    """One comparison: a figure of forebay's per round, and of the opponent's, if any."""
 
     what: str
     unit: str
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours by theirs, of the medians."""
+        """Our median divided by theirs."""
         return median(self.ours) / median(self.theirs) if self.theirs and median(self.theirs) else None
 
     @property
@@ -66,17 +66,17 @@ class Series:
     what: str
     unit: str
     latency_of: str
-    """Which requests the latency is of."""
+    """The requests whose latency is given."""
     points: tuple[Point, ...]
 
     @property
     def throughput_ratios(self) -> tuple[float, ...]:
-        """Each point's throughput by the first's, of the medians."""
+        """Each point's median throughput divided by the first's."""
         return _by_first([median(point.requests_per_second) for point in self.points])
 
     @property
     def p99_ratios(self) -> tuple[float, ...]:
-        """Each point's p99 by the first's, of the medians."""
+        """Each point's median p99 divided by the first's."""
         return _by_first([median(point.p99_ms) for point in self.points])
 
     def size(self, point: Point) -> str:
@@ -103,12 +103,13 @@ def number(value: float) -> str:
 
 
 def interleaved(rounds: int, *sides: Callable[[], float]) -> list[tuple[float, ...]]:
-    """Every side's figures, measured in turn (A B A B …), so that what else the machine does hits all alike."""
+    """Every side's figures, measured in turn (A B A B …), so that other load on the machine affects all
+    equally."""
     measured = [[side() for side in sides] for _ in range(rounds)]
     return [tuple(column) for column in zip(*measured, strict=True)]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of all are at or below (nearest rank)."""
+    """The smallest value that this percentage of all are at or below (nearest rank)."""
     ranked = sorted(values)
     return ranked[max(0, ceil(len(ranked) * percent / 100) - 1)]

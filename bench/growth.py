@@ -1,4 +1,4 @@
-"""How cost grows: single-key reads of one worker as one thing grows and all else stays as it is."""
+"""How cost grows: single-key reads of one worker as one thing grows and all else stays the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WARM_UP_S = 1
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker serves; by default all is as it is while something else grows."""
+    """A worker's content; the defaults apply while something else grows."""
 
     stores: int = 1
     partitions: int = 4
@@ -42,12 +42,12 @@ class Setup:
     value_bytes: int = VALUE_BYTES
     block_cache_bytes: int = 256 << 20
     restarted: bool = False
-    """Whether the worker is restarted once it has all, which flushes what it reads out of its write buffers."""
+    """Whether to restart the worker once it has everything, which flushes its write buffers before it is read."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """One thing that grows: its sizes, and what a size means for the worker and for who asks it."""
+    """One thing that grows: its sizes, and what a size means for the worker and its clients."""
 
     what: str
     unit: str
@@ -55,7 +55,8 @@ class Growth:
     setup: Callable[[float], Setup] = lambda _: Setup()
     connections: Callable[[float], int] = lambda _: CONNECTIONS
     reads_per_second: int | None = 1_000
-    """The open loop's rate; without, latency is wrk's own, of as many requests as the connections get through."""
+    """The open loop's rate; without one, latency is wrk's own, for as many requests as the connections
+    complete."""
 
 
 GROWTHS = (
@@ -66,7 +67,7 @@ GROWTHS = (
         "B",
         (100, 1_000, 10_000, 100_000, 1_000_000),
         lambda size: Setup(value_bytes=int(size), keys=min(KEYS, _MOST_STATE_BYTES // int(size))),
-        # The loop itself takes a third of its processor for a hundred megabytes a second.
+        # At a hundred megabytes a second the loop itself takes a third of its processor.
         reads_per_second=100,
     ),
     Growth(
@@ -128,7 +129,7 @@ def _served(directory: Path, setup: Setup) -> Iterator[tuple[str, list[str]]]:
     stores = [f"s{n}" for n in range(setup.stores)]
     options = (
         *OPTIONS,
-        # The tests' short session is over before the leader has asked for the ends of so many logs.
+        # The tests' short session expires before the leader has asked for the ends of this many logs.
         *("--session-timeout-ms", "30000"),
         *("--rocksdb-block-cache-bytes", str(setup.block_cache_bytes)),
     )

@@ -1,4 +1,4 @@
-"""What the figures were measured on and with."""
+"""The machine and the versions behind the figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def machine() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of forebay, by its commit, and of everything that took part."""
+    """Versions of forebay, by commit, and of everything that took part."""
     found = {"forebay": f"{version('forebay')} ({_commit()})", "Python": platform.python_version()}
     found["SQLite"] = sqlite3.sqlite_version
     for package in _PACKAGES:

@@ -22,7 +22,7 @@ BOUND_MB = BASE_MB + 2 * (CACHE_BYTES >> 20) + MB_PER_STORE_PARTITION * STORES *
 
 def memory(effort: Effort) -> list[Row]:
     text = topology(PARTITIONS, [f"s{n}" for n in range(STORES)])
-    # The tests' short session is over before the leader has asked for the ends of so many logs.
+    # The tests' short session expires before the leader has asked for the ends of this many logs.
     options = (
         *("--session-timeout-ms", "30000"),
         *("--rocksdb-block-cache-bytes", str(CACHE_BYTES)),

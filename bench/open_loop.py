@@ -33,7 +33,7 @@ def read_steadily(
     address: str, paths: Sequence[str], *, per_second: int, going_on: Callable[[], bool]
 ) -> list[Read]:
     """Read the paths in turn while ``going_on()``; returns every read once all are answered."""
-    # Looking for garbage among millions of records to write would be charged to the server.
+    # Garbage collection among millions of records would be charged to the server.
     gc.disable()
     try:
         # Unlike epoll's, select's time-outs are finer than a millisecond.
@@ -44,7 +44,7 @@ def read_steadily(
 
 
 def for_seconds(seconds: float) -> Callable[[], bool]:
-    """True for so long from now."""
+    """True for this long from now."""
     until = time.monotonic() + seconds
     return lambda: time.monotonic() < until
 

@@ -1,4 +1,4 @@
-"""What forebay is held against: other servers and proxies, each one process on a free port of the loopback."""
+"""The opponents: other servers and proxies, each a single process on a free loopback port."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def nginx(directory: Path, body: bytes) -> Iterator[str]:
 
 @contextlib.contextmanager
 def haproxy(directory: Path, upstream: str) -> Iterator[str]:
-    """HAProxy with one thread, connections to the upstream kept and shared."""
+    """HAProxy with one thread; connections to the upstream are kept and shared."""
     address = f"127.0.0.1:{free_port()}"
     config = directory / "haproxy.cfg"
     config.write_text(_HAPROXY.format(address=address, upstream=upstream))

@@ -1,4 +1,4 @@
-"""A plot of growth in plain SVG: a panel for each series, its costs by those of its smallest size, on log axes."""
+"""A plot of growth in plain SVG: a panel for each series, its costs relative to its smallest size, on log axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process has taken of the machine, as the kernel counts it."""
+"""A process's use of the machine, as counted by the kernel."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def processor_s(pid: int) -> float:
-    """Processor time so far, its own and the kernel's for it."""
+    """Processor time so far, in user and kernel mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
 
 def resident_mb(pid: int) -> float:
-    """Memory that is resident now."""
+    """Memory resident now."""
     return _status_mb(pid, "VmRSS")
 
 

@@ -1,4 +1,4 @@
-"""Seeded records: keys of 16 bytes, JSON values of 100 bytes unless another size is asked for."""
+"""Seeded records: keys of 16 bytes, JSON values of 100 bytes unless another size is given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NOISE_BYTES = 1 << 19
 
 
 def records(count: int, seed: int = 1, *, value_bytes: int = VALUE_BYTES) -> dict[bytes, bytes]:
-    """So many keys, in random order, with their values."""
+    """This many keys, in random order, with their values."""
     rng = random.Random(seed)
     noise = rng.randbytes((_NOISE_BYTES + value_bytes) // 2).hex().encode()
     return {b"%016x" % rng.getrandbits(64): _value(rng, noise, value_bytes) for _ in range(count)}

@@ -58,7 +58,7 @@ COMPARISONS = (
 @click.command(epilog="Comparisons: " + ", ".join(comparison.name for comparison in COMPARISONS))
 @click.argument("names", nargs=-1, type=click.Choice([comparison.name for comparison in COMPARISONS]))
 @click.option("--rounds", default=3, show_default=True, help="Rounds of every comparison.")
-@click.option("--seconds", default=3, show_default=True, help="Length of what is measured for a time.")
+@click.option("--seconds", default=3, show_default=True, help="Length of timed measurements.")
 def main(names: tuple[str, ...], rounds: int, seconds: int) -> None:
     """Measure forebay against others on this machine; all comparisons unless some are named."""
     before = machine()
@@ -76,7 +76,7 @@ def main(names: tuple[str, ...], rounds: int, seconds: int) -> None:
         try:
             found[comparison.name] = _measured(comparison, rounds, seconds)
         except Exception as error:
-            # What the others found should not be lost.
+            # The other results should not be lost.
             why = f"it failed: {type(error).__name__}: {error}".splitlines()[0]
             click.echo(f"{comparison.name}: {why}\n{traceback.format_exc()}")
             failed[comparison.name] = why

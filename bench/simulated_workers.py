@@ -1,4 +1,4 @@
-"""Many workers in one process: they answer what routers ask of workers, in the real documents, and keep no state.
+"""Many workers in one process: they answer routers' requests with real documents, and keep no state.
 
 ``python -m bench.simulated_workers WORKERS TASKS PORT``: worker ``n`` is the ``n``-th address of 127.1.0.0/16.
 Each task is a partition of the one store, active on one worker and standby on the next. A line on standard input
@@ -33,7 +33,7 @@ def _store(partitions: int) -> StoreSpec:
 
 
 class Workers:
-    """The simulated group: who holds what, and what has been sent."""
+    """The simulated group: which worker holds what, and how much has been sent."""
 
     def __init__(self, workers: int, tasks: int, port: int) -> None:
         self.hosts = [HostInfo(f"127.1.{n // 250}.{n % 250 + 1}", port) for n in range(workers)]
@@ -54,7 +54,7 @@ class Workers:
         self._publish()
 
     def answer(self, address: str, path: str) -> bytes:
-        """The body of what a worker answers."""
+        """The body of a worker's answer."""
         if path == "/v1/status":
             return json.dumps(self._status(self._by_host[address]), separators=(",", ":")).encode()
         if path == "/v1/stores":

@@ -1,4 +1,4 @@
-"""How long a worker takes to know what it has on disk, against opening every store to ask."""
+"""How long a worker takes to learn what it has on disk, compared with opening every store."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _open_all(directory: StateDirectory, topology: Topology) -> None:
 
 
 def _open(directory: StateDirectory, topology: Topology, task: TaskId, store: str) -> RocksDbStore:
-    """A store with a few records; what it has when it is opened is left as it is."""
+    """A store with a few records; existing content is left unchanged."""
     spec = topology.stores[store]
     line = TopicPartition(spec.topic, task.partition)
     opened = RocksDbStore(store, directory.store_path(task, store), _MEMORY.options())

@@ -19,7 +19,7 @@ MOVING_SHARE = 0.05
 
 
 def assignment_info(hosts: int, partitions: int, moving_share: float) -> AssignmentInfo:
-    """Every task with one active and one standby; a share of the tasks is meant to go elsewhere."""
+    """Every task with one active and one standby; some of the tasks are to move."""
     rng = random.Random(1)
     members = [f"{rng.getrandbits(128):032x}" for _ in range(hosts)]
 

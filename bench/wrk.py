@@ -15,12 +15,12 @@ SCRIPT = Path(__file__).with_name("load.lua")
 
 
 class LoadFailed(Exception):
-    """Some requests were refused or broken, so the figure would say nothing."""
+    """Some requests were refused or broken, so the figure would be meaningless."""
 
 
 @dataclass(frozen=True)
 class Requests:
-    """What is asked for in turn: keys behind a path (GET), or bodies for it (POST); without lines, the path."""
+    """The requests, in turn: keys below a path (GET), or bodies for it (POST); without lines, the path itself."""
 
     path: str
     method: str = "GET"
@@ -35,7 +35,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class Load:
-    """What a run of wrk saw."""
+    """The results of a run of wrk."""
 
     requests_per_second: float
     p50_ms: float
@@ -43,7 +43,7 @@ class Load:
 
 
 def load(address: str, requests: Requests, *, connections: int, seconds: int) -> Load:
-    """Ask as fast as the answers come; raises ``LoadFailed``."""
+    """Send requests as fast as answers arrive; raises ``LoadFailed``."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(SCRIPT), "--timeout", "10s"]
     command += ["-H", f"Authorization: {AUTHORIZATION}"]
     command += [f"http://{address}{requests.path}"]

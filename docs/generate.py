@@ -1,4 +1,4 @@
-"""Generates the pages that are tables of the code: settings and problems."""
+"""Generates the pages whose tables come from the code: settings and problems."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Each comes from its flag, else its environment variable, which counts as absent if it is empty, else the",
-        "`--config` file (TOML, same names with `_`), else the default.",
+        "A setting's value is its flag, else its environment variable (an empty one counts as absent), else its",
+        "entry in the `--config` file (TOML, same names with `_`), else the default.",
         "Generated from `core/forebay/settings/table.py` by `python -m docs.generate`.",
         "",
         "| flag | environment | default | tiers | meaning |",
@@ -37,8 +37,8 @@ def problems_page() -> str:
         "# Problems",
         "",
         "Every 4xx and 5xx answer is RFC 9457 `application/problem+json`; its `type` is `urn:forebay:problem:`",
-        "and one of these names. Where it is worth trying again, `Retry-After` and the member `retry_after_s` say",
-        "when.",
+        "and one of these names. If trying again may help, `Retry-After` and the member `retry_after_s`",
+        "give the time to wait, in seconds.",
         "Generated from `core/forebay/errors.py` by `python -m docs.generate`.",
         "",
         "| status | name | meaning |",

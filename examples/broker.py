@@ -45,7 +45,7 @@ log.retention.check.interval.ms=1000
 
 
 def spark_connector() -> str:
-    """Spark's Kafka connector, as ``spark.jars`` takes it; raises ``FileNotFoundError`` without Maven."""
+    """Spark's Kafka connector, in the form of ``spark.jars``; raises ``FileNotFoundError`` without Maven."""
     _need("mvn")
     subprocess.run([ROOT / "scripts" / "jars" / "fetch", "spark-kafka"], check=True)
     return ",".join(str(path) for path in sorted((ROOT / ".jars" / "spark-kafka").glob("*.jar")))
@@ -54,8 +54,8 @@ def spark_connector() -> str:
 class Broker:
     """One KRaft broker, combined with its controller, keeping its data in ``directory``.
 
-    ``protocol`` is the one that clients speak, ``options`` are those of their listener, and ``users`` are names
-    and passwords for SCRAM-SHA-512. Starting it raises ``FileNotFoundError`` without Java or Maven, and
+    ``protocol`` is the clients' protocol, ``options`` are those of their listener, and ``users`` are names and
+    passwords for SCRAM-SHA-512. Starting it raises ``FileNotFoundError`` without Java or Maven, and
     ``RuntimeError`` if it does not come up.
     """
 
@@ -95,7 +95,7 @@ class Broker:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the broker, on what it had, and wait until it answers."""
+        """Start the broker, with its previous data, and wait until it answers."""
         _need("java")
         _need("mvn")
         subprocess.run([ROOT / "scripts" / "jars" / "fetch", "kafka"], check=True)

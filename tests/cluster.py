@@ -54,7 +54,7 @@ Rows = Mapping[bytes, bytes | None]
 
 
 def free_port() -> int:
-    """One that nobody listens on; each process that runs tests chooses among its own share of them."""
+    """A free one; each process that runs tests chooses from its own share."""
     share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
@@ -73,7 +73,7 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 20.0
 
 
 def heed_interrupts() -> None:
-    """For ``preexec_fn``: whoever runs the tests in the background may have let interrupts be ignored."""
+    """For ``preexec_fn``: if the tests run in the background, interrupts may be ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -85,7 +85,7 @@ class Cluster:
     kafka: str | None = None
     """URL of the brokers; without, the log is a SQLite changelog."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """What processes that authenticate want to see of the tests."""
+    """The tests' credentials for processes that authenticate."""
     start_process: Callable[[list[str], Path, Mapping[str, str]], Any] = CommandProcess
     """Starts one of forebay's commands: its arguments, its log, its environment."""
     workers: dict[str, CommandProcess] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self.topology_path = self.directory / "topology.toml"
         if self.kafka is not None:
-            # One broker serves many tests, and an application is what tells their topics and groups apart.
+            # One broker serves many tests, whose topics and groups differ by application.
             own = f'application_id = "{secrets.token_hex(4)}"'
             self.topology_text = self.topology_text.replace('application_id = "test"', own)
         self.topology_path.write_text(self.topology_text)
@@ -184,7 +184,7 @@ class Cluster:
         return httpx.get(f"http://{address}{path}", headers=self.headers).json()
 
     def roles(self, address: str, store: str) -> dict[int, dict[str, str]]:
-        """Role by host and partition, as the router or worker at an address has it."""
+        """Role by host and partition, as reported by the router or worker at an address."""
         found: dict[int, dict[str, str]] = {}
         for row in self.get(address, "/v1/lags")["lags"]:
             if row["store"] == store:
@@ -192,7 +192,7 @@ class Cluster:
         return found
 
     def active_for(self, address: str, store: str, key: str) -> str | None:
-        """The host that says of itself that it is the key's running active."""
+        """The host that reports being the key's running active."""
         metadata = self.get(address, f"/v1/metadata/stores/{store}/keys/{key}")
         roles = self.roles(address, store).get(metadata["partition"], {})
         return next((host for host, role in roles.items() if role == "active"), None)

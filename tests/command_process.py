@@ -1,4 +1,4 @@
-"""Processes of forebay's commands, forked from one that has imported what they run: half of a start is imports."""
+"""Processes of forebay's commands, forked from one that has imported their code: half of a start is imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _PATH = tuple(sys.path)
-"""Where modules are found, before any test adds to it: what a test may import its processes need not."""
+"""The module search path before any test adds to it: a test's processes need not find what the test can."""
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(
     [
@@ -44,7 +44,7 @@ class CommandProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, or less than 0 by which signal it ended; None while it runs."""
+        """Its exit status, negative if a signal ended it; None while it runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:

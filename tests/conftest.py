@@ -24,7 +24,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # It waits most of the time, so that others run beside it; at the end nobody would.
+    # It mostly waits, so that others can run beside it; at the end there would be no others.
     items.sort(key=lambda item: item.path.name != "test_demo.py")
 
 

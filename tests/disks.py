@@ -1,4 +1,4 @@
-"""Disks that fail: small ones to fill, and ones that turn read-only. They need a user who may mount."""
+"""Disks that fail: small ones to fill, and ones that turn read-only. They need a user with the right to mount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package of somebody else's, as pip leaves it, with an authenticator of its own."""
+"""A third-party package, as installed by pip, with an authenticator of its own."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every command and variable in what is deployed by is one that the code knows."""
+"""Every command and variable in the deployment files exists in the code."""
 
 import contextlib
 import re

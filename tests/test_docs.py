@@ -1,4 +1,4 @@
-"""Documentation that can be held to the code is."""
+"""Documentation that can be checked against the code is."""
 
 import asyncio
 import dataclasses

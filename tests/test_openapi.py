@@ -1,4 +1,4 @@
-"""The committed OpenAPI documents are those of the code."""
+"""The committed OpenAPI documents match the code."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who may ask: the authenticator that a process puts every request to, if it has one."""
+"""Authentication: the authenticator, if any, that checks every request."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ AUTHENTICATOR_ENTRY_POINTS = "forebay.authenticators"
 
 
 class Authenticator(Protocol):
-    """Rules on requests before anything else is made of them.
+    """Decides whether a request is allowed, before it is processed.
 
-    It is asked in the event loop, in the middle of thousands of reads a second, so it must not block: what it
-    needs from elsewhere it fetches beforehand, in a thread of its own.
+    It is called in the event loop, among thousands of reads a second, so it must not block: anything it needs from
+    elsewhere it fetches beforehand, in a thread of its own.
     """
 
     def authenticate(self, method: str, path: str, authorization: bytes) -> None:
-        """Return to let a request in; raise ``Unauthenticated`` or ``Forbidden`` to refuse it.
+        """Return to allow a request; raise ``Unauthenticated`` or ``Forbidden`` to refuse it.
 
         ``path`` is as received, percent-encoding and all, without the query; ``authorization`` is the header's
-        value, empty where there is none. It may be asked twice about one request, and again and again while the
-        request's stream of events is open.
+        value, empty if there is none. It may be called twice for one request, and repeatedly while the request's
+        event stream is open.
         """
         ...
 
 
 def make_authenticator(name: str | None, tokens_file: Path | None) -> Authenticator | None:
-    """The authenticator that the settings ask for, None if they ask for none; raises ``SettingError``."""
+    """The authenticator named by the settings, None if they name none; raises ``SettingError``."""
     if name is not None and tokens_file is not None:
         raise SettingError("--authenticator and --auth-tokens-file are both given; leave one of them out.")
     if tokens_file is not None:

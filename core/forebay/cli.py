@@ -17,7 +17,7 @@ COMMANDS_ENTRY_POINTS = "forebay.commands"
 
 
 class Commands(click.Group):
-    """Core commands, and those that installed tiers bring."""
+    """The core's commands, and those of installed tiers."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every command's name."""
@@ -25,7 +25,7 @@ class Commands(click.Group):
         return sorted({*super().list_commands(ctx), *brought})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command by name, loaded when it is asked for."""
+        """A command by name, loaded on demand."""
         for entry_point in entry_points(group=COMMANDS_ENTRY_POINTS, name=cmd_name):
             command: click.Command = entry_point.load()
             return command
@@ -39,9 +39,9 @@ def commands() -> None:
 
 
 def main() -> None:
-    """Run the command line; a known error is one line on standard error.
+    """Run the command line; a known error is printed as one line on standard error.
 
-    It ends with the error's own status.
+    It exits with the error's own status.
     """
     try:
         commands()
@@ -51,7 +51,8 @@ def main() -> None:
 
 
 def settings_options(tier: Tier) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every setting of a tier; it is called with the loaded ``settings`` mapping."""
+    """Give a command a flag for every setting of a tier; the command is called with the loaded ``settings``
+    mapping."""
     table = settings_for(tier)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -26,7 +26,7 @@ class KeyCodec(Protocol):
 
     name: str
     fixed_size: int | None
-    """Length in bytes of the ordered form, or None where it varies."""
+    """Length in bytes of the ordered form, or None if it varies."""
 
     def from_json(self, value: Any) -> bytes:
         """Plain bytes of a JSON value; raises ``BadKey``."""
@@ -45,7 +45,7 @@ class KeyCodec(Protocol):
         ...
 
     def fault(self, plain: bytes) -> str | None:
-        """Why bytes that others wrote are no key of this codec, None if they are one."""
+        """Why bytes that others wrote are not a key of this codec, None if they are."""
         ...
 
     def ordered(self, plain: bytes) -> bytes:
@@ -68,7 +68,7 @@ def to_segment(codec: KeyCodec, plain: bytes) -> str:
 
 
 def _text_to_json(text: bytes) -> bytes:
-    """UTF-8 text as a JSON string; most keys are such as JSON has no escapes for, a tenth of the time."""
+    """UTF-8 text as a JSON string; most keys need no escapes, which takes a tenth of the time."""
     if text.isalnum() or not text.translate(None, _AS_IT_IS_IN_JSON):
         return b'"%b"' % text
     return json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
@@ -82,11 +82,13 @@ class StringKey:
 
     def from_json(self, value: Any) -> bytes:
         if not isinstance(value, str):
-            raise BadKey(f"The key {value!r} is not a string, which the key codec 'string' needs.")
+            raise BadKey(f"The key {value!r} is not a string, as the key codec 'string' requires.")
         try:
             return value.encode()
         except UnicodeEncodeError:
-            raise BadKey(f"The key {value!r} holds half of a surrogate pair and has no UTF-8 form.") from None
+            raise BadKey(
+                f"The key {value!r} contains half of a surrogate pair, which has no UTF-8 form."
+            ) from None
 
     def to_json(self, plain: bytes) -> bytes:
         return _text_to_json(plain)
@@ -122,7 +124,7 @@ class IntegerKey:
 
     def from_json(self, value: Any) -> bytes:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise BadKey(f"The key {value!r} is not an integer, which the key codec '{self.name}' needs.")
+            raise BadKey(f"The key {value!r} is not an integer, as the key codec '{self.name}' requires.")
         if not -self._limit <= value < self._limit:
             raise BadKey(f"The key {value} does not fit {8 * self._size} bits ('{self.name}').")
         return value.to_bytes(self._size, "big", signed=True)
@@ -144,7 +146,7 @@ class IntegerKey:
 
     def ordered(self, plain: bytes) -> bytes:
         if len(plain) != self._size:
-            raise ValueError(f"a key of {len(plain)} bytes is no {self.name}, which has {self._size}")
+            raise ValueError(f"a key of {len(plain)} bytes is not of type {self.name}, which has {self._size}")
         return bytes([plain[0] ^ 0x80]) + plain[1:]
 
     def plain(self, ordered: bytes) -> bytes:
@@ -159,7 +161,7 @@ class BytesKey:
 
     def from_json(self, value: Any) -> bytes:
         if not isinstance(value, str):
-            raise BadKey(f"The key {value!r} is not a base64url string, which the key codec 'bytes' needs.")
+            raise BadKey(f"The key {value!r} is not a base64url string, as the key codec 'bytes' requires.")
         return self.from_text(value.encode("utf-8", "replace"))
 
     def to_json(self, plain: bytes) -> bytes:
@@ -171,7 +173,7 @@ class BytesKey:
             plain = base64.b64decode(bare + b"=" * (-len(bare) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             plain = None
-        # Bits that no byte has would make two texts one key.
+        # Spare bits that belong to no byte would give one key two texts.
         if plain is None or self.to_text(plain) != bare:
             raise BadKey(f"The key {text.decode('utf-8', 'replace')!r} is not base64url.")
         return plain
@@ -198,7 +200,7 @@ class JsonKey:
     def from_json(self, value: Any) -> bytes:
         try:
             canonical = rfc8785.dumps(value)
-            # Whole floats beyond 2^53 are written as integers that this form does not have.
+            # Whole floats beyond 2^53 are written as integers, which this form does not allow.
             rfc8785.dumps(json.loads(canonical))
         except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
             raise BadKey(f"The key has no canonical JSON form (RFC 8785): {error}.") from None
@@ -212,7 +214,7 @@ class JsonKey:
             value = json.loads(text.decode())
         except (ValueError, RecursionError):
             shown = text.decode("utf-8", "replace")
-            raise BadKey(f"The key {shown!r} is not JSON, which the key codec 'json' needs.") from None
+            raise BadKey(f"The key {shown!r} is not JSON, as the key codec 'json' requires.") from None
         return self.from_json(value)
 
     def to_text(self, plain: bytes) -> bytes:
@@ -255,7 +257,7 @@ class ValueCodec(Protocol):
         ...
 
     def fault(self, stored: bytes) -> str | None:
-        """Why bytes that others wrote are no value of this codec, None if they are one."""
+        """Why bytes that others wrote are not a value of this codec, None if they are."""
         ...
 
 
@@ -339,7 +341,7 @@ def _size_fault(raw: bytes, size: int) -> str | None:
 
 def _json_fault(raw: bytes) -> str | None:
     try:
-        # Decoded first: of bytes json.loads takes other encodings too, which an answer in UTF-8 cannot hold.
+        # Decoded first: json.loads accepts bytes in other encodings, which a UTF-8 answer cannot contain.
         json.loads(raw.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         return f"it is not JSON: {error}"
@@ -347,4 +349,4 @@ def _json_fault(raw: bytes) -> str | None:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,27 +1,15 @@
 """Every error that forebay raises.
 
-ForebayError
-├── ConfigurationError          what an operator gave cannot be used
-│   ├── TopologyError
-│   ├── SettingError
-│   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved
-│   └── Occupied                another process has it; a command exits with 1
-│       ├── StateDirectoryLocked
-│       ├── ListenAddressInUse
-│       └── AdvertisedByAnother (worker tier)
-├── ChangelogError              the log refuses, or cannot be reached
-│   ├── ChangelogUnreachable    a command exits with 1
-│   │   └── ChangelogUnusable   the disk of a SQLite log refuses
-│   ├── TopicMissing
-│   ├── TopicRefused
-│   ├── PartitionCountMismatch
-│   ├── ChangelogElsewhere
-│   └── BatchConflict
-├── CheckpointError             (worker tier) a .checkpoint file is malformed
-├── RelocationError             (worker tier) the disk refuses to move a store
-├── UnsupportedVersion          (worker tier) a group message needs a newer reader
-├── SinkError                   a row, a batch or a query that the sink cannot take
-└── Problem                     what a REST client is told (RFC 9457)
+ForebayError ├── ConfigurationError          what an operator gave cannot be used │   ├── TopologyError │   ├──
+SettingError │   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved │
+└── Occupied                another process has it; a command exits with 1 │       ├── StateDirectoryLocked │ ├──
+ListenAddressInUse │       └── AdvertisedByAnother (worker tier) ├── ChangelogError              the log refuses,
+or cannot be reached │   ├── ChangelogUnreachable    a command exits with 1 │   │   └── ChangelogUnusable the disk
+of a SQLite log refuses │   ├── TopicMissing │   ├── TopicRefused │   ├── PartitionCountMismatch │   ├──
+ChangelogElsewhere │   └── BatchConflict ├── CheckpointError             (worker tier) a .checkpoint file is
+malformed ├── RelocationError             (worker tier) the disk refuses to move a store ├── UnsupportedVersion
+(worker tier) a group message needs a newer reader ├── SinkError                   a row, a batch or a query that
+the sink cannot take └── Problem                     an error answer to a REST client (RFC 9457)
     ├── 400  BadKey, BadParameter, BadRequest
     ├── 401  Unauthenticated
     ├── 403  Forbidden
@@ -52,7 +40,7 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 class ForebayError(Exception):
     """The root of everything forebay raises on purpose.
 
-    ``exit_status`` is that of a command which it ends: 1 where to try again may help, else 2.
+    ``exit_status`` is that of a command that fails with it: 1 if trying again may help, otherwise 2.
     """
 
     exit_status: int = 2
@@ -67,7 +55,7 @@ class TopologyError(ConfigurationError):
 
 
 class SettingError(ConfigurationError):
-    """A setting's value is not of its type, or out of its range."""
+    """A setting's value has the wrong type or is out of range."""
 
 
 class Occupied(ConfigurationError):
@@ -81,11 +69,11 @@ class StateDirectoryLocked(Occupied):
 
 
 class ListenAddressInUse(Occupied):
-    """The listen address is taken or not this host's; choose another with ``--listen``."""
+    """The listen address is taken or does not belong to this host; choose another with ``--listen``."""
 
 
 class AdvertisedByAnother(Occupied):
-    """A live worker advertises the same address: another, or this one's predecessor until its lease ends."""
+    """A live worker advertises the same address: another one, or this one's predecessor until its lease ends."""
 
 
 class ChangelogError(ForebayError):
@@ -103,7 +91,7 @@ class ChangelogUnusable(ChangelogUnreachable):
 
 
 class TopicRefused(ChangelogError):
-    """The topic is configured so that a store made from it would lack records; the message names the remedy."""
+    """With the topic's configuration, a store built from it would lack records; the message names the remedy."""
 
 
 class TopicMissing(ChangelogError):
@@ -111,11 +99,11 @@ class TopicMissing(ChangelogError):
 
 
 class PartitionCountMismatch(ChangelogError):
-    """The log was made with another number of partitions than the topology says; a new count is a new store."""
+    """The log has another number of partitions than the topology; a new count means a new store."""
 
 
 class ChangelogElsewhere(ChangelogError):
-    """A SQLite log is on another machine or on a network file system, where its locks do not hold."""
+    """A SQLite log is on another machine or on a network file system, where its locks do not work."""
 
 
 class BatchConflict(ChangelogError):
@@ -127,11 +115,11 @@ class SinkError(ForebayError):
 
 
 class Problem(ForebayError):
-    """What a REST client is told, as RFC 9457 ``application/problem+json``.
+    """An error answer to a REST client, as RFC 9457 ``application/problem+json``.
 
     ``members`` become extra members of the JSON document, so they must be JSON values.
-    ``retry_after_s`` becomes a ``Retry-After`` header, in whole seconds, and a member of the same name: one of
-    several keys' problems has no header.
+    ``retry_after_s`` becomes a ``Retry-After`` header, in whole seconds, and a member of the same name, since the
+    problem of one key among several has no header.
     """
 
     status: int = 500
@@ -139,7 +127,7 @@ class Problem(ForebayError):
     title: ClassVar[str] = "The service failed"
 
     lag: Lag | None = None
-    """How far behind the replica was that said so; set on problems that a client received."""
+    """How far behind the answering replica was; set on problems that a client received."""
 
     def __init__(self, detail: str, *, retry_after_s: int | None = None, **members: Any) -> None:
         super().__init__(detail)
@@ -187,13 +175,13 @@ class BadRequest(Problem):
 
 
 class Unauthenticated(Problem):
-    """The request has no credentials, or such as are not known here; an ``Authorization`` header brings them."""
+    """The request carries no credentials, or unknown ones; send them in an ``Authorization`` header."""
 
     status, name, title = 401, "unauthenticated", "The request is not authenticated"
 
 
 class Forbidden(Problem):
-    """Who asks is known, and may not ask this."""
+    """The credentials are known, but do not allow this request."""
 
     status, name, title = 403, "forbidden", "The request is not allowed"
 
@@ -205,9 +193,9 @@ class UnknownKey(Problem):
 
 
 class HistoryExpired(Problem):
-    """What a key was at a time so long ago is not known any more."""
+    """The value that a key had at that time has expired."""
 
-    status, name, title = 410, "history-expired", "The version is not kept any more"
+    status, name, title = 410, "history-expired", "The version is no longer kept"
 
 
 class UnknownStore(Problem):
@@ -225,11 +213,11 @@ class UnknownPath(Problem):
 class MethodNotAllowed(Problem):
     """The route exists, under another method."""
 
-    status, name, title = 405, "method-not-allowed", "The path does not take this method"
+    status, name, title = 405, "method-not-allowed", "The path does not support this method"
 
 
 class WrongStoreKind(Problem):
-    """The store is of another kind than the route reads."""
+    """The route reads stores of another kind."""
 
     status, name, title = 409, "wrong-store-kind", "The store is of another kind"
 
@@ -241,7 +229,7 @@ class PositionOfAnotherLog(Problem):
 
 
 class UnknownPartitioner(Problem):
-    """The store's partitioner is ``unknown``, so its keys have no partition that could be worked out."""
+    """The store's partitioner is ``unknown``, so the partitions of its keys cannot be computed."""
 
     status, name, title = 409, "unknown-partitioner", "A key's partition is not known"
 
@@ -265,20 +253,21 @@ class NotActive(Problem):
 
 
 class NotHostedHere(Problem):
-    """This worker holds no replica of the partition; ``active_host`` and ``standby_hosts`` do. Routers hide it."""
+    """This worker holds no replica of the partition; ``active_host`` and ``standby_hosts`` do. Routers never pass
+    it on."""
 
     status, name, title = 421, "not-hosted-here", "The partition is not held here"
 
 
 class BodyTooLarge(Problem):
-    """The request's body is longer than the path takes."""
+    """The request's body is longer than the path accepts."""
 
     status, name, title = 413, "body-too-large", "The body is too large"
 
 
 class Overloaded(Problem):
-    """The process has as many requests in flight, or event streams open, as it takes on; or every replica that
-    could answer has its fill of requests.
+    """The process is at its limit of requests in flight or of open event streams; or every replica that could
+    answer is at its request limit.
     """
 
     status, name, title = 429, "overloaded", "Too many requests in flight"
@@ -289,16 +278,16 @@ class InternalError(Problem):
 
 
 class NotReady(Problem):
-    """Nothing can be said yet, or any more: the replica is in the middle of a replay, where a missing key proves
-    nothing; its store is being opened or closed; no worker, or no assignment, is known yet; or the process is
-    shutting down. ``/readyz`` gives by it every reason for which a process is not ready, a full disk among them.
+    """The process cannot answer yet, or no longer: the replica is in the middle of a replay, where a missing key
+    proves nothing; its store is being opened or closed; no worker, or no assignment, is known yet; or the process
+    is shutting down. ``/readyz`` also uses it for every other reason, such as a full disk.
     """
 
     status, name, title = 503, "not-ready", "Not ready to answer"
 
 
 class LogDiverged(Problem):
-    """The replica cannot be brought forward by the log, which was replaced or cut, or has dropped tombstones that
+    """The replica can no longer follow the log, which was replaced or truncated, or has dropped tombstones that
     the replica never saw; it is being rebuilt.
     """
 
@@ -306,7 +295,7 @@ class LogDiverged(Problem):
 
 
 class PartitionerMismatch(Problem):
-    """Keys sit in other partitions than the store's partitioner says, so a miss proves nothing."""
+    """Some keys are in other partitions than the store's partitioner computes, so a miss proves nothing."""
 
     status, name, title = 503, "partitioner-mismatch", "Keys are not where the partitioner puts them"
 
@@ -319,14 +308,14 @@ class PartitionerMissing(Problem, TopologyError):
 
 class NoReplica(Problem):
     """No replica could answer: none is known, none could be reached, or those that were asked are not ready, full,
-    or refuse. Where all of them refuse by a 412, that is told instead. ``attempts`` lists who was asked and what
-    came back, unless a list could be had of no partition.
+    or refuse. If all of them refuse with 412, the answer is 412 instead. ``attempts`` lists which replicas were
+    asked and what they answered, except when no partition of a list could be read.
     """
 
     status, name, title = 503, "no-replica", "No replica answered"
 
 
 class DeadlineExceeded(Problem):
-    """``timeout_ms`` passed before an answer was had."""
+    """``timeout_ms`` passed before there was an answer."""
 
     status, name, title = 504, "deadline", "The deadline passed"

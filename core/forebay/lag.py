@@ -1,7 +1,7 @@
 """Lag: how far an answer may be behind the stream, never understated.
 
-Times here are milliseconds on the boot-time clock (``boot_ms``) unless a name says ``epoch``: elapsed time
-must not depend on a wall clock that can be stepped, nor stop while the machine sleeps.
+Times here are milliseconds on the boot-time clock (``boot_ms``) unless a name contains ``epoch``: elapsed time
+must neither depend on a wall clock that can be stepped, nor stop while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Lag(NamedTuple):
     age_ms: int | None
 
     def aged(self, elapsed_ms: float) -> Lag:
-        """The same content's lag so much later: times grow, and are rounded up."""
+        """The lag of the same content this much later: times grow, and are rounded up."""
         later = math.ceil(elapsed_ms)
         return Lag(
             self.record_lag,
@@ -97,7 +97,7 @@ class EndOffset(NamedTuple):
 class EndOffsets:
     """The recent observations of one partition's end: a bounded ring.
 
-    Thinning it out only ever makes a time lag larger, so the memory is bounded and the figure stays honest.
+    Thinning it out can only increase a time lag, so memory is bounded and the figure never understated.
     """
 
     newest: EndOffset | None = None
@@ -119,7 +119,7 @@ class EndOffsets:
     def current_until(self, consistent_position: int) -> float | None:
         """Send time of the newest observation at or below a position: everything up to then is applied.
 
-        None where no observation is that low. What lies below the one found is forgotten.
+        None if no observation is that low. Observations below the one found are dropped.
         """
         ring = self._ring
         found = -1
@@ -133,16 +133,16 @@ class EndOffsets:
         return ring[0].sent_boot_ms
 
     def clear(self) -> None:
-        """Forget everything, as when the log was replaced."""
+        """Forget everything, for example when the log was replaced."""
         self.newest = None
         self._ring.clear()
 
 
 class Progress(NamedTuple):
-    """How far one replica of one partition is: replaced as a whole by its one writer, read by anyone.
+    """How far one replica of one partition is: replaced as a whole by its one writer, read by any thread.
 
-    ``applying_to`` is published before a write and ``position`` after it, so that a token made from the first,
-    read after a value, bounds from above what the value was read from.
+    ``applying_to`` is published before a write and ``position`` after it, so that a token made from the former,
+    read after a value, is an upper bound for the position of that value.
     """
 
     position: int
@@ -158,12 +158,13 @@ class Progress(NamedTuple):
     end_sent_boot_ms: float
     """When the request that observed it was sent."""
     current_until_boot_ms: float | None
-    """All records that were in the log at this time are applied; None where that cannot be said."""
+    """All records that were in the log at this time are applied; None if unknown."""
     as_of_boot_ms: float | None
-    """The source's state at this time is in the answer, by the oldest writer's heartbeat; None without any."""
+    """The source's state at this time is in the answer, according to the oldest writer's heartbeat; None without
+    any."""
 
     def observed(self, ends: EndOffsets) -> Progress:
-        """The same progress once the log's end was observed anew."""
+        """The same progress after a new observation of the log's end."""
         position, applying_to, consistent_position, beginning, _, _, current_until, as_of = self
         newest = ends.newest
         if newest is None:
@@ -187,7 +188,7 @@ EMPTY_PROGRESS = Progress(0, 0, None, 0, None, 0.0, None, None)
 
 
 def lag_of(progress: Progress, now_boot_ms: float) -> Lag:
-    """The lag of an answer given now from that progress."""
+    """The lag of an answer given now from this progress."""
     known_to = progress.consistent_position
     end = progress.end_offset
     record_lag = None if end is None else max(0, end - (progress.beginning if known_to is None else known_to))
@@ -199,7 +200,7 @@ def lag_of(progress: Progress, now_boot_ms: float) -> Lag:
 
 
 def provable(lag: Lag, progress: Progress, now_boot_ms: float, end_offset_max_age_ms: float) -> Lag:
-    """The lag as far as it may be held against a bound: no record lag from an old observation of the end."""
+    """The lag as it may be checked against a bound: no record lag from an old observation of the end."""
     if now_boot_ms - progress.end_sent_boot_ms > end_offset_max_age_ms:
         return lag._replace(record_lag=None)
     return lag

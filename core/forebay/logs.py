@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: str, form: str) -> None:
-    """Send logs to standard error in the given form, from the given level up."""
+    """Send logs of the given level and above to standard error in the given form."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if form == "json" else text)

@@ -1,4 +1,4 @@
-"""Who holds what: StreamsMetadata and its look-ups (KIP-535)."""
+"""Which worker holds what: StreamsMetadata and its look-ups (KIP-535)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class StreamsMetadata:
 
 @dataclass(frozen=True)
 class KeyQueryMetadata:
-    """Where one key's partition is: the active host (None while nobody has it) and the standbys."""
+    """Where one key's partition is: the active host (None while there is none) and the standbys."""
 
     active_host: HostInfo | None
     standby_hosts: tuple[HostInfo, ...]
@@ -96,14 +96,14 @@ class KeyQueryMetadata:
 
 @dataclass(frozen=True)
 class ClusterMap:
-    """Everyone's StreamsMetadata as of one generation of the group."""
+    """All workers' StreamsMetadata as of one generation of the group."""
 
     generation: Generation = NO_GENERATION
     hosts: tuple[StreamsMetadata, ...] = ()
 
     @cached_property
     def by_topic_partition(self) -> Mapping[TopicPartition, tuple[HostInfo | None, tuple[HostInfo, ...]]]:
-        """Active host and standby hosts of every topic-partition that anyone holds."""
+        """Active host and standby hosts of every topic-partition that any worker holds."""
         actives: dict[TopicPartition, HostInfo] = {}
         standbys: dict[TopicPartition, list[HostInfo]] = {}
         for metadata in self.hosts:
@@ -157,17 +157,17 @@ def cluster_map(
 class StreamsMetadataState:
     """The look-ups of KIP-535 over the newest known map.
 
-    Three answers are kept apart: an unknown store raises ``UnknownStore``, a map that was never received
-    raises ``NotReady``, and a partition that nobody holds has no active host.
+    Three cases are distinguished: an unknown store raises ``UnknownStore``, a map that was never received raises
+    ``NotReady``, and a partition without a holder has no active host.
     """
 
     stores: Mapping[str, StoreSpec]
     map: ClusterMap = field(default_factory=ClusterMap)
     local_lags: Callable[[], Mapping[str, Mapping[int, Lag]]] = dict
-    """Lag by store and partition of what this process holds."""
+    """Lag by store and partition of the replicas in this process."""
 
     def on_change(self, newer: ClusterMap) -> bool:
-        """Take over a map unless it is older than the known one; says whether it was taken."""
+        """Adopt a map unless it is older than the known one; returns whether it was adopted."""
         if newer.generation < self.map.generation:
             return False
         self.map = newer
@@ -194,7 +194,7 @@ class StreamsMetadataState:
     def metadata_for_key(
         self, store: str, key: Any, partitioner: StreamPartitioner | None = None
     ) -> StreamsMetadata | None:
-        """The host that is active for a key (a JSON value), None while nobody is."""
+        """The host that is active for a key (a JSON value), None while there is none."""
         active = self.key_query_metadata_for_key(store, key, partitioner).active_host
         return next((host for host in self._map().hosts if host.host == active), None)
 
@@ -219,7 +219,7 @@ class StreamsMetadataState:
         chosen = partitioner or spec.stream_partitioner
         if chosen is None:
             raise UnknownPartitioner(
-                f"The partitioner of the store {store!r} is 'unknown', so nobody can say where a key is.",
+                f"The partitioner of the store {store!r} is 'unknown', so the partition of a key is not known.",
                 store=store,
             )
         partition = chosen.partition(plain_key, spec.partitions)
@@ -227,7 +227,7 @@ class StreamsMetadataState:
         return KeyQueryMetadata(active, standbys, partition)
 
     def local_store_partition_lags(self) -> Mapping[str, Mapping[int, Lag]]:
-        """Lag by store and partition of what this process holds, active, restoring or standby."""
+        """Lag by store and partition of the replicas in this process, active, restoring or standby."""
         return self.local_lags()
 
     def _spec(self, store: str) -> StoreSpec:

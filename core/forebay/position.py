@@ -32,7 +32,7 @@ class Position(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def log_digest(identity: str) -> bytes:
-    """Eight bytes that stand for a log's identity in a token."""
+    """Eight bytes that represent a log's identity in a token."""
     return hashlib.sha256(identity.encode()).digest()[:_LOG_BYTES]
 
 
@@ -56,14 +56,14 @@ def decode_position(token: str) -> Position:
         offsets = dict(zip(numbers[::2], numbers[1::2], strict=True))
     except (binascii.Error, ValueError, IndexError):
         raise BadParameter(
-            f"The position {token!r} is not a position token; pass on one that an answer carried.",
+            f"The position {token!r} is not a position token; use one from an earlier answer.",
             parameter="min_position",
         ) from None
     return Position(raw[1 : 1 + _LOG_BYTES], offsets)
 
 
 def later_position(one: str | None, other: str | None) -> str | None:
-    """A token that holds, partition by partition, the later position of two tokens.
+    """A token with the later position of two tokens, partition by partition.
 
     Tokens of different logs have no common order: then the second, the newer, is kept.
     """

@@ -20,11 +20,11 @@ Version = tuple[int, int, int] | None
 
 
 class ReloadedFile(Generic[T]):
-    """What a file says; ``parse`` makes it of the text, and raises ``ValueError`` for what it cannot use.
+    """A file's contents, parsed; ``parse`` gets the text, and raises ``ValueError`` if it is unusable.
 
-    Whoever asks looks at the file, once a second at most. A change that cannot be used is logged, once, and what
-    the file said before goes on to hold; it is tried again, since the reason may pass without another change.
-    Raises ``SettingError`` where there is no such before.
+    The file is checked on access, at most once a second. An unusable change is logged, once, and the previous
+    contents stay in effect; it is retried, since the cause may pass without another change. Raises
+    ``SettingError`` if there are no previous contents.
     """
 
     def __init__(self, path: Path, parse: Callable[[str], T], clock: Callable[[], float] = boot_ms) -> None:
@@ -33,13 +33,13 @@ class ReloadedFile(Generic[T]):
         self._clock = clock
         self._look_at_ms = clock() + _LOOK_INTERVAL_MS
         self._version = _version(path)
-        """Of what it said."""
+        """The version of the contents in effect."""
         self._told: tuple[Version, str] | None = None
-        """Which version was last found to be unusable, and why."""
+        """Which version was last found unusable, and why."""
         self._said = self._read()
 
     def __call__(self) -> T:
-        """What the file says now, or said less than a second ago."""
+        """The file's contents, at most a second old."""
         now_ms = self._clock()
         if now_ms >= self._look_at_ms:
             self._look_at_ms = now_ms + _LOOK_INTERVAL_MS
@@ -55,7 +55,7 @@ class ReloadedFile(Generic[T]):
         except SettingError as error:
             if self._told != (version, str(error)):
                 self._told = version, str(error)
-                log.error("%s What it said before goes on to hold.", error)
+                log.error("%s The previous contents stay in effect.", error)
         else:
             self._version = version
             log.info("%s changed and was read again", self._path)
@@ -68,7 +68,7 @@ class ReloadedFile(Generic[T]):
 
 
 def _version(path: Path) -> Version:
-    """Differs once a file was written, replaced or given other permissions; None while there is none."""
+    """Differs once a file was written, replaced or given other permissions; None while there is no file."""
     try:
         found = path.stat()
     except OSError:

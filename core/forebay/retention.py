@@ -1,4 +1,4 @@
-"""Retention: what is past it, by stream time, so that whoever knows the stream so far has the same."""
+"""Retention: what has expired, by stream time, so that everyone who has read the same stream agrees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forebay.topology import StoreSpec
 def oldest_kept_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
     """The first time in the key of the oldest entry still kept: a window's start, a session's end.
 
-    None where all are. An entry is kept until its end is ``retention_ms`` behind stream time, the largest end.
+    None if all are. An entry is kept until its end is ``retention_ms`` behind stream time, the largest end.
     """
     if stream_time_ms is None or spec.retention_ms is None:
         return None
@@ -17,11 +17,11 @@ def oldest_kept_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
 
 
 def history_begins_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
-    """Since when a versioned store has all that was in force; None where it has all of history.
+    """The time since which a versioned store has all versions that were in force; None if it has all of history.
 
-    A version is expired once another of its key has been in force for ``history_retention_ms`` of stream time,
-    the newest valid-from (KIP-889). Unlike there, none is refused for coming late, and the last one never goes,
-    not even a deletion: what comes late and is older must not seem to be in force.
+    A version is expired once another of its key has been in force for ``history_retention_ms`` of stream time, the
+    newest valid-from (KIP-889). Unlike there, none is refused for being late, and the last one never expires, not
+    even a deletion: a late, older version must not appear to be in force.
     """
     if stream_time_ms is None or spec.history_retention_ms is None:
         return None

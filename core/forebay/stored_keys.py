@@ -1,9 +1,9 @@
-"""How keys are laid out in a store, so that stored order is logical order.
+"""The layout of keys in a store, which makes stored order logical order.
 
-A stored key is one tag byte, the key in its codec's ordered form, then the store kind's timestamps: window
-start; session end and start; version valid-from. Where timestamps follow, keys of varying length are escaped
-(``00`` becomes ``00 FF``) and closed by ``00 01``, so one key's windows never interleave with another's.
-Timestamps are big-endian milliseconds with the sign bit flipped.
+A stored key is one tag byte, the key in its codec's ordered form, then the store kind's timestamps: window start;
+session end and start; version valid-from. If timestamps follow, keys of varying length are escaped (``00`` becomes
+``00 FF``) and end in ``00 01``, so one key's windows never interleave with another's. Timestamps are big-endian
+milliseconds with the sign bit flipped.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _TIMES_BY_KIND = {"key-value": 0, "window": 1, "session": 2, "versioned": 1}
 
 
 class LogicalKey(NamedTuple):
-    """A stored key taken apart: the key's plain bytes, and its timestamps in stored order."""
+    """A stored key's parts: the key's plain bytes, and its timestamps in stored order."""
 
     plain: bytes
     times_ms: tuple[int, ...]
 
 
 def stored_time(time_ms: int) -> bytes:
-    """A timestamp as it stands in stored keys, where the earlier sorts first."""
+    """A timestamp as it is in stored keys, so that earlier ones sort first."""
     return (time_ms + _SIGN).to_bytes(TIME_SIZE, "big")
 
 
@@ -55,19 +55,20 @@ class StoredKeys:
         return _TIMES_BY_KIND[self.kind]
 
     def stored(self, plain: bytes, *times_ms: int) -> bytes:
-        """The stored key; fewer times than the kind has make a prefix of one key's entries."""
+        """The stored key; with fewer times than the kind has, a prefix of one key's entries."""
         prefix = self.prefix(plain)
         return prefix + b"".join(map(stored_time, times_ms)) if times_ms else prefix
 
     def prefix(self, plain: bytes) -> bytes:
-        """What all of one key's entries begin with; where timestamps follow the key, no other key's do."""
+        """The common prefix of one key's entries; if timestamps follow the key, no other key's entries share
+        it."""
         ordered = self.codec.ordered(plain)
         if self.kind != "key-value" and self.codec.fixed_size is None:
             ordered = ordered.replace(b"\x00", b"\x00\xff") + b"\x00\x01"
         return USER_TAG + ordered
 
     def prefix_of(self, stored: bytes) -> bytes:
-        """The prefix of a stored key's key: what is left without the timestamps."""
+        """The prefix for a stored key's key: the stored key without its timestamps."""
         return stored[: len(stored) - TIME_SIZE * self.times]
 
     def parse(self, stored: bytes) -> LogicalKey:
@@ -80,7 +81,7 @@ class StoredKeys:
         return LogicalKey(self.codec.plain(ordered), tuple(time - _SIGN for time in times))
 
     def from_changelog(self, key: bytes, timestamp_ms: int) -> bytes:
-        """The stored key of a changelog record; raises ``ValueError`` where the key is too short for its kind."""
+        """The stored key of a changelog record; raises ``ValueError`` if the key is too short for its kind."""
         if self.kind == "key-value":
             return USER_TAG + self.codec.ordered(key)
         plain, times = self.split_changelog(key, timestamp_ms)

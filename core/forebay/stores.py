@@ -9,7 +9,7 @@ from forebay.tasks import TopicPartition
 
 
 class CommittedOffset(NamedTuple):
-    """What a store knows about one changelog partition, as of its last commit."""
+    """A store's record of one changelog partition, as of its last commit."""
 
     position: int
     """Next offset to apply."""
@@ -26,19 +26,20 @@ class CommittedOffset(NamedTuple):
     complete: bool = False
     """Whether an end of the log was ever reached: until then a missing key proves nothing."""
     replay_since_epoch_ms: float | None = None
-    """When the replay began, from the log's beginning or from an offset written then: tombstones written
-    since were not missed."""
+    """When the replay began, either at the log's beginning or at an offset written then: no tombstones written
+    since were missed."""
     queries: Mapping[str, str] = {}
-    """The query that each writer's newest heartbeat was of."""
+    """The query of each writer's newest heartbeat."""
     misplaced_key: str | None = None
-    """A key, in hexadecimal, that was found where the partitioner does not put it."""
+    """A key, in hexadecimal, that was found in a partition where the partitioner does not put it."""
     tombstone_floor: int = 0
-    """The log's when it was last read: of the tombstones below it, what they delete was gone before it was read,
-    or they were applied."""
+    """The log's when it was last read: tombstones below it were either applied, or what they delete was removed
+    before it was read."""
 
     @property
     def content_before(self) -> int:
-        """An offset that nothing in the store is at or past: before a replay is consistent, some may be ahead."""
+        """An upper bound (exclusive) of the offsets in the store: before a replay is consistent, some may be
+        ahead."""
         return max(self.position, self.pending_end or 0)
 
     def document(self) -> dict[str, Any]:
@@ -58,8 +59,8 @@ class CommittedOffset(NamedTuple):
 class StateStore(Protocol):
     """One partition of one store on one worker.
 
-    Puts and deletes collect until ``commit`` writes them together with the offsets that they bring the store
-    to. Readers see committed records only. One thread writes; any thread reads.
+    Puts and deletes collect until ``commit`` writes them together with the offsets that the store then has.
+    Readers see committed records only. One thread writes; any thread reads.
     """
 
     name: str
@@ -73,7 +74,7 @@ class StateStore(Protocol):
         ...
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """The values of several stored keys, in their order."""
+        """The values of several stored keys, in order."""
         ...
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -103,5 +104,5 @@ class StateStore(Protocol):
         """Make what was committed durable, for stores that do not manage their offsets."""
 
     def close(self) -> None:
-        """Release files and locks; what was not committed is gone."""
+        """Release files and locks; uncommitted changes are lost."""
         ...

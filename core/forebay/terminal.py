@@ -1,4 +1,4 @@
-"""Where commands print their tables."""
+"""The console for commands' tables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _PIPED_COLUMNS = 1_000
 
 
 def terminal(*, markup: bool = False) -> Console:
-    """As wide as the terminal; where there is none, names are not broken to fit one.
+    """As wide as the terminal; without one, names are not broken to fit.
 
-    Without ``markup``, what looks like it is printed as it is.
+    Without ``markup``, text that looks like markup is printed unchanged.
     """
     width = None if sys.stdout.isatty() else _PIPED_COLUMNS
     return Console(width=width, markup=markup, emoji=False, highlight=False)

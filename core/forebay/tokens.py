@@ -1,4 +1,4 @@
-"""Bearer tokens (RFC 6750), and the file of those that a process takes."""
+"""Bearer tokens (RFC 6750), and the file of those that a process accepts."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ _MOST_REMEMBERED = 4096
 
 
 def token_headers(token: str | None) -> dict[str, str]:
-    """The header that shows a token, none without one; raises ``ValueError`` for what is no token."""
+    """The header that carries a token, none without one; raises ``ValueError`` for an invalid token."""
     return {} if token is None else {"authorization": bearer(token)}
 
 
 def bearer(token: str) -> str:
-    """A token as the value of an ``Authorization`` header; raises ``ValueError`` for what is no token."""
+    """A token as the value of an ``Authorization`` header; raises ``ValueError`` for an invalid token."""
     if not _TOKEN.fullmatch(token):
         raise ValueError("a token is made of letters, digits and any of -._~+/, with = at its end only")
     return f"Bearer {token}"
 
 
 class TokensFile:
-    """Lets in whoever has a token of a file's, to everything.
+    """Accepts every request with one of a file's tokens.
 
     Each line is ``NAME TOKEN`` or ``NAME sha256:HEX``, with the SHA-256 of the token; empty lines and those that
-    begin with ``#`` mean nothing. The name is for whoever reads the file; several lines may have the same. The
-    file is read again within a second of a change. Raises ``SettingError`` naming file and line.
+    begin with ``#`` are ignored. The name is for people who read the file; several lines may have the same name.
+    The file is read again within a second of a change. Raises ``SettingError`` naming file and line.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = boot_ms) -> None:
         self._file = ReloadedFile(path, _read_digests, clock)
         self._digests = self._file()
         self._let_in: set[bytes] = set()
-        """Headers that were found to have one of these tokens."""
+        """Headers that contain one of these tokens."""
 
     def authenticate(self, method: str, path: str, authorization: bytes) -> None:
-        """Raise ``Unauthenticated`` unless there is a token of the file's."""
+        """Raise ``Unauthenticated`` unless the request has one of the file's tokens."""
         digests = self._file()
         if digests is not self._digests:
             self._digests, self._let_in = digests, set()
-        # Sets are searched by hash: how long that takes says nothing of how much of a token was right.
+        # Sets are searched by hash: the time that takes does not reveal how much of a token was right.
         if authorization not in self._let_in:
             self._require_known(authorization)
             if len(self._let_in) < _MOST_REMEMBERED:
@@ -58,7 +58,7 @@ class TokensFile:
         if scheme.lower() != b"bearer":
             raise Unauthenticated("The request has no token; send the header Authorization: Bearer TOKEN.")
         if hashlib.sha256(token.strip(b" ")).digest() not in self._digests:
-            raise Unauthenticated("The request's token is not one of those that are known here.")
+            raise Unauthenticated("The request's token is not known here.")
 
 
 def _read_digests(text: str) -> frozenset[bytes]:
@@ -70,10 +70,10 @@ def _read_digests(text: str) -> frozenset[bytes]:
             _, token = line.split()
             digests.add(_digest(token))
         except ValueError:
-            # The line itself holds a secret.
+            # The line itself contains a secret.
             raise ValueError(f"line {number} is neither NAME TOKEN nor NAME sha256:HEX") from None
     if not digests:
-        raise ValueError("it has no token")
+        raise ValueError("it contains no token")
     return frozenset(digests)
 
 

@@ -22,18 +22,18 @@ from forebay.stored_keys import StoredKeys
 from forebay.tasks import TaskId, TopicPartition
 
 MOST_PARTITIONS = 65_536
-"""More are a slip of the finger, and each would be a file or a topic's partition."""
+"""More are probably a typing error, and each would be a file or a topic's partition."""
 KINDS = ("key-value", "window", "session", "versioned")
 PARTITIONER_ENTRY_POINTS = "forebay.partitioners"
 STORE_ENTRY_POINTS = "forebay.stores"
 _REMEMBERED_PARTITIONS = 65_536
 _REMEMBERED_BYTES = 128
-"""Longer keys are worked out each time: what is remembered must be bounded in bytes."""
+"""Longer keys are computed each time: the cache must be bounded in bytes."""
 
 
 @lru_cache(maxsize=_REMEMBERED_PARTITIONS)
 def _remembered(worked_out: Callable[[bytes, int], int], key: bytes, partitions: int) -> int:
-    """The partition of a key, of whichever store: together they have a bounded place."""
+    """The partition of a key; one bounded cache for all stores."""
     return worked_out(key, partitions)
 
 
@@ -53,8 +53,8 @@ _ALL_KIND_FIELDS = sorted({name for names in _REQUIRED_BY_KIND.values() for name
 class StoreSpec:
     """One store: its kind, codecs, partitioner, changelog topic, and how long it keeps what.
 
-    Durations are in milliseconds and set for the kinds that have them only. The ``max_`` fields are the
-    tolerance of a read that names none; None is unlimited.
+    Durations are in milliseconds, and set only for the kinds that have them. The ``max_`` fields are the tolerance
+    of a read that names none; None is unlimited.
     """
 
     name: str
@@ -65,7 +65,7 @@ class StoreSpec:
     topic: str
     partitions: int
     supplier: str = "rocksdb"
-    """What keeps the store on workers: ``rocksdb``, ``memory``, or an entry point of ``forebay.stores``."""
+    """The store's implementation on workers: ``rocksdb``, ``memory``, or an entry point of ``forebay.stores``."""
     window_size_ms: int | None = None
     retention_ms: int | None = None
     gap_ms: int | None = None
@@ -76,13 +76,13 @@ class StoreSpec:
     foreign: bool = False
     """Whether others than forebay's sink write the topic."""
     on_bad_value: str = "stop"
-    """What a record of a foreign store that does not fit its codecs does: ``stop`` or ``skip``."""
+    """What happens at a record that does not fit the codecs of a foreign store: ``stop`` or ``skip``."""
     accept_uncompacted: bool = False
-    """Whether a topic that deletes by time will do, though a rebuilt store lacks what was deleted."""
+    """Whether to accept a topic that deletes by time, although a rebuilt store lacks what was deleted."""
 
     @cached_property
     def name_bytes(self) -> bytes:
-        """The name as it stands in answers."""
+        """The name as it appears in answers."""
         return self.name.encode()
 
     @cached_property
@@ -105,24 +105,24 @@ class StoreSpec:
 
     @cached_property
     def default_tolerance(self) -> Tolerance:
-        """What a read tolerates that says nothing of it."""
+        """The tolerance of a read that states none."""
         return Tolerance(self.max_record_lag, self.max_time_lag_ms, self.max_age_ms)
 
     @cached_property
     def stored_keys(self) -> StoredKeys:
-        """How the store's keys are laid out."""
+        """The layout of the store's keys."""
         return StoredKeys(self.kind, self.key_codec)
 
     @cached_property
     def stream_partitioner(self) -> StreamPartitioner | None:
-        """The partitioner, or None where it is ``unknown``; raises ``PartitionerMissing``."""
+        """The partitioner, or None if it is ``unknown``; raises ``PartitionerMissing``."""
         return find_partitioner(self.partitioner)
 
     @cached_property
     def partition_of(self) -> Callable[[bytes], int]:
-        """The partition of a key in plain bytes; what was worked out lately is remembered, a bounded number.
+        """The partition of a key in plain bytes; a bounded number of recent results is cached.
 
-        Raises ``TopologyError`` where the partitioner is ``unknown``.
+        Raises ``TopologyError`` if the partitioner is ``unknown``.
         """
         partitioner = self.stream_partitioner
         if partitioner is None:
@@ -136,11 +136,12 @@ class StoreSpec:
         )
 
     def document(self) -> dict[str, Any]:
-        """The specification as JSON values, what is unset left out."""
+        """The specification as JSON values, without unset fields."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def chosen(self) -> dict[str, Any]:
-        """What is not by default: a version with more fields says the same of a store that sets none of them."""
+        """The fields that differ from their default: a version with more fields gives the same for a store that
+        sets none of them."""
         mine = {item.name: (getattr(self, item.name), item.default) for item in dataclasses.fields(self)}
         return {name: value for name, (value, default) in mine.items() if value != default}
 
@@ -153,7 +154,7 @@ class StoreSpec:
 
 @dataclass(frozen=True)
 class SubTopology:
-    """Stores that are partitioned alike and assigned together; the ordinal is the place in the file."""
+    """Stores with the same partitioning that are assigned together; the ordinal is the place in the file."""
 
     ordinal: int
     name: str
@@ -176,7 +177,7 @@ class Topology:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Twelve hex digits that tell one topology from another."""
+        """Twelve hex digits that identify a topology."""
         text = json.dumps(
             [
                 self.application_id,
@@ -216,7 +217,7 @@ def find_partitioner(name: str) -> StreamPartitioner | None:
         return partitioner
     raise PartitionerMissing(
         f"There is no partitioner {name!r} here: use 'murmur2', 'unknown', or the name of an entry point in the "
-        f"group {PARTITIONER_ENTRY_POINTS!r}, and install what has it."
+        f"group {PARTITIONER_ENTRY_POINTS!r}, and install its package."
     )
 
 
@@ -260,7 +261,7 @@ def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) ->
     name = _name(table, "name", where)
     partitions = _integer(table, "partitions", where, least=1)
     if partitions > MOST_PARTITIONS:
-        raise TopologyError(f"{where}: partitions = {partitions} are more than {MOST_PARTITIONS}; take fewer.")
+        raise TopologyError(f"{where}: partitions = {partitions} is more than {MOST_PARTITIONS}; use fewer.")
     stores = table.get("store")
     if not isinstance(stores, list) or not stores:
         raise TopologyError(f"{where} ({name!r}) has no [[subtopology.store]]; add at least one.")
@@ -284,7 +285,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
             raise TopologyError(f"{where} is of kind {kind!r}, which has no {extra!r}; remove it.")
     durations = {field_name: _integer(table, field_name, where, least=1) for field_name in required}
     if kind == "window" and durations["retention_ms"] < durations["window_size_ms"]:
-        raise TopologyError(f"{where} keeps windows for less time than they last; raise retention_ms.")
+        raise TopologyError(f"{where} keeps windows for less than their own length; raise retention_ms.")
     topic = table.get("topic", f"{application_id}-{name}-changelog")
     if not isinstance(topic, str) or not _NAME.fullmatch(topic) or len(topic) > 249:
         raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({_NAME_RULE}).")
@@ -335,7 +336,9 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> No
         raise TopologyError(f"{where} is {table!r}, not a table.")
     unknown = sorted(set(table) - known)
     if unknown:
-        raise TopologyError(f"{where} takes no {unknown[0]!r}; it takes {', '.join(sorted(known))}.")
+        raise TopologyError(
+            f"{where} has an unknown field {unknown[0]!r}; it may have {', '.join(sorted(known))}."
+        )
 
 
 def _name(table: Mapping[str, Any], item: str, where: str) -> str:

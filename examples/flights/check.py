@@ -31,7 +31,7 @@ EXAMPLES = (
     "/v1/stores/aircraft_duties/keys/N14228/sessions?reverse=true&limit=3",
     "/v1/stores/carrier_delay_history/keys/UA?as_of=2013-01-15T00:00:00Z",
 )
-"""Reads that the demo tells its user to try."""
+"""Reads that the demo suggests to its user."""
 WATCHED_CARRIER = "UA"
 LEAST_BATCHES = 20
 _IN_SMALL_BATCHES = ("carrier_delays", "aircraft_last_seen", "airport_departures")
@@ -43,12 +43,12 @@ _TIMED = {
     "aircraft_duties": ("sessions", "start_ms"),
     "carrier_delay_history": ("versions", "valid_from_ms"),
 }
-"""By store: what the entries of a key are called, and their time."""
+"""By store: the name of a key's entries, and of their time."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table: what was checked, what was found, and whether it is as it must be."""
+    """One line of the table: what was checked, what was found, and whether it is correct."""
 
     what: str
     found: str
@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass
 class SteadyReader:
-    """Reads one key through the router a hundred times a second, and remembers what failed."""
+    """Reads one key through the router a hundred times a second, and records failures."""
 
     url: str
     reads: int = 0
@@ -97,7 +97,7 @@ class SteadyReader:
 
 @dataclass
 class LagWatcher:
-    """Looks for answers that are behind, and for a refusal of one that must not be."""
+    """Watches for answers that are behind, and for a refusal of one that must not be."""
 
     router: str
     behind: int = 0
@@ -135,7 +135,7 @@ class LagWatcher:
 
 
 def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) -> list[Finding]:
-    """Watch a demo at full speed from its start to its end, kill a worker on the way, compare every key."""
+    """Watch a demo at full speed from start to end, kill a worker on the way, compare every key."""
     router = supervisor.router
     key_url = f"{router}/v1/stores/carrier_delays/keys/{WATCHED_CARRIER}"
     reader, watcher = SteadyReader(key_url), LagWatcher(router)
@@ -206,7 +206,7 @@ def kill_active(supervisor: Supervisor) -> str:
 
 
 def compare_every_key(client: httpx.Client, flights: pd.DataFrame) -> list[Finding]:
-    """Read every key of every store through the router, and hold it against pandas."""
+    """Read every key of every store through the router, and compare it with pandas."""
     findings = []
     for store, expected in (
         ("carrier_delays", expected_carrier_delays(flights)),
@@ -247,7 +247,7 @@ def _compared(what: str, total: int, wrong: list[str]) -> Finding:
 
 
 def _values(client: httpx.Client, store: str, keys: list[str]) -> dict[str, Any]:
-    """The value of each key, an empty one where there is none."""
+    """The value of each key, an empty one if there is none."""
     found: dict[str, Any] = {}
     for at in range(0, len(keys), _KEYS_AT_ONCE):
         answer = client.post(f"/v1/stores/{store}/batch-get", json={"keys": keys[at : at + _KEYS_AT_ONCE]})
@@ -287,7 +287,7 @@ def _listed(client: httpx.Client, path: str, entries: str) -> Iterator[dict[str,
 
 
 def _duties_written(client: httpx.Client, flights: pd.DataFrame) -> Callable[[], bool]:
-    """Whether the duty that ends last of all is there: it comes with the batch after the last flights."""
+    """Whether the very last duty is there: it arrives with the batch after the last flights."""
     duties = expected_aircraft_duties(flights)
     last_start, tail = max((max(by_start), tail) for tail, by_start in duties.items())
 

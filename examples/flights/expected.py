@@ -1,4 +1,4 @@
-"""What the stores must hold in the end, worked out from the same file by plain pandas."""
+"""The stores' expected final contents, computed from the same file with plain pandas."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def load_flights() -> pd.DataFrame:
 
 
 def slices(flights: pd.DataFrame, days_per_slice: float) -> Iterator[pd.DataFrame]:
-    """The flights cut into stretches of so many days, none of them empty."""
+    """The flights in slices of this many days, none of them empty."""
     first = flights["time_hour"].iloc[0]
     number = (flights["time_hour"] - first) // pd.Timedelta(days=days_per_slice)
     for _, stretch in flights.groupby(number, sort=True):
@@ -62,7 +62,7 @@ def replay(
 ) -> None:
     """Write the flights to ``directory``, one Parquet file a slice, ``pause_s`` seconds apart.
 
-    Spark reads files in the order of their times, so each gets a later one than the file before.
+    Spark reads files in the order of their times, so each gets a later one than the previous file.
     """
     directory.mkdir(parents=True, exist_ok=True)
     due = time.monotonic()

@@ -15,7 +15,7 @@ _SCHEMA = (
 
 
 def read_flights(spark: SparkSession, directory: str, files_per_batch: int = 1) -> DataFrame:
-    """The replayed flights as a stream, so many files a micro-batch."""
+    """The replayed flights as a stream, this many files per micro-batch."""
     return spark.readStream.schema(_SCHEMA).option("maxFilesPerTrigger", files_per_batch).parquet(directory)
 
 

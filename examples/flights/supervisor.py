@@ -30,18 +30,18 @@ _STOP_TIMEOUT_S = 20.0
 
 
 class DemoFailed(Exception):
-    """A process of the demo ended, or did not become what it should in time."""
+    """A process of the demo ended, or was not ready in time."""
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on."""
+    """A free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline_s: float) -> None:
-    """Wait for a condition; raises ``DemoFailed`` saying what did not come."""
+    """Wait for a condition; raises ``DemoFailed`` naming what did not happen."""
     until = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > until:
@@ -131,7 +131,7 @@ class Supervisor:
         threading.Thread(target=self._follow, args=(job,), daemon=True).start()
 
     def start_worker(self, address: str) -> None:
-        """Start a worker, or start it again with the state that it had."""
+        """Start a worker, or restart it with its state."""
         state_dir = self._state_dirs[address]
         arguments = ["worker", "--topology", str(TOPOLOGY), "--changelog", self.changelog]
         arguments += ["--state-dir", str(state_dir), "--listen", address, "--num-standby-replicas", "1"]

@@ -1,1 +1,1 @@
-"""The router tier: knows who holds what, and asks the replica that best meets a read's tolerance."""
+"""The router tier: knows which worker holds what, and asks the replica that best meets a read's tolerance."""

@@ -93,7 +93,7 @@ _CHANGES_PROBLEMS = (
 def make_app(
     router: Router, metrics: RouterMetrics, authenticator: Authenticator | None = None, place: Place = ALONE
 ) -> FastAPI:
-    """The application of a router's process; it begins to learn of workers when the application starts."""
+    """The application of a router's process, which starts to discover workers when the application starts."""
     whole = WholeRouter(router, metrics, place)
 
     @contextlib.asynccontextmanager
@@ -170,13 +170,13 @@ async def _list(
             metrics.count_answer(route.path, store, refused.answer)
             return respond(refused.answer)
         admission.callback(gather.drop)
-        # In flight until the last piece is sent, or the client has gone.
+        # In flight until the last piece is sent, or the client has left.
         admission.callback(lambda: metrics.count_list(route.path, store, gather.lag()))
         return _ListResponse(gather.body(), admission.pop_all(), router.timeout_ms(parameters))
 
 
 class _ListResponse(StreamingResponse):
-    """A list that is sent as it comes, and cut for a client that takes none of it within the request's time."""
+    """A list that is streamed, and cut for a client that reads none of it within the request's time."""
 
     def __init__(self, body: AsyncGenerator[bytes, None], admission: contextlib.ExitStack, piece_ms: int) -> None:
         super().__init__(
@@ -186,14 +186,14 @@ class _ListResponse(StreamingResponse):
         self._piece_s = piece_ms / 1000
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, and give its admission back."""
+        """Send it, and release its admission."""
 
         async def send_in_time(message: Message) -> None:
             try:
                 async with asyncio.timeout(self._piece_s):
                     await send(message)
             except TimeoutError:
-                raise ScanBroken("the client took nothing of it for as long as it may take") from None
+                raise ScanBroken("the client read nothing of it within the time allowed") from None
 
         with self._admission:
             try:

@@ -1,4 +1,4 @@
-"""Attempts at a read: which workers were asked, and the problem that sums up why none answered."""
+"""Attempts at a read: the workers asked, and the problem that sums up why none answered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MISPLACED = f"urn:forebay:problem:{PartitionerMismatch.name}"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One worker asked, and what came of it."""
+    """One worker asked, and the outcome."""
 
     host: HostInfo
     outcome: str
@@ -33,9 +33,10 @@ class Attempt:
 
 
 def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
-    """The answer where no attempt had one: what all said, else no replica.
+    """The answer if no attempt had one: the refusal shared by all, else no replica.
 
-    That is the 412 of the replica least behind, or that keys are not where the partitioner puts them.
+    The shared refusal is the 412 of the replica least behind, or that keys are not where the partitioner puts
+    them.
     """
     documents = [attempt.document() for attempt in attempts]
     answers = [attempt.answer for attempt in attempts if attempt.answer is not None]
@@ -56,10 +57,10 @@ def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
 
 
 def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
-    """The answer where a replica that is well was not asked, having as much to do as it is given."""
+    """The answer if a healthy replica was not asked because it is at its request limit."""
     return problem_answer(
         Overloaded(
-            f"Every replica of {store!r} partition {partition} that could answer has its fill of requests.",
+            f"Every replica of {store!r} partition {partition} that could answer is at its request limit.",
             retry_after_s=1,
             store=store,
             partition=partition,
@@ -69,7 +70,7 @@ def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
 
 
 def late(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
-    """The answer where the deadline came before one of a replica."""
+    """The answer if the deadline passed before a replica answered."""
     return problem_answer(
         DeadlineExceeded(
             f"No replica of {store!r} partition {partition} answered in time.",

@@ -1,4 +1,4 @@
-"""``batch-get`` through the router: workers asked at once, each for all keys that it answers for."""
+"""``batch-get`` through the router: workers are asked at once, each for all its keys."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from forebay_router.waited import aged, came_too_early, time_to_ask_again_ms
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 _WITH_LAG = frozenset({200, 404})
-"""Statuses of what a replica found, and how far behind it was; of a refusal the bounds are no matter."""
+"""Statuses of results that state a replica's lag; bounds do not apply to refusals."""
 _OF_THE_REPLICA = frozenset({412, 421, 503})
-"""Statuses of a key's problem that another replica may not have."""
+"""Statuses of a key's problem that another replica may not return."""
 
 _Places = dict[int, list[int]]
-"""Where in a request the keys of each partition are."""
+"""The places of each partition's keys in a request."""
 
 
 class _Found(NamedTuple):
-    """Where in a request a key is, what was said of it, and when that came."""
+    """A key's place in a request, its result, and when that arrived."""
 
     place: int
     result: KeyResult
@@ -47,7 +47,7 @@ class _Found(NamedTuple):
 
 
 async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes) -> Answer:
-    """Answer a ``batch-get`` whose body is here, and count it."""
+    """Answer a ``batch-get`` whose body has arrived, and count it."""
     begun_boot_ms = boot_ms()
     try:
         parameters = parse_parameters(query, BATCH_ROUTE.parameters)
@@ -66,7 +66,7 @@ async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: b
 
 
 class _History(NamedTuple):
-    """What came of keys until now: their attempts, by where in the request they are, and who was asked."""
+    """The outcome for keys so far: their attempts, by place in the request, and the workers asked."""
 
     attempts: Mapping[int, Sequence[Attempt]] = MappingProxyType({})
     asked: frozenset[HostInfo] = frozenset()
@@ -112,7 +112,7 @@ class _Batch:
         ]
 
     def _by_now(self, result: KeyResult, came_boot_ms: float) -> tuple[KeyResult, Lag | None]:
-        """What is said of a key by now, and the lag if that has left its bounds while others were waited for."""
+        """A key's present result, and its lag if that has left its bounds while waiting for others."""
         status, body = result
         waited_ms = boot_ms() - came_boot_ms
         if status not in _WITH_LAG or (waited_ms < 1 and self.tolerance == UNLIMITED):
@@ -121,7 +121,7 @@ class _Batch:
         return (status, body), None if lag is None or self.tolerance.met_by(lag) else lag
 
     async def _where_they_are(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
-        """Ask for each key where it is; for those of partitions with the same candidates in one request."""
+        """Ask for each key at its replicas, with one request for all partitions with the same candidates."""
         by_partition: _Places = defaultdict(list)
         partition_of = self.spec.partition_of
         for index, plain in plains:
@@ -129,7 +129,7 @@ class _Batch:
         return await self._ask_each(by_partition, until, _History())
 
     async def _ask_each(self, by_partition: _Places, until: float, history: _History) -> list[_Found]:
-        """Ask for keys, for those of partitions with the same candidates in one request."""
+        """Ask for keys, with one request for all partitions with the same candidates."""
         groups: dict[tuple[HostInfo, ...], _Places] = {}
         for partition, at in by_partition.items():
             hosts = tuple(self.router.candidates(self.spec, partition, self.parameters))
@@ -143,7 +143,7 @@ class _Batch:
         return found
 
     async def _in_every_partition(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
-        """Ask every partition for all keys, until each is settled or all have answered."""
+        """Ask every partition for all keys, until each key is settled or all have answered."""
         came: dict[int, list[Came]] = {index: [] for index, _ in plains}
         everywhere = range(self.spec.partitions) if came else ()
         everyones = [{partition: list(came)} for partition in everywhere]
@@ -162,7 +162,7 @@ class _Batch:
     async def _as_they_come(
         self, groups: Iterable[_Places], until: float, history: _History
     ) -> AsyncGenerator[list[_Found], None]:
-        """Ask for all groups at once; who stops listening stops the rest."""
+        """Ask for all groups at once; if the consumer stops, the rest is stopped."""
         asked = [asyncio.create_task(self._ask(group, until, history)) for group in groups]
         try:
             for task in asyncio.as_completed(asked):
@@ -172,7 +172,7 @@ class _Batch:
                 one.cancel()
 
     async def _ask(self, group: _Places, until: float, history: _History) -> list[_Found]:
-        """What some partitions have of their keys; of other replicas, what the one that answered refuses."""
+        """Some partitions' results for their keys; keys that one replica refuses are asked of others."""
         places = [(partition, index) for partition, at in group.items() for index in at]
         keys = [self.keys[index] for _, index in places]
         request = self._request(next(iter(group)), keys, len(group) > 1, history.asked)
@@ -202,7 +202,7 @@ class _Batch:
         return found
 
     def _refusal(self, read: ReplicaRead, partition: int, attempts: Sequence[Attempt]) -> Answer:
-        """Why a key has no answer: what the replicas that were asked for it said, if any did."""
+        """Why a key has no answer: the answers of the replicas asked for it, if any."""
         if any(attempt.answer is not None for attempt in attempts):
             return refusal(self.spec.name, partition, attempts)
         return read.refusal(partition)
@@ -212,7 +212,7 @@ class _Batch:
     ) -> ReplicaRequest:
         path = f"/v1/stores/{quote(self.spec.name, safe='')}/batch-get".encode()
         target = path + b"?" + self.query if self.query else path
-        # Not escaped to ASCII, which would make it longer than a worker takes.
+        # Not escaped to ASCII, which could make it longer than a worker accepts.
         body = json.dumps({"keys": keys}, ensure_ascii=False).encode()
         return ReplicaRequest(
             self.spec,

@@ -1,4 +1,4 @@
-"""Whom to ask: the replicas of one partition, best first. A pure function."""
+"""Which replicas of a partition to ask, best first. A pure function."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _Host = TypeVar("_Host")
 
 @dataclass(frozen=True)
 class Holder:
-    """One replica as the router believes it to be.
+    """One replica as known to the router.
 
-    ``lag`` is the last that was reported, unknown once the report is too old to go by. ``load`` is how many
-    requests the router has in flight there, and ``window`` how many it should have at most while the worker
-    recovers, None if it does not. ``ceiling`` is what the worker holds every read to.
+    ``lag`` is the last one reported, unknown once the report is too old. ``load`` is how many requests the router
+    has in flight there, and ``window`` how many it should have at most while the worker recovers, None if it does
+    not. ``ceiling`` is the worker's bound for every read.
     """
 
     host: HostInfo
@@ -50,12 +50,12 @@ def candidates(
     prefer: Prefer = "active",
     choose: random.Random | None = None,
 ) -> tuple[HostInfo, ...]:
-    """Every holder's host, best first; nobody is left out, since what the router believes is only a hint.
+    """Every holder's host, best first; none is left out, since the router's information is only a hint.
 
-    The active comes first; then restoring actives and standbys by lag; then those of unknown lag; then those that
-    recover and have all that they should for now; then those believed too far behind, silent or dead, as a last
-    resort before refusing. ``prefer="any"`` spreads reads
-    over every replica within tolerance instead, by two random choices and the lesser load.
+    The active comes first; then restoring actives and standbys by lag; then those of unknown lag; then recovering
+    ones at the limit of their window; then those believed too far behind, silent or dead, as a last resort before
+    refusing. ``prefer="any"`` instead spreads reads over every replica within tolerance, by two random choices and
+    the lesser load.
     """
     ranked = sorted(holders, key=lambda holder: _order(holder, tolerance))
     order = [holder.host for holder in ranked]
@@ -70,7 +70,8 @@ def candidates(
 
 
 def equals(holders: Iterable[Holder], tolerance: Tolerance) -> tuple[HostInfo, ...]:
-    """The hosts that are as good as the active to a read that prefers none: well, and within its tolerance."""
+    """The hosts that are as good as the active for a read with ``prefer="any"``: healthy, and within its
+    tolerance."""
     return tuple(holder.host for holder in holders if _rank(holder, tolerance) <= _Rank.WITHIN_TOLERANCE)
 
 

@@ -30,23 +30,23 @@ from forebay_router.router import Router
 _LEAST_PAUSE_MS = 20.0
 _MOST_PAUSE_MS = 1_000.0
 _STEADY_MS = 1_000.0
-"""A worker that served for so long counts as found: the next search begins with the least pause again."""
+"""A worker that served for this long counts as found: the next search starts with the shortest pause again."""
 _LEAST_ATTEMPT_MS, _MOST_ATTEMPT_MS = 50.0, 5_000.0
 _LEAST_TURN_MS = 500.0
 _LOOK_S = 1.0
 _SILENCE_MS = 2_000.0
-"""How much longer than it need be a worker may be silent on a stream."""
+"""How much longer than its comment interval a worker may be silent on a stream."""
 _HANGING_MS = 1_000.0
-"""How long a worker may seem down or hung, and be silent, before its streams go elsewhere; up to twice that, since
-all of them do."""
+"""How long a worker may seem down or hung, and be silent, before its streams move elsewhere; spread over up to
+twice that, since all of them move."""
 _FINAL = frozenset({400, 409})
 
 
 class RoutedChanges:
     """One client's stream of a key's changes, from replica to replica as they come and go.
 
-    While no replica can serve, all are tried again and again, and every ``timeout_ms`` a problem says so.
-    ``resuming`` says that ``min_position`` came by itself when the client reconnected.
+    While no replica can serve, all are retried repeatedly, and a problem reports that every ``timeout_ms``.
+    ``resuming`` means that ``min_position`` was sent automatically when the client reconnected.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class RoutedChanges:
         self._due_boot_ms = router.deadline(parameters)
         self._pause_ms = _LEAST_PAUSE_MS
         self._told_boot_ms = boot_ms()
-        """When the client was sent something last while no replica could serve."""
+        """When the client was last sent something while no replica could serve."""
 
     async def events(self) -> Events:
-        """The events, without end; raises ``Problem`` where it is of the request."""
+        """The events, without end; raises ``Problem`` if the request is at fault."""
         while True:
             try:
                 async with aclosing(self._serve()) as events:
@@ -73,7 +73,8 @@ class RoutedChanges:
             except PositionOfAnotherLog as problem:
                 if not self._resuming:
                     raise
-                # The log was replaced under the client: it is told, forgets what it saw, and sees the new one.
+                # The log was replaced under the client: it is informed, forgets its position, and follows the new
+                # log.
                 self._parameters = replace(self._parameters, min_position=None)
                 yield problem_event(problem, event_id="")
             except Problem as problem:
@@ -116,7 +117,7 @@ class RoutedChanges:
         if spec.stream_partitioner is None:
             raise UnknownPartitioner(
                 f"The partitioner of the store {spec.name!r} is 'unknown', and a key that is in no partition yet "
-                "may come into any: poll it instead.",
+                "may appear in any: poll it instead.",
                 store=spec.name,
             )
         partition = spec.partition_of(plain)
@@ -125,7 +126,7 @@ class RoutedChanges:
         request = ReplicaRequest(spec, partition, f"{path}?{_query(self._parameters)}".encode())
         self._attempts = []
         for i, host in enumerate(hosts):
-            # Each candidate gets its share of the time to the first event.
+            # Each candidate gets a share of the time for the first event.
             share_ms = (self._due_boot_ms - boot_ms()) / (len(hosts) - i)
             if not self._parameters.wait_ms:
                 share_ms = min(share_ms, _MOST_ATTEMPT_MS)
@@ -148,19 +149,19 @@ class RoutedChanges:
         """A worker's stream and its first event, once it is this stream's turn; raises ``OSError``."""
         asked = request.render(host, int(share_ms), self._router.credentials())
         if self._parameters.wait_ms:
-            # It may be told to wait for long, and must not keep others from their turn.
+            # It may have to wait for long, and must not keep others from their turn.
             return await _first(host, asked, share_ms)
         turn, begun = self._router.upstreams[host].opening, boot_ms()
         async with asyncio.timeout(share_ms / 1000):
             await turn.acquire()
         try:
-            # A turn that came late is not given away for that.
+            # A turn that came late is not given up.
             return await _first(host, asked, max(_LEAST_TURN_MS, share_ms - (boot_ms() - begun)))
         finally:
             turn.release()
 
     async def _next(self, host: HostInfo, upstream: EventUpstream) -> Event | None:
-        """The worker's next event; raises ``OSError`` where it is lost, or silent for too long."""
+        """The worker's next event; raises ``OSError`` if the worker is lost, or silent for too long."""
         since = well_boot_ms = boot_ms()
         hanging_ms = random.uniform(1, 2) * _HANGING_MS
         while True:
@@ -180,7 +181,7 @@ class RoutedChanges:
             self._resuming = True
 
     def _refused(self, host: HostInfo, event: Event) -> None:
-        """Note a worker's problem; raises it where it is the client's."""
+        """Record a worker's problem; raises it if the client is at fault."""
         document = _document(event)
         status = document.get("status", 500)
         if status in _FINAL:
@@ -194,7 +195,7 @@ class RoutedChanges:
     def _lost(self, host: HostInfo, error: OSError) -> None:
         self._router.counts["failovers"] += 1
         if isinstance(error, TimeoutError):
-            # Whether it hangs, reads and polls tell: streams opened by the thousand make a worker slow.
+            # Only reads and polls show whether it hangs: streams opened by the thousand make a worker slow.
             self._attempts.append(Attempt(host, "timeout"))
         else:
             self._router.cluster.unreachable(host)

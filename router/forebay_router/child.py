@@ -1,4 +1,4 @@
-"""One of a router's several processes: reads from standard input what it is to be, and ends with its parent."""
+"""One of a router's several processes: reads its configuration from standard input, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve until the parent says that it is enough."""
+    """Serve until the parent signals the end."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     settings, place, parent = pickle.load(sys.stdin.buffer)
     if os.getppid() != parent:
-        # It died before it could be followed.
+        # The parent died before it could be watched.
         return
     configure_logs(settings.log_level, settings.log_format)
     try:

@@ -1,4 +1,4 @@
-"""Whom a hot read asks: the best candidate of its partition, thought about anew every few milliseconds."""
+"""Which worker a hot read asks: the best candidate of its partition, re-evaluated every few milliseconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forebay_router.upstream import Upstream
 _CHOICE_MAX_AGE_MS = 25.0
 _MOST_READS = 4096
 _MOST_CHOICES = 32_768
-"""Of some hundred bytes each."""
+"""Entries of some hundred bytes each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +29,11 @@ class Target:
     upstream: Upstream
     rest: bytes
     reported: bool = False
-    """What an answer says of its replica was noted since this was chosen."""
+    """An answer has updated the information on its replica since this choice."""
 
 
 class _Choice(NamedTuple):
-    """Whom to choose among for a partition, and when that was thought about."""
+    """The workers to choose among for a partition, and when they were determined."""
 
     made_boot_ms: float
     targets: tuple[Target, ...]
@@ -44,7 +44,7 @@ _ByPartition = dict[int, _Choice]
 
 @dataclass(slots=True, eq=False)
 class KeyRead:
-    """A read of one key but for the key: what its store and query say, worked out once for all alike."""
+    """A read of one key without the key: its store and query, prepared once for all identical reads."""
 
     spec: StoreSpec
     query: bytes
@@ -52,15 +52,15 @@ class KeyRead:
     tolerance: Tolerance
     spread: bool
     choices: _ByPartition
-    """Shared by all reads that choose in the same way."""
+    """Shared by all reads with the same candidates."""
     before: bytes
     """A request to a worker up to the key."""
     between: bytes
-    """And from there on, up to ``partition=``."""
+    """The rest, from there up to ``partition=``."""
 
 
 class Choices:
-    """What was worked out lately for reads alike, and for their partitions; a bounded number of each."""
+    """Recently prepared reads and candidate choices, shared by identical reads; both bounded."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -69,7 +69,7 @@ class Choices:
         self._choices_made = 0
 
     def key_read(self, form: RequestForm) -> KeyRead | None:
-        """How reads of a form are answered, None where the route must; raises ``Problem``."""
+        """The prepared read of a form, None if the route must answer; raises ``Problem``."""
         spec = self._router.cluster.metadata.stores.get(form.store)
         found = self._reads.get((form.store, form.query))
         if found is not None and found.spec is spec:
@@ -79,7 +79,7 @@ class Choices:
         parameters = parse_parameters(form.query, KEY_PARAMETERS)
         timeout_ms = parameters.timeout_ms
         if parameters.wait_ms or (timeout_ms is not None and timeout_ms < MOST_DELAY_MS):
-            # One that is slow is only noticed after the hedge delay.
+            # A slow one is noticed only after the hedge delay.
             return None
         if len(self._reads) >= _MOST_READS:
             self._forget()
@@ -99,20 +99,20 @@ class Choices:
         return read
 
     def _forget(self) -> None:
-        """Begin anew: clients may ask in any number of ways."""
+        """Start again: clients may send any number of different forms."""
         self._reads.clear()
         self._choices.clear()
         self._choices_made = 0
 
     def choose(self, read: KeyRead, partition: int, now_boot_ms: float) -> Target | None:
-        """The best candidate, or one of those that are as good; None where the ordinary read must look for one."""
+        """The best candidate, or one equally good; None if the ordinary read must search for one."""
         choice = read.choices.get(partition)
         fit = self._router.cluster.recovered
         if choice is None or now_boot_ms - choice.made_boot_ms >= _CHOICE_MAX_AGE_MS:
             choice = self._think(read, partition, now_boot_ms)
         for target in choice.targets:
             if not fit(target.host):
-                # One was lost. One that recovers is probed by ordinary reads.
+                # One was lost. Recovering ones are probed by ordinary reads.
                 choice = self._think(read, partition, now_boot_ms)
                 break
         targets = choice.targets
@@ -121,7 +121,7 @@ class Choices:
         return less_loaded(targets, _load_of, self._router.choose)
 
     def _think(self, read: KeyRead, partition: int, now_boot_ms: float) -> _Choice:
-        """Find whom to choose among; nobody, where one of them recovers."""
+        """Find the workers to choose among; none if one of them is recovering."""
         router = self._router
         holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
         hosts = equals(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]

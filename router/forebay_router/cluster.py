@@ -1,4 +1,4 @@
-"""What the router knows of the workers: who is alive, who holds what, how far behind; learnt from seeds."""
+"""The router's knowledge of the workers, learnt from seeds: which are alive, what they hold, how far behind."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ log = logging.getLogger(__name__)
 _FORGET_AFTER_MS = 300_000.0
 _LEAST_PAUSE_S = 0.02
 _PAUSE_AFTER_SILENCE_S, _LONGEST_PAUSE_AFTER_SILENCE_S = 0.5, 5.0
-"""A poll without an answer holds one of a few turns for a second, so who is silent is asked less and less."""
+"""A poll without an answer occupies one of a few slots for a second, so silent workers are polled less and
+less."""
 _UNHEARD_PAUSES, _UNHEARD_S = 3, 5.0
-"""So many polls and seconds must pass without any answer for the router to take itself for cut off."""
+"""This many polls and seconds must pass without any answer before the router considers itself cut off."""
 _REFRESH_MS = 250.0
-"""How long a read waits at most for a newer map: a worker that hangs does not answer sooner for it."""
+"""How long a read waits at most for a newer map: longer would not help with a worker that hangs."""
 _ALIAS_POLL_INTERVAL_S = 5.0
-"""Pause between looks at an address whose worker goes under another, which is polled as often as any."""
+"""Pause between polls of an address whose worker uses another one, which is polled as often as any."""
 
 
 class Cluster:
@@ -58,18 +59,18 @@ class Cluster:
         self.metadata = StreamsMetadataState({})
         self.workers: dict[HostInfo, WorkerView] = {}
         self.refused_polls: set[HostInfo] = set()
-        """Addresses where a worker refused the router's token, or that there is none, when last polled."""
+        """Addresses where a worker refused the router's token, or its absence, when last polled."""
         self._holding: dict[Held, set[HostInfo]] = {}
-        """Who said of itself that it holds a partition."""
+        """The workers that report holding a partition."""
         self._mapped: frozenset[HostInfo] = frozenset()
         self.strangers = Strangers(application_id)
         self._asked: set[HostInfo] = set()
-        """Addresses that were polled, whatever came of it."""
+        """Addresses that were polled, whatever the outcome."""
         self._found: set[HostInfo] = set()
-        """Those at which a worker of the application was, under whatever address it goes."""
+        """Those at which a worker of the application was, whatever address it uses."""
         self._polls: dict[HostInfo, asyncio.Task[None]] = {}
         self._wanted: dict[HostInfo, asyncio.Event] = {}
-        """By address: set where the next poll should not wait."""
+        """By address: set if the next poll should not wait."""
         self._refreshing: set[HostInfo] = set()
         """Addresses whose next poll does not wait, until it is done."""
         self._polled = asyncio.Event()
@@ -77,7 +78,7 @@ class Cluster:
         self._fetching = asyncio.Lock()
 
     async def start(self) -> None:
-        """Begin to poll the seeds, and every worker that they lead to."""
+        """Start polling the seeds, and every worker found through them."""
         self._watch_seeds()
         self._following = asyncio.create_task(self._seeds.follow(self._watch_seeds))
 
@@ -91,12 +92,12 @@ class Cluster:
 
     @property
     def application_id(self) -> str | None:
-        """The application served; None as long as that is not known."""
+        """The application served; None while that is unknown."""
         return self.strangers.application_id
 
     @property
     def ready(self) -> bool:
-        """Whether it is known which stores there are and who holds something, and a worker answered lately."""
+        """Whether the stores and their holders are known, and a worker answered recently."""
         if not self.metadata.stores or not (self.metadata.map.hosts or any(self._holding.values())):
             return False
         heard_since = boot_ms() - 1000 * max(_UNHEARD_PAUSES * self._pause_s(), _UNHEARD_S)
@@ -110,7 +111,7 @@ class Cluster:
         return spec
 
     def holders(self, spec: StoreSpec, partition: int, load: Callable[[HostInfo], int]) -> list[Holder]:
-        """Everyone known to hold a partition, by the newest map or by their own word."""
+        """All workers known to hold a partition, from the newest map or their own reports."""
         active, standbys = self.metadata.map.by_topic_partition.get(
             TopicPartition(spec.topic, partition), (None, ())
         )
@@ -120,7 +121,7 @@ class Cluster:
         return [self._holder(host, active, (spec.name, partition), load(host)) for host in hosts]
 
     def unheld(self, spec: StoreSpec) -> int:
-        """How many partitions of a store no worker that answers says it holds."""
+        """How many partitions of a store no answering worker reports holding."""
         return sum(
             not any(self.workers[host].well for host in self._holding.get((spec.name, partition), ()))
             for partition in range(spec.partitions)
@@ -130,7 +131,7 @@ class Cluster:
         worker = self.workers.get(host)
         role, lag = "active" if host == active else "standby", UNKNOWN_LAG
         if worker is None:
-            # Never heard of: the map alone speaks for it.
+            # Never heard from: only the map lists it.
             return Holder(host, role, live=True, load=load)
         report = worker.replicas.get(held)
         if report is not None:
@@ -139,14 +140,14 @@ class Cluster:
         return Holder(host, role, lag, worker.live, worker.suspect, load, worker.recovery.window, worker.ceiling)
 
     def heard(self, host: HostInfo, held: Held, head: bytes) -> None:
-        """Take note of what the header lines of a worker's answer say of the replica that gave it."""
+        """Record the state of the answering replica from the header lines of a worker's answer."""
         told, worker = told_by(head), self.workers.get(host)
         if worker is not None and told is not None and told.role:
             worker.replicas[held] = Report(told.role, told.lag, boot_ms())
             self._holding.setdefault(held, set()).add(host)
 
     def answered(self, host: HostInfo, *, late: bool = False) -> None:
-        """A worker answered a read, if perhaps ``late``, when nobody waited any more: it does not hang."""
+        """A worker answered a read, perhaps ``late``, when it was no longer awaited: it does not hang."""
         worker = self.workers.get(host)
         if worker is not None:
             worker.silent_reads = 0
@@ -180,7 +181,7 @@ class Cluster:
         return worker is not None and worker.well
 
     def recovered(self, host: HostInfo) -> bool:
-        """Whether a worker answers and may have as many reads at once as any."""
+        """Whether a worker answers and may have as many reads at once as any other."""
         worker = self.workers.get(host)
         return worker is not None and worker.well and worker.recovery.window is None
 
@@ -191,7 +192,7 @@ class Cluster:
             self._refreshing.add(host)
 
     async def refreshed(self, deadline_boot_ms: float) -> None:
-        """Wait, though not for long, until those that are to be read now were read."""
+        """Wait, though not for long, until the pending immediate polls are done."""
         waited_for = self._refreshing.copy()
         left_ms = min(deadline_boot_ms - boot_ms(), _REFRESH_MS)
         with contextlib.suppress(TimeoutError):
@@ -245,14 +246,15 @@ class Cluster:
             pause_s = max(self._pause_s(), min(_PAUSE_AFTER_SILENCE_S * silences, _LONGEST_PAUSE_AFTER_SILENCE_S))
             if host not in (None, address):
                 pause_s = max(pause_s, _ALIAS_POLL_INTERVAL_S)
-            # Not even a worker that answers all reads as if the map were old is polled without any.
+            # There is a pause even for a worker that answers all reads as if the map were out of date.
             await asyncio.sleep(min(_LEAST_PAUSE_S, pause_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s - _LEAST_PAUSE_S):
                     await wanted.wait()
 
     async def _poll(self, address: HostInfo) -> HostInfo | None:
-        """Read the status of who is at an address; says under which address that worker goes, None if none is."""
+        """Read the status at an address; returns the address that the worker there uses, None if there is no
+        worker."""
         body = await self._documents.get(address, "/v1/status")
         with self._pace.reading():
             try:
@@ -262,7 +264,7 @@ class Cluster:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 if address in self._found:
                     raise
-                self.strangers.ignore(address, f"answers with a status that is no worker's: {error!r}")
+                self.strangers.ignore(address, f"answers with a status that is not a worker's: {error!r}")
                 host = None
             if host is None:
                 self._drop(address)
@@ -290,7 +292,7 @@ class Cluster:
             self._holding.setdefault(held, set()).add(worker.host)
 
     async def _learn(self, address: HostInfo, generation: Generation) -> None:
-        """Fetch the map of a worker that has a newer one, unless that of another was just fetched."""
+        """Fetch the map of a worker that has a newer one, unless another's was just fetched."""
         async with self._fetching:
             if generation > self.metadata.map.generation or not self.metadata.stores:
                 await self._fetch_metadata(address)
@@ -324,7 +326,7 @@ class Cluster:
 
     def _is_ours(self, address: HostInfo, status: dict[str, Any]) -> bool:
         if status.get("tier") != "worker":
-            self.strangers.ignore(address, "is no worker: name workers as --seeds")
+            self.strangers.ignore(address, "is not a worker: name workers as --seeds")
             return False
         all_asked = self._seeds.addresses <= self._asked | {address}
         return self.strangers.admit(address, status["application_id"], all_asked=all_asked)
@@ -332,7 +334,7 @@ class Cluster:
     def _lost(self, address: HostInfo, error: Exception) -> None:
         self._heed_refusal(address, error)
         if address not in self._found and address not in self.refused_polls:
-            self.strangers.missed(address, f"does not answer as a worker does: {str(error) or 'time-out'}")
+            self.strangers.missed(address, f"does not answer like a worker: {str(error) or 'time-out'}")
         if not isinstance(error, TimeoutError):
             self.unreachable(address)
         elif address in self.workers:
@@ -371,7 +373,7 @@ class Cluster:
 
 def _tell_refusal(host: HostInfo, what: str, status: int) -> None:
     log.error(
-        "the worker %s refuses this router's %s with %d: --worker-token-file must hold a token that it takes",
+        "the worker %s refuses this router's %s with %d: --worker-token-file must contain a token that it accepts",
         host,
         what,
         status,

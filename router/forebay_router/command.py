@@ -31,8 +31,8 @@ def router(values: dict[str, Any]) -> None:
 
 
 def run(settings: RouterSettings, place: Place) -> None:
-    """Run a router's process until a signal ends it; raises ``ForebayError`` where it cannot start."""
-    # The web stack takes a while to import, and a wrong setting should be told before.
+    """Run a router's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
+    # The web stack takes a while to import; wrong settings should be reported before that.
     from forebay.hot_path import guarded, make_protocol
     from forebay.rest.application import cors_options
     from forebay_router.app import make_app

@@ -1,6 +1,6 @@
 """One connection to a worker: requests pipelined, answers matched in order.
 
-An ``Answer`` of a worker's has its header lines as they came, without content-length.
+A worker's ``Answer`` has its header lines as received, without content-length.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from forebay.rest.answers import Answer
 
 _CONNECT_TIMEOUT_S = 1.0
 _UNACKNOWLEDGED_MS = 2_000
-"""How long a worker's machine may leave what it was sent unacknowledged; a process that hangs leaves that to its
-system."""
+"""How long a worker's machine may leave sent data unacknowledged; if only the process hangs, its system still
+acknowledges."""
 _MOST_HEAD_BYTES = 64 << 10
 _LENGTH = b"\r\ncontent-length: "
 
 
 class UpstreamClosed(ConnectionError):
-    """The connection ended before the answer was whole."""
+    """The connection ended before the answer was complete."""
 
 
 OnAnswer = Callable[["Answer | None"], None]
-"""Called once with the answer, or with None if the connection ended before it was whole."""
+"""Called once with the answer, or with None if the connection ended before it was complete."""
 
 
 class InFlight:
@@ -43,8 +43,8 @@ class InFlight:
 class Connection(asyncio.Protocol):
     """One connection to a worker. Requests are answered in the order in which they were sent.
 
-    Whoever loses interest in an answer keeps its place: it is read and dropped. ``in_flight`` counts what is
-    outstanding here, too.
+    An abandoned request keeps its place: its answer is read and dropped. ``in_flight`` also counts what is
+    outstanding here.
     """
 
     def __init__(self, in_flight: InFlight) -> None:
@@ -67,11 +67,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def gathering(self) -> bool:
-        """Whether requests wait for the end of the event loop's turn, to be sent together."""
+        """Whether requests are waiting for the end of the event loop's turn, to be sent together."""
         return bool(self._unsent)
 
     def send(self, request: bytes, on_answer: OnAnswer, *, at_once: bool) -> None:
-        """Send a request: at once, or with all others of the event loop's turn."""
+        """Send a request, either at once or together with all others of the event loop's turn."""
         if self.closed or self._transport is None:
             asyncio.get_running_loop().call_soon(on_answer, None)
             return
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Match answers to requests; anything that is not an answer to one closes the connection."""
         if self._awaited > len(data):
-            # In the middle of a large body: nothing can be parsed before it is all here.
+            # In the middle of a large body: nothing can be parsed before it is complete.
             self._chunks.append(data)
             self._awaited -= len(data)
             return
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
             self._awaited = _left_of_body(buffer, at)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell all that still wait."""
+        """Notify all that still wait."""
         self.closed = True
         while self._pending:
             self._next_pending()(None)
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
         return self._pending.popleft()
 
     def close(self) -> None:
-        """Close; what is outstanding gets None."""
+        """Close; outstanding requests get None."""
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
@@ -157,15 +157,15 @@ async def connect(host: HostInfo, in_flight: InFlight) -> Connection:
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
         transport, connection = await loop.create_connection(lambda: Connection(in_flight), host.host, host.port)
-    # A machine that vanished closes nothing: without this, the connection would be believed in for minutes.
+    # A machine that vanished closes nothing: without this, the connection would seem alive for minutes.
     transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
     return connection
 
 
 def _parse(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
-    """The answer that begins at ``at``, where it ends, and whether the connection stays; None if cut short.
+    """The answer that begins at ``at``, where it ends, and whether the connection stays open; None if incomplete.
 
-    Raises ``ValueError`` for what is not a final HTTP/1.1 answer with a content-length.
+    Raises ``ValueError`` unless it is a final HTTP/1.1 answer with a content-length.
     """
     end = buffer.find(b"\r\n\r\n", at)
     if end < 0:
@@ -182,7 +182,7 @@ def _parse(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
 
 
 def _left_of_body(buffer: bytes, at: int) -> int:
-    """How many bytes of the answer at ``at`` are still to come, 0 while its head is not all there."""
+    """How many bytes of the answer at ``at`` are still missing, 0 while its head is incomplete."""
     end = buffer.find(b"\r\n\r\n", at)
     if end < 0:
         return 0
@@ -191,7 +191,7 @@ def _left_of_body(buffer: bytes, at: int) -> int:
 
 
 def _read_head(buffer: bytes, at: int, end: int) -> tuple[int, bytes, int, bool]:
-    """Status, header lines, length of the body (-1 if not told), and whether the connection stays.
+    """Status, header lines, length of the body (-1 if not stated), and whether the connection stays open.
 
     ``end`` is that of the last header. Raises ``ValueError``.
     """
@@ -200,7 +200,7 @@ def _read_head(buffer: bytes, at: int, end: int) -> tuple[int, bytes, int, bool]
         digits = buffer[length_at + len(_LENGTH) : end]
         told = _before_length(buffer[at : length_at + 2])
         if told is not None and digits.isdigit():
-            # A worker of ours: the length is the last line.
+            # From a forebay worker: the length is the last line.
             return *told, int(digits), True
     status, lines = _split_status(buffer[at : end + 2])
     length, keep = -1, True
@@ -221,9 +221,9 @@ def _read_head(buffer: bytes, at: int, end: int) -> tuple[int, bytes, int, bool]
 
 @lru_cache(maxsize=1024)
 def _before_length(head: bytes) -> tuple[int, bytes] | None:
-    """Status and header lines that precede the length, None where a line among them says how to read on.
+    """Status and header lines before the length, None if one of them affects how to read on.
 
-    All answers of a replica in a millisecond have the same.
+    All answers of a replica within a millisecond have the same ones.
     """
     lowered = head.lower()
     if any(name in lowered for name in (b"content-length", b"transfer-encoding", b"connection")):

@@ -1,4 +1,4 @@
-"""What the router shows to workers: a token of its own, never a client's."""
+"""The router's credentials for workers: a token of its own, never a client's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ REFUSALS = frozenset({Unauthenticated.status, Forbidden.status})
 
 
 def credentials_of(token_file: Path | None) -> Callable[[], bytes]:
-    """Gives the line of the ``Authorization`` header as it is now, its CRLF included.
+    """Returns the current line of the ``Authorization`` header, including CRLF.
 
-    It is by a file with one token, empty without a file; raises ``SettingError``.
+    The token comes from a file; without one the line is empty. Raises ``SettingError``.
     """
     if token_file is None:
         return lambda: b""

@@ -16,7 +16,7 @@ _READ_BYTES = 64 << 10
 
 
 class EventUpstream:
-    """An open stream. Nothing is read ahead of who asks, beyond what the connection holds."""
+    """An open stream. Nothing is read ahead of the consumer, beyond the connection's buffer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -37,14 +37,14 @@ class EventUpstream:
     async def next(self) -> Event | None:
         """The next event, None for a sign of life; a refusal comes as a ``problem``.
 
-        May be cancelled without loss. Raises ``OSError`` where the stream ends.
+        May be cancelled without loss. Raises ``OSError`` if the stream ends.
         """
         if not self._events:
             await self._receive()
         return self._events.popleft() if self._events else None
 
     async def close(self) -> None:
-        """Close the connection, which tells the worker."""
+        """Close the connection, which notifies the worker."""
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
@@ -58,7 +58,7 @@ class EventUpstream:
         try:
             self._parser.feed_data(received)
         except httptools.HttpParserError as error:
-            raise ConnectionResetError(f"the worker sent something else than an answer: {error}") from None
+            raise ConnectionResetError(f"the worker sent something other than an answer: {error}") from None
 
     def on_body(self, body: bytes) -> None:
         """Some of the body was read; called by the parser."""
@@ -68,7 +68,7 @@ class EventUpstream:
             self._refusal += body
 
     def on_message_complete(self) -> None:
-        """The body is whole; called by the parser."""
+        """The body is complete; called by the parser."""
         self._complete = True
         if self._parser.get_status_code() != 200:
             self._events.append(Event("problem", self._refusal))

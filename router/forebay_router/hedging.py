@@ -14,7 +14,7 @@ _LEAST_BURST = 10.0
 
 
 class HedgeDelay:
-    """An estimate of the 99th percentile of answer times, in milliseconds, that follows them as they come."""
+    """A running estimate of the 99th percentile of answer times, in milliseconds."""
 
     def __init__(self) -> None:
         self._estimate_ms = _START_DELAY_MS

@@ -1,4 +1,4 @@
-"""Histograms of plain numbers: one more costs next to nothing; Prometheus' form is made when it is asked for."""
+"""Histograms of plain numbers: counting costs next to nothing; Prometheus' form is made on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 @dataclass
 class Histogram:
-    """Counts up to each bound; what is beyond all of them, or unknown, last."""
+    """Counts up to each bound; figures above all of them, or unknown, are counted last."""
 
     bounds: tuple[int, ...]
     counts: list[int] = field(init=False)
@@ -20,7 +20,7 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, figure: float | None, times: int = 1) -> None:
-        """Count a figure, None where it is unknown, so many times."""
+        """Count a figure, None if unknown, this many times."""
         if figure is None:
             self.counts[-1] += times
             return

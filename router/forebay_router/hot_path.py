@@ -1,8 +1,8 @@
 """The router's hot path: a recognised read goes to its best candidate over a shared connection, at once.
 
-What is not answered there and then finally (a refusal, a lost connection, a worker slower than the hedge delay)
-goes on as an ordinary read, which asks the others; the client's order of answers is kept by slots. A batch is an
-ordinary read from the beginning, but for what the framework would do with it.
+If it gets no final answer there (a refusal, a lost connection, a worker slower than the hedge delay), it continues
+as an ordinary read, which asks the others; slots keep the client's order of answers. A batch is an ordinary read
+from the beginning, only without the framework.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Outstanding:
     target: Target
     sent_boot_ms: float
     settled: bool = False
-    """Answered, or gone on as an ordinary read."""
+    """Answered, or continued as an ordinary read."""
     ordinary: asyncio.Task[None] | None = None
     hedged: bool = False
     refused: bool = False
@@ -54,7 +54,7 @@ class _Outstanding:
 
 
 class RouterHotPath:
-    """Sends single-key reads to their best candidate, coalesced and pipelined; begins batches."""
+    """Sends single-key reads to their best candidate, coalesced and pipelined; starts batches."""
 
     def __init__(self, router: Router, metrics: RouterMetrics) -> None:
         self._router = router
@@ -66,7 +66,7 @@ class RouterHotPath:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def key(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
-        """A slot that will be filled, None where the route must answer."""
+        """A slot that will be filled, None if the route must answer."""
         router = self._router
         segment = request.segment
         try:
@@ -87,7 +87,7 @@ class RouterHotPath:
             return None
         slot = protocol.slot(request)
         read = _Outstanding(asked, segment, partition, slot, target, now)
-        # Nothing received is passed on but key and query, both checked.
+        # Of the bytes received, only key and query are passed on, both checked.
         sent = b"".join((asked.before, segment, asked.between, target.rest))
         most_load = router.settings.max_in_flight_per_worker
         if not target.upstream.send(sent, lambda answer: self._answered(read, answer), most_load):
@@ -120,7 +120,7 @@ class RouterHotPath:
         slot.fill(answer)
 
     def _answered(self, read: _Outstanding, answer: Answer | None) -> None:
-        """Take a worker's answer, None where the connection ended first: that alone does not mean it is down."""
+        """Handle a worker's answer, None if the connection ended first: that alone does not mean it is down."""
         router = self._router
         took_ms = boot_ms() - read.sent_boot_ms
         if answer is not None:
@@ -176,7 +176,7 @@ class RouterHotPath:
         asyncio.get_running_loop().call_later(_TICK_S, self._look_for_slow_reads)
 
     def _look_for_slow_reads(self) -> None:
-        """Let reads that waited past the hedge delay go on as ordinary ones, within the budget of hedges."""
+        """Let reads that waited past the hedge delay continue as ordinary ones, within the budget of hedges."""
         self._ticking = False
         router = self._router
         late = boot_ms() - router.delay.delay_ms
@@ -190,7 +190,7 @@ class RouterHotPath:
             self._tick()
 
     def _hedge(self, read: _Outstanding) -> None:
-        """Ask another replica, if there is one and the budget allows; else wait on, and look again."""
+        """Ask another replica, if there is one and the budget allows; otherwise keep waiting, and check again."""
         router = self._router
         if not self._has_another(read):
             self._wait(read)
@@ -231,6 +231,6 @@ class RouterHotPath:
 
 
 def _failed(what: str) -> Answer:
-    """What a client is told then: left empty, its slot would hold back every later answer of the connection."""
+    """The client's answer then: an empty slot would hold back every later answer of the connection."""
     log.exception(what)
     return problem_answer(InternalError("The service failed; its log says why."))

@@ -1,7 +1,7 @@
-"""Reads of one key, also where the store's partitioner is not known: then every partition is asked.
+"""Reads of one key, even if the store's partitioner is unknown: then every partition is asked.
 
-A key lives in one partition, so the first that has it answers. That there is no such key is said only once every
-partition has said so within the bounds.
+A key is in one partition, so the first that has it answers. A miss is reported only once every partition has
+reported it within the bounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def read_key(
 ) -> Answer:
     """Answer a read of one key from the replica that best meets its tolerance; raises ``Problem``.
 
-    ``path`` and ``query`` are the request's own, as received. ``silent`` is a worker that was asked already.
+    ``path`` and ``query`` are the request's own, as received. ``silent`` is a worker that was already asked.
     """
     spec = router.spec(store)
     plain = from_segment(spec.key_codec, segment)
@@ -55,7 +55,7 @@ async def read_key(
 async def _search(
     router: Router, spec: StoreSpec, target: bytes, parameters: ReadParameters, deadline_boot_ms: float
 ) -> Answer:
-    """Ask every partition at once; once more where a miss has left its bounds while the last was waited for."""
+    """Ask every partition at once; once more if a miss has left its bounds while waiting for the last one."""
     tolerance = parameters.tolerance_for(spec)
     until = deadline_boot_ms - time_to_ask_again_ms(tolerance, deadline_boot_ms - boot_ms())
     lag = UNKNOWN_LAG
@@ -92,12 +92,12 @@ async def _search_once(
 
 
 def settled(answer: Answer) -> bool:
-    """Whether one partition's answer is that of all: it has the key, had it, or the request is at fault."""
+    """Whether one partition's answer settles the read: it has the key, had it, or the request is at fault."""
     return answer.status in _SETTLED
 
 
 def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:
-    """What the partitions' answers come to: what settles it, else the gravest refusal, else the miss of all."""
+    """The partitions' combined answer: one that settles it, else the gravest refusal, else a miss."""
     answers = [answer for answer, _ in came]
     for answer in answers:
         if settled(answer):
@@ -111,7 +111,7 @@ def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:
 
 
 def _miss_of_all(spec: StoreSpec, came: Sequence[Came]) -> Answer:
-    """No partition has the key: the worst lag of all, and one position of all."""
+    """No partition has the key: the worst lag of all, and one combined position."""
     misses, now = [], boot_ms()
     for answer, at_boot_ms in came:
         miss = json.loads(answer.body)

@@ -1,4 +1,4 @@
-"""A router's metrics: plain integers counted on the way, turned into Prometheus' form when scraped."""
+"""A router's metrics: plain integers counted along the way, converted to Prometheus' form when scraped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANSWER_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
 
 
 class RouterMetrics(Collector):
-    """Counts reads, and reads the rest off the router at each scrape."""
+    """Counts reads, and collects the rest from the router at each scrape."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -37,11 +37,11 @@ class RouterMetrics(Collector):
         self._unread: Counter[tuple[str, str, int, RawFigures | None]] = Counter()
 
     def count(self, route: str, status: int) -> None:
-        """Count an answer that is of no one replica."""
+        """Count an answer that no single replica gave."""
         self._reads[route, status, ""] += 1
 
     def count_answer(self, route: str, store: str, answer: Answer) -> None:
-        """Count an answer, and how far behind it was. Its figures are read later, the same ones once."""
+        """Count an answer, and how far behind it was. Figures are parsed later, identical ones only once."""
         self._unread[route, store, answer.status, raw_figures(answer.head)] += 1
         if len(self._unread) >= _MOST_UNREAD:
             self._read()
@@ -55,7 +55,7 @@ class RouterMetrics(Collector):
                 self._lag.observe(store, told.lag, count)
 
     def count_list(self, route: str, store: str, lag: Lag) -> None:
-        """Count a list, and the most that any of its partitions was behind."""
+        """Count a list, and the largest lag of its partitions."""
         self._reads[route, 200, ""] += 1
         self._lag.observe(store, lag)
 
@@ -76,7 +76,7 @@ class RouterMetrics(Collector):
         yield from self._lag.collect()
         took = HistogramMetricFamily(
             "forebay_router_answer_seconds",
-            "Time from a read's arrival to its answer, of a list to its first byte.",
+            "Time from a read's arrival to its answer; for a list, to its first byte.",
             labels=["route"],
         )
         for route, histogram in sorted(self.answer_ms.items()):
@@ -94,7 +94,7 @@ class RouterMetrics(Collector):
         delay = GaugeMetricFamily("forebay_router_hedge_delay_seconds", "Wait before a second replica is asked.")
         delay.add_metric([], self._router.delay.delay_ms / 1000)
         yield delay
-        budget = GaugeMetricFamily("forebay_router_hedge_budget", "Hedges that are allowed now.")
+        budget = GaugeMetricFamily("forebay_router_hedge_budget", "Hedges currently allowed.")
         budget.add_metric([], self._router.budget.left)
         yield budget
         in_flight = GaugeMetricFamily("forebay_router_in_flight", "Reads in flight.")
@@ -107,7 +107,7 @@ class RouterMetrics(Collector):
         ready.add_metric([], int(self._router.readiness() is None))
         yield ready
         unheld = GaugeMetricFamily(
-            "forebay_router_unheld_partitions", "Partitions that no worker that answers holds.", labels=["store"]
+            "forebay_router_unheld_partitions", "Partitions that no answering worker holds.", labels=["store"]
         )
         for spec in self._router.cluster.metadata.stores.values():
             unheld.add_metric([spec.name], self._router.cluster.unheld(spec))
@@ -120,7 +120,9 @@ class RouterMetrics(Collector):
             live.add_metric([str(host)], int(worker.live and not worker.suspect))
             asked.add_metric([str(host)], self._router.upstreams.load(host))
         yield from (live, asked)
-        build = GaugeMetricFamily("forebay_router_build_info", "1; its label says what runs.", labels=["version"])
+        build = GaugeMetricFamily(
+            "forebay_router_build_info", "1; the label gives the version running.", labels=["version"]
+        )
         build.add_metric([__version__], 1)
         yield build
         yield from _PROCESS.collect()

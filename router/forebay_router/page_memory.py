@@ -1,4 +1,4 @@
-"""What the pages of lists take of a router's memory, bounded over all lists that are under way."""
+"""The memory of a router that pages of lists take, bounded over all lists in progress."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ _MOST_BYTES_FOR_READING_AHEAD = 32 << 20
 
 @dataclass
 class PageMemory:
-    """Counts the pages that lists hold. Beyond a bound none are read ahead; beyond another no list is begun.
+    """Counts the pages that lists hold. Above one bound none are read ahead; above another no list is started.
 
-    A list that has begun goes on: its pages in hand, one a partition, come on top.
+    A list that has started continues: its current pages, one per partition, come on top.
     """
 
     held_bytes: int = 0
 
     def require_room(self) -> None:
-        """Raise ``Overloaded`` unless another list may begin."""
+        """Raise ``Overloaded`` unless another list may start."""
         if self.held_bytes >= _MOST_BYTES:
             raise Overloaded(
-                "The lists under way hold as much as they may in this process; clients that read theirs slowly "
-                "hold them for long.",
+                "Lists in progress already use all the memory allowed for them; slow clients hold it longest.",
                 retry_after_s=1,
             )
 
     @property
     def allows_reading_ahead(self) -> bool:
-        """Whether pages may be asked for before they are needed."""
+        """Whether pages may be requested before they are needed."""
         return self.held_bytes < _MOST_BYTES_FOR_READING_AHEAD

@@ -1,4 +1,4 @@
-"""Asking workers for their documents: again and again, but for no more than a share of the process' time."""
+"""Polls workers for their documents, within a limited share of the process's time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from forebay_router.upstream import Upstreams
 _TIMEOUT_S = 1.0
 _MOST_AT_ONCE = 32
 _SHARE = 0.03
-"""Of a core, for all polls together: two workers with 100 replicas each are polled as often as is set."""
+"""Share of a core for all polls together: two workers with 100 replicas each are polled at the configured
+interval."""
 _EXCHANGE_S = 0.0002
-"""What sending a poll and receiving its answer takes, besides the reading of the document."""
+"""Time for sending a poll and receiving its answer, without parsing the document."""
 _WEIGHT = 0.1
 
 
 class PollRefused(Exception):
-    """A worker answered a poll with another status than 200."""
+    """A worker answered a poll with a status other than 200."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"answered {status}")
@@ -38,7 +39,7 @@ class WorkerDocuments:
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def get(self, address: HostInfo, path: str) -> bytes:
-        """The document at a path; raises ``PollRefused``, and ``OSError`` where there is no answer in time."""
+        """The document at a path; raises ``PollRefused``, and ``OSError`` if there is no answer in time."""
         request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
             path.encode(),
             str(address).encode(),
@@ -72,7 +73,7 @@ class Pace:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Measure what taking in one answer costs."""
+        """Measure the cost of processing one answer."""
         begun_s = time.thread_time()
         try:
             yield
@@ -80,9 +81,9 @@ class Pace:
             self.spent(time.thread_time() - begun_s)
 
     def spent(self, reading_s: float) -> None:
-        """Take note of what one answer cost; the mean over all workers follows slowly."""
+        """Record the cost of one answer; the mean over all workers follows slowly."""
         self._reading_s += (reading_s - self._reading_s) * _WEIGHT
 
     def pause_s(self, addresses: int) -> float:
-        """The wait with so many addresses to poll, at least the interval that is set."""
+        """The wait with this many addresses to poll, at least the configured interval."""
         return max(self._interval_s, (self._reading_s + _EXCHANGE_S) * addresses / _SHARE)

@@ -1,7 +1,7 @@
-"""A router of several processes: their parent starts them, tells them to end, and replaces those that die.
+"""A router of several processes: their parent starts them, signals them to end, and replaces those that die.
 
-The address is theirs alone to listen on, by SO_REUSEPORT: the kernel spreads connections over those that live, and
-none waits for one that is not there.
+Only they listen on the address, with SO_REUSEPORT: the kernel spreads connections over the live ones, and none
+waits for a dead one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from forebay_router.siblings import Place
 log = logging.getLogger(__name__)
 
 RELAYS = {signal.SIGTERM: signal.SIGUSR1, signal.SIGINT: signal.SIGUSR2}
-"""What the parent passes on, as what.
+"""The signals that the parent passes on, and as which.
 
-A terminal interrupts whole process groups, and systemd ends all of a service's processes: by the signal itself a
-child could not tell its parent's word from a second signal, which would end it at once.
+A terminal interrupts whole process groups, and systemd signals all of a service's processes: with the original
+signal, a child could not distinguish its parent's from a second one, which would end it at once.
 """
 
 _TICK_S = 0.1
@@ -42,7 +42,7 @@ _STEADY_AFTER_S = 10.0
 
 
 def run_processes(settings: RouterSettings) -> None:
-    """Run a router of several processes until a signal ends it; raises ``ForebayError`` where it cannot start."""
+    """Run a router of several processes until a signal ends it; raises ``ForebayError`` if it cannot start."""
     received = _receive()
     with claim(settings.listen), tempfile.TemporaryDirectory(prefix="forebay-router-") as directory:
         places = [Place(number, settings.processes, Path(directory)) for number in range(settings.processes)]
@@ -56,14 +56,14 @@ def run_processes(settings: RouterSettings) -> None:
 
 
 def claim(listen: HostInfo) -> socket.socket:
-    """Hold an address for processes that share it; raises ``ListenAddressInUse``.
+    """Reserve an address for processes that share it; raises ``ListenAddressInUse``.
 
-    A shared address admits every process of the same user that shares it too. So one asks first as if it did not;
-    and while the processes start, and nobody listens yet, an abstract Unix socket, which is of the same network
+    A shared address admits every process of the same user that shares it too. So the parent first binds it
+    exclusively; and while the processes start and none listens yet, an abstract Unix socket, in the same network
     namespace as the port, keeps out a second router.
     """
     with bind(listen) as asked:
-        # The same by whichever name it is given.
+        # The same under any name of the address.
         host, port = asked.getsockname()[:2]
     claimed = socket.socket(socket.AF_UNIX)
     try:
@@ -75,14 +75,14 @@ def claim(listen: HostInfo) -> socket.socket:
 
 
 def pause_before_restart_s(lived_s: float, last_pause_s: float) -> float:
-    """How long to wait before a child is replaced: longer each time, if none lives for long."""
+    """How long to wait before replacing a child: longer each time, if none lives for long."""
     if lived_s >= _STEADY_AFTER_S:
         return _LEAST_PAUSE_S
     return min(max(2 * last_pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
 
 
 class Child:
-    """One process of the router, and after it died the next."""
+    """One process of the router, and its successors after it dies."""
 
     def __init__(self, settings: RouterSettings, place: Place) -> None:
         self._settings = settings
@@ -93,13 +93,13 @@ class Child:
     def _start(self) -> None:
         self._started_s = time.monotonic()
         self._restart_s: float | None = None
-        # Modules are looked for where the parent does, which may not be where it was started.
+        # Modules are searched where the parent searches, which may not be where it was started.
         command = [sys.executable, "-P", "-m", "forebay_router.child"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with _blocked():
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         assert self._process.stdin is not None
-        # One that is dead already is noticed at the next look.
+        # One that is already dead is noticed at the next check.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(pickle.dumps((self._settings, self._place, os.getpid())))
 
@@ -109,23 +109,24 @@ class Child:
         return self._process.poll() is None
 
     def look_after(self) -> None:
-        """Replace it once it is dead; raises ``ForebayError`` where none was ever up, as the next would not be."""
+        """Replace it once it is dead; raises ``ForebayError`` if none ever came up, as the next would not
+        either."""
         now_s = time.monotonic()
         if self.running:
             return
         if self._restart_s is None:
             if not self._place.socket_of(self._place.number).exists():
                 raise ForebayError(
-                    f"A process of the router {self._end()} before it was up; see what it said above."
+                    f"A process of the router {self._end()} before it was up; see its messages above."
                 )
             self._pause_s = pause_before_restart_s(now_s - self._started_s, self._pause_s)
             self._restart_s = now_s + self._pause_s
-            log.error("process %d of the router %s; another follows", self._process.pid, self._end())
+            log.error("process %d of the router %s; it will be replaced", self._process.pid, self._end())
         if now_s >= self._restart_s:
             try:
                 self._start()
             except OSError as error:
-                # The others serve on; it is tried again as if it had died.
+                # The others keep serving; it is retried as if it had died.
                 log.error("no process of the router can be started: %s", error)
 
     def _end(self) -> str:
@@ -148,9 +149,9 @@ _Received = queue.SimpleQueue[signal.Signals]
 
 
 def _receive() -> _Received:
-    """Put the signals that come into a queue.
+    """Put incoming signals into a queue.
 
-    By handlers, not by ``sigtimedwait``: a library's thread may get a signal too, which would end the process.
+    With handlers, not ``sigtimedwait``: a library's thread may get a signal too, which would end the process.
     """
     received: _Received = queue.SimpleQueue()
     for sig in RELAYS:
@@ -160,7 +161,8 @@ def _receive() -> _Received:
 
 @contextlib.contextmanager
 def _blocked() -> Iterator[None]:
-    """Block the signals for a moment. In a process that begins meanwhile they stay so, and it heeds the relays."""
+    """Block the signals for a moment. In a process started meanwhile they stay blocked, and it obeys the
+    relays."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYS)
     try:
         yield
@@ -169,7 +171,7 @@ def _blocked() -> Iterator[None]:
 
 
 def _watch(children: list[Child], received: _Received) -> None:
-    """Replace children that die, until a signal comes, which is passed on."""
+    """Replace children that die, until a signal arrives, which is passed on."""
     while (sig := _next(received)) is None:
         for child in children:
             child.look_after()
@@ -177,7 +179,7 @@ def _watch(children: list[Child], received: _Received) -> None:
 
 
 def _end(children: list[Child], within_s: float, received: _Received) -> None:
-    """Wait until all have ended, for so long; pass on what signals come meanwhile."""
+    """Wait this long for all to end; pass on signals that arrive meanwhile."""
     deadline_s = time.monotonic() + within_s
     while any(child.running for child in children) and time.monotonic() < deadline_s:
         sig = _next(received)
@@ -186,7 +188,7 @@ def _end(children: list[Child], within_s: float, received: _Received) -> None:
 
 
 def _next(received: _Received) -> signal.Signals | None:
-    """The signal that comes, None if none does for a moment."""
+    """The next signal, None if none arrives for a moment."""
     try:
         return received.get(timeout=_TICK_S)
     except queue.Empty:
@@ -194,6 +196,6 @@ def _next(received: _Received) -> signal.Signals | None:
 
 
 def _relay(sig: signal.Signals, children: list[Child]) -> None:
-    # All at once: a listener that closed early would leave its share of new connections to be refused.
+    # All at once: if one listener closed early, its share of new connections would be refused.
     for child in children:
         child.send(RELAYS[sig])

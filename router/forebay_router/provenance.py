@@ -1,4 +1,4 @@
-"""What an answer's header lines say of the replica that gave it."""
+"""Reads the state of the answering replica from an answer's header lines."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LINES = re.compile(
 
 
 class Told(NamedTuple):
-    """Role, empty where several replicas answered, and lag."""
+    """Role, empty if several replicas answered, and lag."""
 
     role: str
     lag: Lag
 
 
 def told_by(head: bytes) -> Told | None:
-    """What header lines, in the order in which they are sent, say; None where they name no figures."""
+    """The contents of header lines, in the order in which they are sent; None if they contain no figures."""
     found = _match(head)
     if found is None:
         return None
@@ -33,18 +33,18 @@ def told_by(head: bytes) -> Told | None:
 
 
 RawFigures = tuple[bytes | None, bytes | None, bytes | None]
-"""Record lag, time lag and role as they are written."""
+"""Record lag, time lag and role, unparsed."""
 
 
 @lru_cache(maxsize=1024)
 def raw_figures(head: bytes) -> RawFigures | None:
-    """The same without age, unread: many answers have the same."""
+    """The same without age, unparsed: many answers have identical ones."""
     found = _match(head)
     return None if found is None else (found[1], found[2], found[4])
 
 
 def read_figures(raw: RawFigures) -> Told:
-    """What raw figures say; age is not among them."""
+    """Parsed raw figures; age is not among them."""
     record_lag, time_lag_ms, role = raw
     return Told("" if role is None else role.decode(), Lag(_number(record_lag), _number(time_lag_ms), None))
 

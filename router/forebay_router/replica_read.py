@@ -23,18 +23,18 @@ _UNKNOWN_STORE = b'{"type":"urn:forebay:problem:unknown-store"'
 _FINAL = frozenset({200, 400, 404, 409, 410})
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
 _LOOK_AGAIN_MS = 50.0
-"""How soon it is noticed that a worker which was asked has turned out to hang."""
+"""How soon a read notices that a worker it asked has been found to hang."""
 _LARGE_ANSWER_MS = 250.0
 """A page or a batch takes longer than the single keys from which the hedge delay is learnt."""
 
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """What to ask of a partition's replicas.
+    """A request to a partition's replicas.
 
-    ``alone`` keeps it off the connections that others share. ``several`` says that it is one of keys of several
-    partitions, which have the same candidates as this one. ``silent`` is a worker that was asked and has not
-    answered yet: it comes last. Those that are ``excluded`` are not asked.
+    ``alone`` keeps it off shared connections. ``several`` means that it contains keys of several partitions with
+    the same candidates. ``silent`` is a worker that was asked and has not answered yet: it comes last.
+    ``excluded`` workers are not asked.
     """
 
     spec: StoreSpec
@@ -48,7 +48,7 @@ class ReplicaRequest:
     excluded: frozenset[HostInfo] = frozenset()
 
     def render(self, host: HostInfo, left_ms: int, credentials: bytes) -> bytes:
-        """The request's bytes for one worker; ``credentials`` is the line that says who asks, if any."""
+        """The request's bytes for one worker; ``credentials`` is the authorization line, if any."""
         method, target = b"GET" if self.body is None else b"POST", self.target
         if not self.several:
             target += b"%bpartition=%d" % (b"&" if b"?" in target else b"?", self.partition)
@@ -65,14 +65,14 @@ class ReplicaRequest:
 
 
 class Came(NamedTuple):
-    """One partition's answer, and when it came: others may be waited for."""
+    """One partition's answer, and when it arrived, since others may take longer."""
 
     answer: Answer
     at_boot_ms: float
 
 
 class ReplicaRead:
-    """One read on its way: who is still to be asked, who is being asked, what came back."""
+    """One read in progress: the workers still to ask, those being asked, and the answers so far."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class ReplicaRead:
         self.attempts: list[Attempt] = []
         """Those without a final answer, so far."""
         self.answered_by: HostInfo | None = None
-        """Who gave the final answer."""
+        """The worker that gave the final answer."""
         self._overloads = 0
         self._overloaded = False
         self._late = False
 
     async def run(self) -> Answer | None:
-        """The first final answer, None where there is none."""
+        """The first final answer, None if there is none."""
         try:
             while self._waiting or self._asked or await self._look_again():
                 if not self._asked and not self._ask_next():
@@ -125,7 +125,7 @@ class ReplicaRead:
                     self._late = True
                     break
                 if done and self._asked:
-                    # A fail-over is free, whoever else is still being asked.
+                    # A fail-over is free, even while others are being asked.
                     self._ask_next()
                 elif not done:
                     self._hurry()
@@ -135,7 +135,7 @@ class ReplicaRead:
                 task.cancel()
 
     def refusal(self, partition: int) -> Answer:
-        """The problem that sums up why there was no final answer, told of a partition that was asked for."""
+        """The problem that sums up why there was no final answer, for a requested partition."""
         store = self._request.spec.name
         if self._late:
             return late(store, partition, self.attempts)
@@ -144,15 +144,15 @@ class ReplicaRead:
         return refusal(store, partition, self.attempts)
 
     def _look(self) -> None:
-        """Find whom to ask, best first, but for those that were met with before."""
+        """Find the workers to ask, best first, except those already encountered."""
         found = self._router.candidates(self._request.spec, self._request.partition, self._parameters)
         self._waiting = [host for host in found if host not in self._met]
         self._met.update(self._waiting)
 
     async def _look_again(self) -> bool:
-        """Whether somebody is left to be asked by what the router knows by now.
+        """Whether the router now knows a worker that has not been asked.
 
-        Where a worker answered as if the map were out of date, that is the map which is being fetched for it.
+        If a worker answered as if the map were out of date, this uses the map being fetched because of it.
         """
         await self._router.cluster.refreshed(self._deadline)
         self._look()
@@ -169,17 +169,17 @@ class ReplicaRead:
         return done
 
     def _silence_ms(self) -> float:
-        """How long those asked may be silent, as long as they were told to wait included."""
+        """How long those asked may be silent, including the time they were told to wait."""
         delay_ms = self._router.delay.delay_ms
         return self._wait_ms + (max(delay_ms, _LARGE_ANSWER_MS) if self._alone else delay_ms)
 
     def _ask_next(self) -> bool:
-        """Ask the best of those still waiting that is not full; whether there is one."""
+        """Ask the best remaining candidate that is not full; returns whether there was one."""
         router = self._router
         while self._waiting:
             host = self._waiting.pop(0)
             if router.full(host):
-                # One that hangs will not be less so for being asked again.
+                # A worker that hangs will not recover by being asked again.
                 self._overloaded |= router.cluster.well(host)
                 self.attempts.append(Attempt(host, "full"))
                 continue
@@ -188,7 +188,7 @@ class ReplicaRead:
             self._asked[self._ask(host, request)] = host
             now = boot_ms()
             self._asked_boot_ms[host] = now
-            # Whoever is asked next must have time to answer too.
+            # The next worker must have time to answer too.
             self._hedge_due_boot_ms = now + min(self._silence_ms(), (self._deadline - now) / 2)
             return True
         return False
@@ -208,14 +208,14 @@ class ReplicaRead:
         return answer
 
     def _hurry(self) -> None:
-        """Nobody has answered yet: note who is silent, and ask one more if those asked hang, or as a hedge."""
+        """No answer yet: record silent workers, and ask one more if those asked hang, or as a hedge."""
         cluster, now = self._router.cluster, boot_ms()
         for host in self._asked.values():
             if host not in self._silent and now - self._asked_boot_ms[host] >= self._silence_ms():
                 self._silent.add(host)
                 cluster.silent(host)
         if not any(cluster.well(host) for host in self._asked.values()):
-            # This is no hedge: from those that hang, no answer is to be expected.
+            # This is not a hedge: workers that hang are not expected to answer.
             self._ask_next()
         elif now >= self._hedge_due_boot_ms:
             self._hedge()
@@ -232,7 +232,7 @@ class ReplicaRead:
             self._hedge_due_boot_ms = boot_ms() + _LOOK_AGAIN_MS
 
     def _take(self, task: asyncio.Task[Answer]) -> Answer | None:
-        """Note what came of an attempt; the answer if it is final."""
+        """Record an attempt's outcome; returns the answer if it is final."""
         host = self._asked.pop(task)
         cluster = self._router.cluster
         error = task.exception()
@@ -266,8 +266,8 @@ class ReplicaRead:
 
 
 def is_final(answer: Answer) -> bool:
-    """Whether a worker's answer is the client's, and no other worker need be asked.
+    """Whether a worker's answer goes to the client, without asking another worker.
 
-    A worker that does not know a store which the router's map has is behind a deployment.
+    A worker that does not know a store in the router's map is behind in a deployment.
     """
     return answer.status in _FINAL and not (answer.status == 404 and answer.body.startswith(_UNKNOWN_STORE))

@@ -1,4 +1,4 @@
-"""A router: what it knows of the workers, what it has in flight, and how it answers."""
+"""A router: its view of the workers, its requests in flight, and its answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Router:
             return NotReady("The router is shutting down.")
         if not self.cluster.ready and self.cluster.refused_polls:
             return NotReady(
-                "Workers refuse this router: --worker-token-file must hold a token that they take. "
+                "Workers refuse this router: --worker-token-file must contain a token that they accept. "
                 "The router's log names them.",
                 retry_after_s=1,
             )
@@ -83,7 +83,7 @@ class Router:
 
     @property
     def metadata(self) -> StreamsMetadataState:
-        """Who holds what, by the newest map that a worker told."""
+        """Which worker holds what, by the newest map received from a worker."""
         return self.cluster.metadata
 
     def application(self) -> tuple[str, str]:
@@ -118,7 +118,7 @@ class Router:
                 for host, worker in sorted(self.cluster.workers.items())
             ],
             "unusable": self.cluster.strangers.documents(),
-            # Seeds too: of a worker that refuses from the beginning nothing else is known.
+            # Seeds too: nothing else is known of a worker that refuses from the beginning.
             "refused_by": [str(host) for host in sorted(self.cluster.refused_polls)],
         }
 
@@ -129,7 +129,7 @@ class Router:
         return self.cluster.spec(store)
 
     def partitions(self, spec: StoreSpec, plain: bytes) -> Sequence[int]:
-        """The partitions where a key may be: its own, or all where the partitioner is unknown."""
+        """The partitions where a key may be: its own, or all if the partitioner is unknown."""
         return range(spec.partitions) if spec.stream_partitioner is None else (spec.partition_of(plain),)
 
     def candidates(self, spec: StoreSpec, partition: int, parameters: ReadParameters) -> list[HostInfo]:
@@ -140,13 +140,13 @@ class Router:
         return list(candidates(holders, parameters.tolerance_for(spec), prefer, self.choose))
 
     def overload(self) -> Overloaded | None:
-        """Why no further request is taken on, None where it is."""
+        """Why no further request is accepted, None if it is."""
         if self.in_flight < self.settings.max_in_flight:
             return None
-        return Overloaded("The router has as many requests in flight as it takes on.", retry_after_s=1)
+        return Overloaded("The router is at its limit of requests in flight.", retry_after_s=1)
 
     def full(self, host: HostInfo) -> bool:
-        """Whether a worker has as many requests in flight as it is given."""
+        """Whether a worker is at its limit of requests in flight."""
         return self.upstreams.load(host) >= self.settings.max_in_flight_per_worker
 
     @contextlib.contextmanager
@@ -161,11 +161,11 @@ class Router:
             self.in_flight -= 1
 
     def deadline(self, parameters: ReadParameters) -> float:
-        """When a request that begins now must be answered, on the boot-time clock."""
+        """The deadline of a request that begins now, on the boot-time clock."""
         return boot_ms() + self.timeout_ms(parameters)
 
     def timeout_ms(self, parameters: ReadParameters) -> int:
-        """How long a request may take: as it says, within bounds."""
+        """How long a request may take: as it states, within bounds."""
         return min(parameters.timeout_ms or self.settings.request_timeout_ms, self.settings.max_request_timeout_ms)
 
     async def ask(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> Answer:
@@ -174,6 +174,6 @@ class Router:
         return await read.run() or read.refusal(request.partition)
 
     def read(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> ReplicaRead:
-        """A read that is still to be run."""
+        """A read that has not been run yet."""
         self.budget.earn(boot_ms())
         return ReplicaRead(self, request, parameters, deadline_boot_ms)

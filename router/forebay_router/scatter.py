@@ -1,6 +1,6 @@
 """Reads of many partitions: scattered to the replicas of each, merged in stored order, streamed.
 
-Memory is bounded whatever the limit: two pages of each partition, and no more; of all lists, by ``page_memory``.
+Memory is bounded whatever the limit: two pages per partition and list, and over all lists by ``page_memory``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from forebay_router.router import Router
 from forebay_router.waited import came_too_early, time_to_ask_again_ms
 
 _FIRST_PAGE = 1_000
-"""Entries; each page is twice the one before, so that merging begins early and pages are few."""
+"""Entries; each page is twice as large as the previous one, so that merging starts early and pages are few."""
 _LARGEST_PAGE = 4_000
 _MOST_AT_ONCE = 64
-"""Partitions asked at once: one scan of a large store must not take all that a worker is given."""
+"""Partitions asked at once: one scan of a large store must not use up a worker's request limit."""
 _PIECE_BYTES = 256 << 10
 _LEFT_FOR_A_PAGE = 0.25
-"""Of the time that a list may take."""
+"""Fraction of the time that a list may take."""
 _ABSENT = frozenset({412, 429, 503, 504})
-"""Statuses of a partition that is left out where that is allowed."""
+"""Statuses with which a partition is left out if allowed."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 _NOT_FORWARDED = frozenset({"limit", "cursor", "allow_partial", "timeout_ms"})
 
 
 class ScanRefused(Exception):
-    """A partition could not be read; ``answer`` is what its replicas said."""
+    """A partition could not be read; ``answer`` is its replicas' answer."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.status)
@@ -45,23 +45,23 @@ class ScanRefused(Exception):
 
 
 class ScanBroken(Exception):
-    """A partition was lost in the middle of a scan whose answer had begun: the body is cut, never completed."""
+    """A partition was lost in the middle of a scan whose answer had started: the body is cut, never completed."""
 
 
 @dataclass
 class _PartitionScan:
-    """One partition's part of a scan: a page in hand, one on its way, and where it begins."""
+    """One partition's part of a scan: the current page, one on its way, and where it starts."""
 
     partition: int
     first: tuple[bytes | None, str | None]
-    """Where it begins: the stored key after which, and the position to be reached."""
+    """Where it starts: after this stored key, and at this position at least."""
     page: Page | None = None
     last: bytes | None = field(init=False)
     at: str | None = field(init=False)
     coming: asyncio.Task[Came] | None = None
     size: int = _FIRST_PAGE
     lag: Lag | None = None
-    """The most that any page of it was behind when it came."""
+    """The largest lag of any of its pages on arrival."""
     came_boot_ms: float = 0.0
     page_bytes: int = 0
 
@@ -69,7 +69,7 @@ class _PartitionScan:
         self.last, self.at = self.first
 
     def take(self, page: Page, came_boot_ms: float) -> None:
-        """Go on with the next page; what the earlier ones were behind stays in the answer's lag."""
+        """Continue with the next page; the lag of earlier ones remains part of the answer's lag."""
         lag = Lag(**page.source["lag"])
         if self.lag is not None:
             lag = worst_lag([self.lag.aged(came_boot_ms - self.came_boot_ms), lag])
@@ -78,13 +78,13 @@ class _PartitionScan:
         self.last = page.last
 
     def source(self) -> dict[str, Any]:
-        """Where it came from, by its last page, and how far behind the answer is now."""
+        """Its provenance, from its last page, with the answer's present lag."""
         assert self.page is not None
         return {**self.page.source, "lag": self.lag_now.document()}
 
     @property
     def lag_now(self) -> Lag:
-        """How far behind it is by now."""
+        """Its present lag."""
         assert self.lag is not None
         return self.lag.aged(boot_ms() - self.came_boot_ms)
 
@@ -98,7 +98,7 @@ class _PartitionScan:
 
     @property
     def drained(self) -> bool:
-        """Whether the page in hand is used up, and there is another."""
+        """Whether the current page is used up and there is another."""
         return self.page is not None and self.page.more and not self.page.keys
 
 
@@ -113,11 +113,11 @@ class Gather:
     query: bytes
     deadline_boot_ms: float
     no_page_after_boot_ms: float
-    """When no further page is asked for: a list that ends with a cursor is worth more than one that is cut."""
+    """When to stop requesting pages: a list that ends with a cursor is better than one that is cut."""
     parts: dict[int, _PartitionScan] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     lost: list[_PartitionScan] = field(default_factory=list)
-    """Those that went missing on the way: some of their items are in the list."""
+    """Partitions lost on the way: some of their items are in the list."""
     refused: list[Answer] = field(default_factory=list)
     """Why partitions are missing."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_AT_ONCE))
@@ -133,7 +133,7 @@ class Gather:
         query: bytes,
         parameters: ReadParameters,
     ) -> Gather:
-        """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` if one cannot be had."""
+        """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` if one cannot be read."""
         router.pages.require_room()
         scan = make_scan(route, router.spec(store), segment, parameters)
         deadline = router.deadline(parameters)
@@ -158,7 +158,7 @@ class Gather:
         return gather
 
     def _require_any(self) -> None:
-        """Raise what came of it where no partition could be read."""
+        """Raise the combined problem if no partition could be read."""
         if not self.parts:
             if self.refused and all(answer.status == LagExceedsTolerance.status for answer in self.refused):
                 raise ScanRefused(self.refused[0])
@@ -166,7 +166,7 @@ class Gather:
             raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
 
     async def _renew_early(self) -> None:
-        """Ask again, once, for first pages that left their bounds while others were waited for."""
+        """Request again, once, first pages that left their bounds while waiting for others."""
         tolerance = self.parameters.tolerance_for(self.scan.spec)
         early = self._begin_again(tolerance)
         if early:
@@ -175,7 +175,7 @@ class Gather:
                 self._leave_out(part, came_too_early(self.scan.spec.name, tolerance, lag))
 
     def _begin_again(self, tolerance: Tolerance) -> list[tuple[_PartitionScan, Lag]]:
-        """Forget the first pages that have left their bounds; says how far behind they are."""
+        """Drop the first pages that have left their bounds; returns how far behind they are."""
         early = [(part, part.lag_now) for part in self.parts.values()]
         early = [(part, lag) for part, lag in early if not tolerance.met_by(lag)]
         for part, _ in early:
@@ -184,7 +184,7 @@ class Gather:
         return early
 
     def _leave_out(self, part: _PartitionScan, answer: Answer) -> None:
-        """Go on without a partition where that is allowed; raises ``ScanRefused`` where it is not."""
+        """Continue without a partition if that is allowed; raises ``ScanRefused`` otherwise."""
         if not (self.parameters.allow_partial and answer.status in _ABSENT):
             raise ScanRefused(answer)
         self.refused.append(answer)
@@ -195,7 +195,7 @@ class Gather:
             self.lost.append(part)
 
     def drop(self) -> None:
-        """Ask for nothing more, and hold no page."""
+        """Stop all requests and drop all pages."""
         for part in [*self.parts.values(), *self.lost]:
             if part.coming is not None:
                 part.coming.cancel()
@@ -206,7 +206,7 @@ class Gather:
         part.page_bytes = page_bytes
 
     async def body(self) -> AsyncGenerator[bytes, None]:
-        """The answer's body, piece by piece; raises ``ScanBroken`` where a partition is lost on the way."""
+        """The answer's body, piece by piece; raises ``ScanBroken`` if a partition is lost on the way."""
         yield list_head(self.scan)
         first = True
         left = self.parameters.limit
@@ -229,7 +229,7 @@ class Gather:
         yield list_tail(self._sources(), self._cursor(told_to), self.missing)
 
     def lag(self) -> Lag:
-        """The most that any partition was behind."""
+        """The largest lag of any partition."""
         return worst_lag([Lag(**source["lag"]) for source in self._sources()])
 
     def _partitions(self, segment: bytes | None) -> Sequence[int]:
@@ -238,9 +238,9 @@ class Gather:
         return self.router.partitions(self.scan.spec, from_segment(self.scan.spec.key_codec, segment))
 
     def _merge(self) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """Every item in hand that no page still to come can precede, in order; taken off the pages.
+        """Every current item that no later page can precede, in order; removed from the pages.
 
-        And the stored key up to which they are all that there is, None for the end.
+        Also the stored key up to which they are complete, None for the end.
         """
         reverse = self.scan.reverse
         pages = [part.page for part in self.parts.values() if part.page is not None]
@@ -251,7 +251,7 @@ class Gather:
         return _in_order([page.take(_count_to(page.keys, bound, reverse)) for page in pages], reverse), bound
 
     async def _fetch(self, parts: list[_PartitionScan]) -> None:
-        """Get the next page of some partitions at once; a refused one is left out where that is allowed."""
+        """Get the next page of some partitions at once; a refused one is left out if that is allowed."""
         answers = await asyncio.gather(*(part.coming or self._ask(part) for part in parts))
         for part, (answer, came_boot_ms) in zip(parts, answers, strict=True):
             part.coming = None
@@ -289,14 +289,15 @@ class Gather:
 
 
 def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
-    """How many keys of a page come no later than the bound."""
+    """How many keys of a page are at or before the bound."""
     if reverse:
         return bisect.bisect_right(keys, False, key=lambda key: key < bound)
     return bisect.bisect_right(keys, bound)
 
 
 def _in_pieces(items: list[bytes]) -> Iterator[bytes]:
-    """Items as JSON, in pieces of some size: what a client does not take yet waits in pages, which are counted."""
+    """Items as JSON, in pieces of some size: items that a client has not read yet wait in pages, which are
+    counted."""
     if items:
         count = max(1, _PIECE_BYTES * len(items) // (sum(map(len, items)) or 1))
         for at in range(0, len(items), count):
@@ -304,7 +305,7 @@ def _in_pieces(items: list[bytes]) -> Iterator[bytes]:
 
 
 def _in_order(runs: list[list[tuple[bytes, bytes]]], reverse: bool) -> list[tuple[bytes, bytes]]:
-    """Runs in order as one; sorting finds and merges them."""
+    """Merges ordered runs into one; sorting finds and merges them."""
     merged = [item for run in runs for item in run]
     if sum(map(bool, runs)) > 1:
         merged.sort(reverse=reverse)

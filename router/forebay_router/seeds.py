@@ -13,23 +13,23 @@ from forebay.metadata import HostInfo
 log = logging.getLogger(__name__)
 
 Resolve = Callable[[HostInfo], Awaitable[Iterable[HostInfo]]]
-"""All addresses that a name stands for; raises ``OSError`` where it stands for none."""
+"""All addresses that a name stands for; raises ``OSError`` if there are none."""
 
 _LOOK_UP_AGAIN_S = 5.0
 _AFTER_FAILURE_S = 1.0
 
 
 async def resolve(seed: HostInfo) -> list[HostInfo]:
-    """What the system's resolver says, asked in a thread; raises ``OSError`` or ``UnicodeError``."""
+    """The system resolver's answer, requested in a thread; raises ``OSError`` or ``UnicodeError``."""
     found = await asyncio.get_running_loop().getaddrinfo(seed.host, seed.port, type=socket.SOCK_STREAM)
     return [HostInfo(str(address[0]), seed.port) for *_, address in found]
 
 
 class Seeds:
-    """Seeds as they were given, and the addresses that they stand for now.
+    """Seeds as configured, and the addresses that they stand for now.
 
     A name stands for every address that it resolves to, and is looked up again every five seconds; while that
-    fails it stands for those of the last time.
+    fails it stands for the previous addresses.
     """
 
     def __init__(self, seeds: Iterable[HostInfo], resolve: Resolve = resolve) -> None:
@@ -46,7 +46,7 @@ class Seeds:
         return self._addresses.union(*self._of_name.values())
 
     async def follow(self, on_change: Callable[[], None]) -> None:
-        """Look names up again and again, each at its own pace, until cancelled."""
+        """Look names up repeatedly, each at its own pace, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for name in self._names:
                 group.create_task(self._follow(name, on_change))

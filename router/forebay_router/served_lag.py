@@ -1,4 +1,4 @@
-"""How far behind the answers were that clients got: histograms of plain integers."""
+"""How far behind clients' answers were: histograms of plain integers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ServedLag:
         self._by_store: dict[str, tuple[Histogram, Histogram]] = {}
 
     def observe(self, store: str, lag: Lag, answers: int = 1) -> None:
-        """Count so many answers of one lag."""
+        """Count this many answers with one lag."""
         found = self._by_store.get(store)
         if found is None:
             found = self._by_store[store] = (Histogram(_RECORDS), Histogram(_MS))

@@ -1,4 +1,4 @@
-"""The processes of one router, and how they ask each other: over Unix sockets in a directory of their own."""
+"""The processes of one router, which query each other over Unix sockets in a directory of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class Place:
-    """Which of how many processes of a router this is; they meet in ``directory``."""
+    """This process's number among a router's processes; they meet in ``directory``."""
 
     number: int
     processes: int
@@ -27,11 +27,11 @@ class Place:
         return self.processes == 1
 
     def socket_of(self, number: int) -> Path:
-        """Where a process answers its siblings."""
+        """The socket on which a process answers its siblings."""
         return self.directory / f"{number}.sock"
 
     def counts_of(self, number: int) -> Path:
-        """Where a process keeps what it told that it has counted."""
+        """The file in which a process keeps its counters as last reported."""
         return self.directory / f"{number}.counts"
 
 
@@ -39,7 +39,7 @@ ALONE = Place(0, 1, Path())
 
 
 class Siblings:
-    """Asks every other process, and answers each; ``answers`` has the answer, as JSON, to every question."""
+    """Queries every other process, and answers them; ``answers`` maps each question to its answer, as JSON."""
 
     def __init__(self, place: Place, answers: Mapping[str, Callable[[], Any]]) -> None:
         self._place = place
@@ -47,7 +47,7 @@ class Siblings:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Start answering."""
         if self._place.alone:
             return
         path = self._place.socket_of(self._place.number)
@@ -55,12 +55,12 @@ class Siblings:
         self._server = await asyncio.start_unix_server(self._answer, path)
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         if self._server is not None:
             self._server.close()
 
     async def ask(self, question: str) -> dict[int, Any]:
-        """Every sibling's answer by its number, None from one that is not there or too slow."""
+        """Every sibling's answer by its number, None for one that is absent or too slow."""
         others = [number for number in range(self._place.processes) if number != self._place.number]
         answers = await asyncio.gather(*(self._ask(number, question) for number in others))
         return dict(zip(others, answers, strict=True))

@@ -1,4 +1,4 @@
-"""Addresses at which no worker of this router's application answers, and why; told once, not at every poll."""
+"""Addresses at which no worker of this router's application answers, and why; logged once, not at every poll."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ log = logging.getLogger(__name__)
 
 
 class Strangers:
-    """Which application the router serves, and who is none of its workers.
+    """The application that the router serves, and the addresses that are not its workers.
 
-    Without an ``application_id`` of its own the router serves that of its seeds, once all of them were asked;
-    where they disagree it serves none: it must not depend on which of them answers first.
+    Without an ``application_id`` of its own the router serves that of its seeds, once all of them were asked; if
+    they disagree it serves none, since the choice must not depend on which of them answers first.
     """
 
     def __init__(self, application_id: str | None) -> None:
@@ -22,11 +22,11 @@ class Strangers:
         self._claims: dict[HostInfo, str] = {}
         self._why: dict[HostInfo, str] = {}
         self.addresses: set[HostInfo] = set()
-        """Those at which somebody answers who is no worker of this application: asked for nothing."""
+        """Addresses where something other than a worker of this application answers; not asked."""
 
     @property
     def disagreement(self) -> str | None:
-        """Why no application could be chosen; None where one was, or none was heard of yet."""
+        """Why no application could be chosen; None if one was, or none is known yet."""
         found = sorted(set(self._claims.values()))
         if self.application_id is not None or len(found) < 2:
             return None
@@ -35,11 +35,11 @@ class Strangers:
         )
 
     def admit(self, address: HostInfo, application_id: str, *, all_asked: bool) -> bool:
-        """Whether a worker is of the router's application, as far as that is known by now."""
+        """Whether a worker belongs to the router's application, as far as known."""
         if self.application_id is None:
             self._claims[address] = application_id
             if self.disagreement is not None:
-                self._tell(address, f"is of application {application_id!r}. {self.disagreement}")
+                self._tell(address, f"belongs to application {application_id!r}. {self.disagreement}")
                 return False
             if not all_asked:
                 return False
@@ -49,29 +49,30 @@ class Strangers:
             return True
         self.ignore(
             address,
-            f"is of application {application_id!r}, this router serves {self.application_id!r}: it is ignored",
+            f"belongs to application {application_id!r}, this router serves {self.application_id!r}: "
+            "it is ignored",
         )
         return False
 
     def ignore(self, address: HostInfo, why: str) -> None:
-        """Take note of somebody who is no worker of this application."""
+        """Record an address that is not a worker of this application."""
         self._claims.pop(address, None)
         self.addresses.add(address)
         self._tell(address, why)
 
     def missed(self, address: HostInfo, why: str) -> None:
-        """Take note of an address at which no worker was ever found."""
+        """Record an address at which no worker was ever found."""
         self._claims.pop(address, None)
         self._tell(address, why)
 
     def forget(self, address: HostInfo) -> None:
-        """A worker of the application is there now, or nobody asks any more."""
+        """A worker of the application is there now, or the address is no longer polled."""
         self._claims.pop(address, None)
         self._why.pop(address, None)
         self.addresses.discard(address)
 
     def documents(self) -> list[dict[str, Any]]:
-        """The addresses, and why nothing is asked there, for ``/v1/status``."""
+        """The addresses, and why no requests go there, for ``/v1/status``."""
         return [{"address": str(address), "why": self._why[address]} for address in sorted(self._why)]
 
     def _tell(self, address: HostInfo, why: str) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of several processes as one: how they are summed, and how they travel."""
+"""The metrics of several processes combined: how they are summed, and how they are sent."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NOT_SUMMED: dict[str, _Combine] = {
     "process_start_time_seconds": min,
     "process_max_fds": min,
 }
-"""Of these gauges one process's figure is all there is to say: the worst."""
+"""For these gauges, only the worst process's figure is meaningful."""
 
 
 def summed(several: Iterable[Iterable[Metric]]) -> list[Metric]:
-    """One of each metric, its figures summed over all that have them; the worst where a sum means nothing."""
+    """Each metric once, its figures summed over all processes; the worst if a sum is meaningless."""
     families: dict[str, Metric] = {}
     figures: dict[str, dict[tuple[str, _Labels], float]] = {}
     for metric in chain.from_iterable(several):
@@ -55,7 +55,7 @@ def document_of(metrics: Iterable[Metric]) -> list[Any]:
 
 
 def metrics_of(document: list[Any]) -> list[Metric]:
-    """The metrics that a document was made of."""
+    """The metrics in a document."""
     found = []
     for name, documentation, kind, samples in document:
         metric = Metric(name, documentation, kind)

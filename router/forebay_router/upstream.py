@@ -1,4 +1,4 @@
-"""Connections to workers: a few that reads share to each, and others for what is slow or large."""
+"""Connections to workers: a few to each that reads share, and others for slow or large answers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MOST_OPENING = 32
 
 
 class Claim:
-    """A request's part in a worker's load while it is on no shared connection."""
+    """A request's share of a worker's load while it is not on a shared connection."""
 
     def __init__(self, in_flight: InFlight) -> None:
         in_flight.count += 1
         self._in_flight: InFlight | None = in_flight
 
     def release(self) -> None:
-        """Count it no more; once is enough."""
+        """Stop counting it; repeated calls have no effect."""
         if self._in_flight is not None:
             self._in_flight.count -= 1
             self._in_flight = None
@@ -36,15 +36,15 @@ class Upstream:
         self._shared: list[Connection] = []
         self._opening: asyncio.Task[Connection] | None = None
         self._idle: list[Connection] = []
-        """Connections of their own that were used and are free."""
+        """Unshared connections that were used and are free."""
         self._latest: Connection | None = None
         self._closed = False
         self.opening = asyncio.Semaphore(_MOST_OPENING)
-        """Whose turn it is to open an event stream: a worker that is back gets them as fast as it takes them."""
+        """The queue for opening event streams: a worker that is back gets them as fast as it accepts them."""
 
     @property
     def load(self) -> int:
-        """How many requests are in flight, those included whose answer nobody waits for any more."""
+        """How many requests are in flight, including those whose answer is no longer awaited."""
         return self._in_flight.count
 
     def claim(self) -> Claim:
@@ -54,8 +54,8 @@ class Upstream:
     def send(self, request: bytes, on_answer: OnAnswer, most_load: int) -> bool:
         """Send a request over a shared connection: at once if the worker is idle.
 
-        What else a turn of the event loop has for the worker goes over one connection, the least loaded, at the
-        turn's end. False, and nothing is sent, while there are not all connections, or ``most_load`` requests are
+        Other requests of the same event-loop turn go to the worker over one connection, the least loaded, at the
+        turn's end. False, and nothing is sent, while some connections are missing, or ``most_load`` requests are
         in flight.
         """
         load = self._in_flight.count
@@ -70,7 +70,7 @@ class Upstream:
         return True
 
     def _least_loaded(self) -> Connection | None:
-        """None while there are not all connections."""
+        """None while some connections are missing."""
         if len(self._shared) < _CONNECTIONS:
             return None
         best = self._shared[0]
@@ -82,7 +82,7 @@ class Upstream:
         return best
 
     async def request(self, request: bytes, *, alone: bool = False, claim: Claim | None = None) -> Answer:
-        """Send a request, by the ``claim`` that was made for it if one was.
+        """Send a request, using the ``claim`` made for it, if any.
 
         ``alone`` gives it a connection of its own, for answers that are slow or large. Raises ``OSError`` if
         the worker cannot be reached or goes away.
@@ -95,8 +95,8 @@ class Upstream:
                 try:
                     return await exchange(connection, request)
                 except UpstreamClosed:
-                    # A worker that drains closes behind an answer, and loses what came after it. Whether this one
-                    # is there, a new connection tells.
+                    # A worker that drains closes after an answer, and loses later requests. Only a new connection
+                    # shows whether this one is alive.
                     claim = self.claim()
             return await self._alone(request)
         finally:
@@ -109,13 +109,13 @@ class Upstream:
                 try:
                     return await self._lent(connection, request)
                 except UpstreamClosed:
-                    # It may have been closed for being idle; whether the worker is there, a new one tells.
+                    # It may have been closed for being idle; only a new one shows whether the worker is alive.
                     break
         # Its one request is counted by a claim.
         return await self._lent(await connect(self.host, InFlight()), request)
 
     async def _lent(self, connection: Connection, request: bytes) -> Answer:
-        """Use a connection for one exchange, and keep it for the next if that came to its end."""
+        """Use a connection for one exchange, and keep it for the next if that was completed."""
         answer = None
         try:
             answer = await exchange(connection, request)
@@ -127,7 +127,7 @@ class Upstream:
         return answer
 
     async def connection(self) -> Connection:
-        """The least loaded of those shared; one more is opened meanwhile if there are not all."""
+        """The least loaded shared connection; one more is opened meanwhile if some are missing."""
         self._shared[:] = [connection for connection in self._shared if not connection.closed]
         best = min(self._shared, key=lambda connection: connection.load, default=None)
         if best is not None and len(self._shared) >= _CONNECTIONS:
@@ -147,7 +147,7 @@ class Upstream:
                 self._shared.append(task.result())
 
     def close(self) -> None:
-        """Close every connection, those that are still being opened or lent once that is over."""
+        """Close every connection; those still being opened or lent are closed afterwards."""
         self._closed = True
         for connection in [*self._shared, *self._idle]:
             connection.close()
@@ -156,7 +156,7 @@ class Upstream:
 
 
 class Upstreams(dict[HostInfo, Upstream]):
-    """All workers' connections, by host; one that was never asked for has none yet."""
+    """All workers' connections, by host; created on first use."""
 
     def __missing__(self, host: HostInfo) -> Upstream:
         return self.setdefault(host, Upstream(host))
@@ -167,7 +167,7 @@ class Upstreams(dict[HostInfo, Upstream]):
         return 0 if found is None else found.load
 
     def forget(self, host: HostInfo) -> None:
-        """Close the connections to a host that is not to be asked any more."""
+        """Close the connections to a host that is no longer asked."""
         upstream = self.pop(host, None)
         if upstream is not None:
             upstream.close()

@@ -11,15 +11,15 @@ from forebay.rest.answers import Answer, lag_head, lag_json, problem_answer
 _MEMBER = b'"lag":{'
 _LAG = re.compile(rb'"lag":\{"record_lag":(null|\d+),"time_lag_ms":(null|\d+),"age_ms":(null|\d+)\}')
 _LEFT_TO_ASK_AGAIN = 0.1
-"""Of the time of a read whose bounds are of time."""
+"""Fraction of the time of a read with time bounds."""
 _LEAST_MS = 1.0
 """Figures are whole milliseconds, rounded up."""
 
 
 def aged(body: bytes, waited_ms: float) -> tuple[bytes, Lag | None]:
-    """An answer's document so much later, and the lag that it then states; None where it states none.
+    """An answer's document aged by this much, and the lag that it then states; None if it states none.
 
-    Its lag is the last member of that name: a value, which comes before, may hold anything.
+    Its lag is the last member of that name: a value, which precedes it, may contain anything.
     """
     at = body.rfind(_MEMBER)
     found = _LAG.match(body, at) if at >= 0 else None
@@ -33,15 +33,16 @@ def aged(body: bytes, waited_ms: float) -> tuple[bytes, Lag | None]:
 
 
 def time_to_ask_again_ms(tolerance: Tolerance, time_ms: float) -> float:
-    """How much of a read's time is kept for those answers that have left their bounds when the last is there."""
+    """How much of a read's time is reserved for re-reading answers that left their bounds while waiting."""
     in_time = tolerance.max_time_lag_ms is not None or tolerance.max_age_ms is not None
     return _LEFT_TO_ASK_AGAIN * time_ms if in_time else 0.0
 
 
 def came_too_early(store: str, tolerance: Tolerance, lag: Lag) -> Answer:
-    """The problem of an answer that was within its bounds when it came, and is not by now."""
+    """The problem of an answer that was within its bounds on arrival, but no longer is."""
     problem = LagExceedsTolerance(
-        "A replica's answer was within the tolerance when it came, and no more when those of others were there.",
+        "A replica's answer met the tolerance when it arrived, but no longer did once the other "
+        "replicas had answered.",
         retry_after_s=1,
         store=store,
         tolerance={bound: figure for bound, figure in tolerance._asdict().items() if figure is not None},

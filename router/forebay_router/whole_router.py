@@ -1,4 +1,4 @@
-"""What is told of a router as a whole, whichever of its processes is asked."""
+"""Reports on a router as a whole, whichever of its processes is asked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WholeRouter:
         self.siblings = Siblings(
             place, {"state": self._state, "metrics": lambda: document_of(self._counted_here())}
         )
-        # A counter that went down would look to Prometheus as if all began anew.
+        # To Prometheus, a counter that went down would look like a restart of all.
         self._inherited = self._told_by(place.number)
 
     async def readiness(self) -> Problem | None:
@@ -46,13 +46,13 @@ class WholeRouter:
         return NotReady(f"Not ready: {missing} of the router's {len(states)} processes.", retry_after_s=1)
 
     async def status_document(self) -> dict[str, Any]:
-        """``GET /v1/status``: the process that answers, and in short all of them."""
+        """``GET /v1/status``: the answering process, and a summary of all."""
         return {**self._router.status_document(), "processes": await self._states()}
 
     async def metrics(self) -> Collector:
         """The metrics of all processes together.
 
-        Of one that does not answer the counters are told as it last told them, its gauges are left out.
+        For one that does not answer, counters are given as last reported, and gauges are left out.
         """
         answers = await self.siblings.ask("metrics")
         others = [
@@ -74,10 +74,10 @@ class WholeRouter:
         }
 
     def _counted_here(self) -> list[Metric]:
-        """This process's metrics on top of its predecessors'; what is told is kept before it is told."""
+        """This process's metrics on top of its predecessors'; saved before they are reported."""
         found = summed([self._inherited, self._metrics.collect()])
         if not self._place.alone:
-            # A full disk must not keep the figures from being told.
+            # A full disk must not keep the figures from being reported.
             with contextlib.suppress(OSError):
                 self._keep(counted(found))
         return found
@@ -89,7 +89,7 @@ class WholeRouter:
         new.replace(path)
 
     def _told_by(self, number: int) -> list[Metric]:
-        """The counters that a process last told."""
+        """The counters that a process last reported."""
         path = self._place.counts_of(number)
         if self._place.alone or not path.exists():
             return []
@@ -97,7 +97,7 @@ class WholeRouter:
 
     def _processes(self, answering: int) -> Iterator[Metric]:
         for name, text, value in (
-            ("forebay_router_processes", "Processes that the router is to have.", self._place.processes),
+            ("forebay_router_processes", "Processes that the router should have.", self._place.processes),
             ("forebay_router_processes_answering", "Processes whose figures are in this answer.", answering),
         ):
             gauge = GaugeMetricFamily(name, text)

@@ -19,7 +19,7 @@ Held = tuple[str, int]
 
 
 class Report(NamedTuple):
-    """What one replica was last known to be."""
+    """The last known state of one replica."""
 
     role: str
     lag: Lag
@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
 @dataclass
 class WorkerView:
-    """One worker as its status reports and its answers show it."""
+    """One worker, as shown by its status reports and its answers."""
 
     host: HostInfo
     incarnation: int = 0
@@ -53,12 +53,12 @@ class WorkerView:
         return self.live and not self.suspect
 
     def suspected(self) -> None:
-        """It was silent on a poll, which is as good as on several reads."""
+        """It was silent on a poll, which counts like several reads."""
         self.silent_reads = max(self.silent_reads, _SILENT_READS_TO_SUSPECT)
         self.recovery.lose()
 
     def take(self, body: bytes, status: Mapping[str, Any], now_boot_ms: float) -> None:
-        """Take over a status, given as it came and parsed."""
+        """Adopt a status, given both raw and parsed."""
         self.incarnation, self.sequence = status["incarnation"], status["sequence"]
         self.live, self.silent_reads = True, 0
         self.ceiling = Tolerance(**status.get("ceiling", {}))
@@ -71,6 +71,6 @@ class WorkerView:
         self._status = body
 
     def rows(self) -> list[dict[str, Any]]:
-        """The ``tasks`` of its last status. They are seldom asked for, and parsed they take ten times the room."""
+        """The ``tasks`` of its last status. They are seldom needed, and take ten times the memory when parsed."""
         rows: list[dict[str, Any]] = json.loads(self._status)["tasks"] if self._status else []
         return rows

@@ -1,1 +1,1 @@
-"""The worker tier: keeps changelogs in local RocksDB and answers reads of them, lag attached."""
+"""The worker tier: keeps changelogs in local RocksDB and answers reads from them, with their lag."""

@@ -54,9 +54,9 @@ from forebay_worker.queries.changes import KeyChanges
 from forebay_worker.worker import Worker
 
 _TIME_TO_ANSWER_MS = 20
-"""Left of a request's time when it has waited in vain: who waits must hear why."""
+"""Time reserved at the end of a vain wait, to tell the client why."""
 _CURSOR_WAIT_MS = 500
-"""A later page waits so long for its replica to reach what the page before had seen."""
+"""How long a later page waits for its replica to reach the position of the previous page."""
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
     BadKey,
     BadParameter,
@@ -88,7 +88,7 @@ _CHANGES_PROBLEMS = (
 
 
 def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticator | None = None) -> FastAPI:
-    """The application of a worker that was made, whether started or not."""
+    """The application of a worker, whether started or not."""
 
     async def ready() -> Problem | None:
         return worker.readiness()
@@ -153,11 +153,11 @@ async def _answer(worker: Worker, route: ReadRoute, request: Request, known: fro
 
 
 def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, str]) -> float:
-    """How long to wait: as asked for, within the time-out and what the router says is left of it."""
+    """How long to wait: as requested, within the time-out and what the router reports as left of it."""
     settings = worker.settings
     wait_ms = max(parameters.wait_ms, _CURSOR_WAIT_MS if parameters.cursor else 0)
     left = headers.get("forebay-deadline-ms", "")
-    # A router says what is left of what it was allowed; it may allow no more than any client.
+    # A router reports what is left of its own time; it may allow no more than any client.
     if left.isdecimal() and len(left) < 9:
         allowed_ms = int(left)
     else:
@@ -193,7 +193,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
 
 
 async def _batch(worker: Worker, request: Request, keys: list[Any], parameters: ReadParameters) -> list[KeyResult]:
-    """Each key's answer, waiting for those whose bound may be met as long as the request allows."""
+    """Each key's answer; waits for those whose bound may still be met, as long as the request allows."""
     store = request.path_params["store"]
     until = boot_ms() + _wait_ms(worker, parameters, request.headers)
     results, waiting = worker.reads.batch(store, keys, parameters)
@@ -204,7 +204,7 @@ async def _batch(worker: Worker, request: Request, keys: list[Any], parameters: 
             await pause()
             again = worker.reads.batch(store, [keys[i] for i in waiting], parameters)
             waiting = [waiting[i] for i in again.waiting]
-    # All of them as of now: what was found at once is older by all that was waited.
+    # All of them as of now: what was found first is older by the whole wait.
     return worker.reads.batch(store, keys, parameters).results
 
 

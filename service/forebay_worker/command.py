@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 @click.command()
 @settings_options("worker")
 def worker(values: dict[str, Any]) -> None:
-    """Keep a share of the application's stores and answer reads of them."""
+    """Keep a share of the application's stores and answer reads from them."""
     settings = WorkerSettings(**values)
     configure_logs(settings.log_level, settings.log_format)
     run(settings)
 
 
 def run(settings: WorkerSettings) -> None:
-    """Run a worker until a signal ends it; raises ``ForebayError`` where it cannot start."""
-    # The web stack takes a while to import, and a wrong setting should be told before.
+    """Run a worker until a signal ends it; raises ``ForebayError`` if it cannot start."""
+    # The web stack takes a while to import; wrong settings should be reported before that.
     from forebay.hot_path import guarded, make_protocol
     from forebay.rest.application import cors_options
     from forebay_worker.app import make_app

@@ -21,7 +21,7 @@ _PATH = READ_ROUTES[0].path
 
 
 class WorkerHotPath:
-    """Answers reads of a key or of several at once; those that wait for a bound are left to their route."""
+    """Answers reads of one or several keys at once; those that wait for a bound are left to their route."""
 
     def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:
         self._worker = worker
@@ -39,7 +39,7 @@ class WorkerHotPath:
         self._read = read
 
     def key(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | None:
-        """The answer, None where the route must give it."""
+        """The answer, None if the route must give it."""
         try:
             read = self._read(request.form.store, request.form.query)
             if read.parameters.wait_ms:

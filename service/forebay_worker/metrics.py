@@ -1,4 +1,4 @@
-"""A worker's metrics: plain integers counted on the way, turned into Prometheus' form when scraped."""
+"""A worker's metrics: plain integers counted along the way, converted to Prometheus' form when scraped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROCESS = ProcessCollector(registry=None)
 
 
 class WorkerMetrics(Collector):
-    """Counts reads, and reads the rest off the worker at each scrape."""
+    """Counts reads, and collects the rest from the worker at each scrape."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -82,7 +82,9 @@ class WorkerMetrics(Collector):
             "forebay_restored_records", "Records restored by the bulk restore under way.", labels=_REPLICA
         )
         left = GaugeMetricFamily(
-            "forebay_restore_seconds_left", "Until that restore is done, at its pace so far.", labels=_REPLICA
+            "forebay_restore_seconds_left",
+            "Seconds until that restore is done, at its pace so far.",
+            labels=_REPLICA,
         )
         for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
             labels = [store, str(partition)]

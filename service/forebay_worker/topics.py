@@ -1,4 +1,4 @@
-"""The changelog topics that a worker needs: made at start, or as soon as a broker answers."""
+"""The changelog topics that a worker needs: created at start, or as soon as a broker answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETRY_S = 2.0
 
 
 class TopicCreation:
-    """Creates missing topics; where no broker answers, what is on disk is served meanwhile.
+    """Creates missing topics; while no broker answers, what is on disk is served.
 
     ``start`` raises what ``Changelog.ensure`` refuses.
     """
@@ -28,14 +28,14 @@ class TopicCreation:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.obstacle: str | None = None
-        """Why a topic that could not be looked at before is refused now; None if none is."""
+        """Why a topic that could not be checked before is refused now; None if none is."""
 
     def start(self) -> None:
-        """Look at every topic now; go on in a thread if the log cannot be reached."""
+        """Check every topic now; continue in a thread if the log cannot be reached."""
         try:
             self._ensure_all()
         except ChangelogUnreachable as error:
-            log.warning("%s What is on disk is served until one does.", error)
+            log.warning("%s Until it can be reached, what is on disk is served.", error)
             self._thread = threading.Thread(target=self._run, name="forebay-topics", daemon=True)
             self._thread.start()
 
@@ -54,7 +54,7 @@ class TopicCreation:
                 self.obstacle = obstacle
 
     def _look_at_left(self) -> str | None:
-        """What the first topic is refused for, once all were looked at; raises ``ChangelogUnreachable``."""
+        """Why the first refused topic is refused, after checking all; raises ``ChangelogUnreachable``."""
         obstacle = None
         for spec in list(self._left):
             try:
@@ -62,7 +62,7 @@ class TopicCreation:
             except ChangelogUnreachable:
                 raise
             except ChangelogError as error:
-                # A cluster that is just coming up refuses for a while what it takes later.
+                # A cluster that is just starting refuses for a while what it accepts later.
                 obstacle = obstacle or str(error)
         return obstacle
 

@@ -1,4 +1,4 @@
-"""A worker: state directory, tasks, group membership and reads put together."""
+"""A worker: combines state directory, tasks, group membership and reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One worker process's parts; raises ``ConfigurationError`` or ``ChangelogError`` where it cannot be."""
+    """One worker process's parts; raises ``ConfigurationError`` or ``ChangelogError`` if it cannot be created."""
 
     def __init__(self, settings: WorkerSettings, host: HostInfo) -> None:
         self.settings = settings
@@ -121,7 +121,7 @@ class Worker:
         self._ends.close()
 
     def readiness(self) -> Problem | None:
-        """Why the worker is not ready: once it was, only draining and a disk that refuses turn it off."""
+        """Why the worker is not ready: once it was, only draining or an unusable disk makes it not ready."""
         if self.draining:
             return NotReady("The worker is shutting down.")
         if self.tasks.obstacle is not None:
@@ -129,7 +129,7 @@ class Worker:
         if not self._was_ready:
             if self._topics.obstacle is not None:
                 return NotReady(self._topics.obstacle, retry_after_s=1)
-            # A leader of another topology assigns nothing, and what is held is served meanwhile.
+            # A leader with another topology assigns nothing, and held replicas are served meanwhile.
             joined = self._assigned or self.membership.state == "other-topology"
             if not joined or not self.tasks.settled:
                 return NotReady("The worker has not joined its group yet.", retry_after_s=1)
@@ -216,7 +216,7 @@ class Worker:
     def _subscription(self) -> SubscriptionInfo:
         offsets = self.tasks.offsets()
         for task in {replica.task for replica in self.tasks.replicas.values() if not replica.complete}:
-            # However short the log, a copy that never reached its end is not one that may take over.
+            # However short the log, a copy that never reached its end must not take over.
             stores = len(self.topology.stores_of(task))
             offsets[task] = CAUGHT_UP - 1 - stores * self.settings.acceptable_recovery_lag
         for task, proven in self._proven_active().items():
@@ -232,7 +232,7 @@ class Worker:
         )
 
     def _proven_active(self) -> dict[Any, bool]:
-        """Which tasks this worker is running active for, with a lag proven to be acceptable."""
+        """The tasks for which this worker is a running active, with a lag proven to be acceptable."""
         proven: dict[Any, bool] = {}
         for replica in self.tasks.replicas.values():
             role, lag = self.admission.proven_lag(replica)
@@ -245,7 +245,8 @@ class Worker:
 
     def _on_assignment(self, info: AssignmentInfo) -> None:
         me = self._directory.process_id
-        # Under another address that is another process, of before a restart or from a copy of the state directory.
+        # A different address means a different process, from before a restart or with a copy of the state
+        # directory.
         if info.hosts.get(me) == self.host:
             self._assigned = True
             active, standby = info.tasks_of(me)
@@ -257,6 +258,7 @@ class Worker:
             )
             self.tasks.hold(active, standby)
         else:
-            # Made while it counted as gone, or was another: it is no one's active, and releases nothing yet.
+            # Made while it counted as gone, or was another process: it is active for nothing, and releases nothing
+            # yet.
             self.tasks.hold_as_standby()
         self.metadata.on_change(info.map(self.topology))

@@ -1,4 +1,5 @@
-"""The client against real processes, blocking and awaiting alike; a script answers only what no server would."""
+"""The blocking and the asynchronous client against real processes; a script gives only answers that no server
+would."""
 
 import asyncio
 import inspect
@@ -81,7 +82,7 @@ NAMES = {f"k{i:04d}": i for i in range(2500)}
 
 
 class Awaiting:
-    """An ``AsyncClient``, its sessions and lists as if they blocked, so that one test holds both to the same."""
+    """An ``AsyncClient``, its sessions and lists wrapped to block, so that one test covers both kinds."""
 
     def __init__(self, inner: AsyncClient | AsyncSession, runner: asyncio.Runner) -> None:
         self._inner = inner
@@ -831,7 +832,7 @@ def test_changes_survive_the_end_of_the_server_that_they_come_from(tmp_path, con
             cluster.put("counts", {b"k": b"1"})
             assert until(changes, lambda change: isinstance(change, Answer) and change.value == 1)
             end(cluster, routers[1])
-            # Nobody is left: that is told, not raised, and the stream goes on once there is somebody.
+            # No worker is left: that is reported, not raised, and the stream continues once there is one.
             assert until(changes, lambda change: isinstance(change, errors.NoReplica))
 
 

@@ -85,8 +85,8 @@ def test_a_bad_value_is_named_with_where_it_came_from(
     [
         ({"drain_ms": "50000"}, "drain_ms is 50000, more than shutdown_timeout_ms, which is 25000"),
         ({"request_timeout_ms": "9", "max_request_timeout_ms": "8"}, "request_timeout_ms is 9, more than max_"),
-        ({"cors_allow_origins": "foo"}, "'foo' is no origin such as https://example.org, nor '*'"),
-        ({"cors_allow_origins": "https://a.org/path"}, "'https://a.org/path' is no origin"),
+        ({"cors_allow_origins": "foo"}, "'foo' is neither an origin such as https://example.org nor '*'"),
+        ({"cors_allow_origins": "https://a.org/path"}, "'https://a.org/path' is neither an origin"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(flags: dict[str, str], said: str) -> None:

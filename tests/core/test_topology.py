@@ -112,7 +112,7 @@ def test_the_fingerprint_is_the_same_for_the_same_topology_however_it_is_written
     spelt_out = GOOD.replace(
         'name = "carrier_delays"', 'kind = "key-value"\nname = "carrier_delays"\nkey="string"'
     )
-    # Workers of two versions compare theirs: of a field that only one of them has, its default must say nothing.
+    # Workers of two versions compare theirs: the default of a field that only one of them has must not matter.
     assert fingerprint == "584900b520ec"
     assert topology().fingerprint == fingerprint
     assert topology(spelt_out).fingerprint == fingerprint
@@ -177,7 +177,7 @@ HEAD = 'application_id = "a"\n' + SUB
         ('application_id = "a"\nsubtopology = "s"', ["[[subtopology]]", "add at least one"]),
         (
             'application_id = "a"\nstores = 1\n' + SUB + STORE,
-            ["the topology", "'stores'", "it takes application_id"],
+            ["the topology", "'stores'", "it may have application_id"],
         ),
         (HEAD, ["sub-topology 0", "'s'", "[[subtopology.store]]", "add at least one"]),
         (HEAD.replace("partitions = 1", "") + STORE, ["sub-topology 0", "'partitions'", "at least 1"]),
@@ -186,11 +186,11 @@ HEAD = 'application_id = "a"\n' + SUB
         (HEAD.replace("= 1", "= true") + STORE, ["sub-topology 0", "'partitions'", "True"]),
         (HEAD.replace("= 1", "= 1.5") + STORE, ["sub-topology 0", "'partitions'", "1.5"]),
         (HEAD.replace('"s"', '"-s"') + STORE, ["sub-topology 0", "'name'", "'-s'", "not beginning with"]),
-        (HEAD + "replicas = 2\n" + STORE, ["sub-topology 0", "'replicas'", "it takes name, partitions, store"]),
+        (HEAD + "replicas = 2\n" + STORE, ["sub-topology 0", "'replicas'", "it may have name, partitions, store"]),
         (HEAD + "[[subtopology.store]]\n", ["a store of sub-topology 0", "'name'"]),
         (HEAD + STORE.replace("delays", "../etc"), ["a store of sub-topology 0", "'../etc'"]),
         (HEAD + STORE.replace("delays", "d" * 201), ["a store of sub-topology 0", "letters, digits"]),
-        (HEAD + STORE + "retension_ms = 1", ["store 'delays'", "'retension_ms'", "it takes"]),
+        (HEAD + STORE + "retension_ms = 1", ["store 'delays'", "'retension_ms'", "it may have"]),
         (HEAD + STORE + 'kind = "windowed"', ["store 'delays'", "kind", "'windowed'", "window, session"]),
         (HEAD + STORE + 'key = "uuid"', ["store 'delays'", "key", "'uuid'", "string, int32"]),
         (HEAD + STORE + 'value = "avro"', ["store 'delays'", "value", "'avro'", "json, string"]),

@@ -1,4 +1,5 @@
-"""Both tiers with tokens: who is refused, who is let in, and that a router shows workers a token of its own."""
+"""Both tiers with tokens: which requests are refused or accepted, and that a router sends workers its own
+token."""
 
 import hashlib
 import itertools
@@ -32,21 +33,21 @@ REFUSED = [[], ["Authorization: Bearer wrong"], ["Authorization: Basic Y2xpZW50"
 
 @dataclass(frozen=True)
 class Served:
-    """A worker that takes the operator's and the router's tokens, and a router that takes the client's."""
+    """A worker that accepts the operator's and the router's tokens, and a router that accepts the client's."""
 
     cluster: Cluster
     worker: str
     router: str
     worker_token: Path
-    """The file of the token that the router shows to the worker."""
+    """The file of the token that the router sends to the worker."""
     refused: tuple[str, Path]
     """A router that the worker refuses, and the file of its token."""
     changing: tuple[str, Path]
     """A router whose file of tokens changes, and that file."""
     by_store: str
-    """A router with an authenticator of somebody else's."""
+    """A router with a third-party authenticator."""
     anybodys: str
-    """Where a router listens that lets anybody ask."""
+    """The address of a router that accepts every request."""
 
 
 @pytest.fixture(scope="module")

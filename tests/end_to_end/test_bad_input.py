@@ -1,4 +1,4 @@
-"""What an operator sees who gives a command something it cannot use: one clear line, never a stack trace."""
+"""Unusable input to a command gives the operator one clear line, never a stack trace."""
 
 import json
 import signal
@@ -108,7 +108,7 @@ def test_a_log_of_another_partition_count(cluster, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text(cluster.topology_text.replace("partitions = 4", "partitions = 8"))
     message = refused(forebay(*worker_arguments(cluster, topology=other)))
-    assert "has 4 partitions, the topology says 8" in message
+    assert "has 4 partitions, the topology has 8" in message
 
 
 def test_a_state_directory_that_cannot_be_made(cluster, tmp_path):
@@ -127,7 +127,7 @@ def test_a_group_of_another_application(cluster, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text(cluster.topology_text.replace('application_id = "test"', 'application_id = "other"'))
     message = refused(forebay(*worker_arguments(cluster, topology=other)))
-    assert "is of application 'test'" in message
+    assert "belongs to application 'test'" in message
     assert not [topic for topic in cluster.changelog.topics() if topic.startswith("other-")], (
         "nothing is left behind"
     )

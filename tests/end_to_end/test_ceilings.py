@@ -1,4 +1,4 @@
-"""Ceilings of lag, which hold for every read whatever it asks for."""
+"""Ceilings of lag, which apply to every read whatever it asks for."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ ORDINARY = {"te": "trailers"}
 def strict(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Cluster, str]]:
-    """A tier whose workers may answer with nothing older than this moment: no heartbeat is that young."""
+    """A tier whose workers may answer only with data of this very moment: no heartbeat is that recent."""
     with running_cluster(tmp_path_factory.mktemp("strict"), worker_options=("--age-ceiling-ms", "0")) as cluster:
         yield serve(cluster, request.param)
 

@@ -169,7 +169,7 @@ def test_what_does_not_change_the_value_is_not_sent_and_lag_is(served, tier):
     assert stream.values.count(7) == 1
     assert stream.named("lag")[-1]["lag"].keys() == {"record_lag", "time_lag_ms", "age_ms"}
     assert stream.named("lag")[-1]["host"] in cluster.workers
-    # Its position is that of what was read since: who reconnects with it sees the write that changed nothing.
+    # Its position is the one read since: a client that reconnects with it sees the write that changed nothing.
     assert stream.offsets[-1] > stream.offsets[0]
 
 
@@ -233,7 +233,7 @@ def test_a_reconnect_is_never_older_than_what_was_seen_on_another_replica_either
         with follow(address, "k", seen=seen, wait_ms=1000) as stream:
             stream.wait_for_value(10)
         assert min(stream.offsets) >= offset
-        # What this replica has not read yet, it does not pretend to have.
+        # The replica does not pretend to have what it has not read yet.
         with follow(address, "k", seen=unseen) as refused:
             refused.wait_for(lambda f: f.ended.is_set(), "the end")
         assert [event.name for event in refused.events] == ["problem"]
@@ -535,7 +535,7 @@ def test_a_client_that_does_not_read_costs_no_memory_and_then_gets_the_newest(se
         with follow(router, "big") as other:
             for n in range(1, 30):
                 cluster.put("counts", {b"big": b'"%b"' % (b"%d" % (n % 10) * 1_000_000)})
-                # One that takes nothing at all for ten seconds is let go.
+                # A client that reads nothing at all for ten seconds is dropped.
                 received += slow.recv(2_048)
             cluster.put("counts", {b"big": b'"last"'})
             other.wait_for_value("last")

@@ -1,4 +1,5 @@
-"""A disk that is full or read-only under a worker: what was applied is served, the lag is told, and so is why."""
+"""A disk that is full or read-only under a worker: what was applied is served, and the lag and its cause are
+reported."""
 
 import contextlib
 import resource

@@ -1,4 +1,5 @@
-"""Workers are killed, stopped and restarted under load: reads go on, and say honestly how far behind they are."""
+"""Workers are killed, stopped and restarted under load: reads continue, and report honestly how far behind they
+are."""
 
 import signal
 import threading
@@ -79,7 +80,7 @@ def test_no_read_fails_when_the_active_is_killed_and_the_standby_becomes_active(
         cluster.kill(killed)
         wait_until(lambda: cluster.active_for(router, "counts", "k1") not in (None, killed), "a new active")
         load.wait_for(50)
-        # After the delay the lost replicas are built anew on the workers that are left.
+        # After the delay the lost replicas are rebuilt on the remaining workers.
         cluster.wait_settled(router)
     assert load.failed == []
     assert {"active", "standby"} <= {role for _, _, role in load.answers}
@@ -121,7 +122,7 @@ def test_a_stopped_worker_costs_no_read_and_wakes_as_standby_with_honest_lag(clu
     cluster.put("counts", {b"k1": b'"newer"'})
     cluster.kill(stopped, signal.SIGCONT)
     first = httpx.get(f"http://{stopped}/v1/stores/counts/keys/k1", params={"max_time_lag_ms": 500}, timeout=10)
-    # Its lease ran out while it was stopped, and it knows that it cannot prove a bound.
+    # Its lease ran out while it was stopped, and it cannot prove a bound.
     assert first.headers["forebay-role"] == "standby"
     assert first.status_code == 412 or first.json()["value"] == "newer"
     wait_until(

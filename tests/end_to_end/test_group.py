@@ -1,4 +1,4 @@
-"""The worker group as an operator meets it: workers that do not agree, and a table that changes as it happens."""
+"""The worker group as operators see it: workers that do not agree, and a table that follows changes."""
 
 import contextlib
 import fcntl
@@ -60,11 +60,11 @@ def test_workers_of_differing_topologies_serve_what_they_hold_and_say_why(cluste
     cluster.put("counts", {b"k1": b'"newer"'})
     wait_until(lambda: read(first, "k1") == (200, "active", "newer"), "the first worker going on")
     wait_until(lambda: read(second, "k1") == (200, "standby", "newer"), "the second worker going on")
-    assert "follows topology" in (log := (tmp_path / "state-1.log").read_text())
-    assert "it goes on serving what it holds. That is so for a while where a new topology is rolled out" in log
-    assert "follows topology" not in (tmp_path / "state-0.log").read_text()
+    assert "leader has topology" in (log := (tmp_path / "state-1.log").read_text())
+    assert "it keeps serving what it holds. This is normal while a new topology is rolled out" in log
+    assert "leader has topology" not in (tmp_path / "state-0.log").read_text()
 
-    # It says what to do, and that helps.
+    # It states the remedy, and that helps.
     cluster.kill(second, signal.SIGTERM)
     cluster.start_worker(second)
     cluster.wait_settled(router)

@@ -1,4 +1,4 @@
-"""The hot path gives the same bytes as the route behind it, however requests are cut and mixed."""
+"""The hot path gives the same bytes as the route behind it, however requests are split and mixed."""
 
 import base64
 import json
@@ -66,7 +66,7 @@ def post(path: str, body: str, *headers: str) -> bytes:
 
 
 def exchange(address: str, data: bytes | list[bytes], answers: int) -> list[bytes]:
-    """Send bytes, in pieces if given so, on one connection, and take so many answers off it."""
+    """Send bytes, in pieces if given so, on one connection, and read this many answers from it."""
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -157,7 +157,7 @@ def test_a_batch_among_other_requests_of_a_connection_is_answered_in_its_turn(se
 
 
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAEAAEAA", "Upgrade: h2c")
-"""What Java's own client says with every request to begin with."""
+"""Headers that Java's own client initially sends with every request."""
 
 
 @pytest.mark.parametrize("cut", [0, 30, 160, -10])
@@ -281,7 +281,7 @@ def test_a_worker_that_drains_answers_every_read_of_many_at_once(tmp_path):
                 cluster.workers[worker].send_signal(signal.SIGTERM)
                 wait_until(lambda: httpx.get(f"http://{worker}/readyz").status_code == 503, "draining")
                 for _ in range(5):
-                    # All that goes on while it drains.
+                    # All that happens while it drains.
                     exchange(router, request("/v1/stores/counts/keys/k1") * 50, 50)
             finally:
                 stopping.set()

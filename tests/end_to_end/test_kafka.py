@@ -76,7 +76,7 @@ def test_reads_go_on_while_the_broker_is_down_and_nothing_is_lost_or_doubled_aft
     broker.stop()
     for address in (first, second, router):
         assert shows_all(address, "old")
-    # What the log holds meanwhile nobody knows, and the answers say so.
+    # The log's present content is unknown, and the answers say so.
     wait_until(lambda: read(router, "k1").json()["lag"]["time_lag_ms"] > 3_000, "the lag growing")
     for address in (first, second, router):
         refused = read(address, "k1", max_time_lag_ms=2_000)
@@ -315,7 +315,7 @@ def test_topics_are_made_and_refused_by_command(kafka_cluster):
     made.write_text(made.read_text().replace("partitions = 1", "partitions = 2"))
     refused = forebay(kafka_cluster, "topology", "apply", topology=made)
     assert refused.returncode != 0
-    assert "has 1 partitions, the topology says 2" in refused.stderr
+    assert "has 1 partitions, the topology has 2" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 

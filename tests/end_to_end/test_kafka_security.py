@@ -1,4 +1,4 @@
-"""A broker that wants TLS, a certificate and a password of every client: librdkafka, aiokafka and Java's."""
+"""A broker that requires TLS, a certificate and a password from every client: librdkafka, aiokafka and Java's."""
 
 import subprocess
 import sys

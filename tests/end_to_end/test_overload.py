@@ -1,4 +1,4 @@
-"""What a router asks of a worker at once: no more than it is told, and step by step of one that was lost."""
+"""A router's concurrent requests to a worker: within its limit, and increasing step by step after a loss."""
 
 import contextlib
 import re

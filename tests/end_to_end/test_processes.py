@@ -1,4 +1,4 @@
-"""A router of several processes: one address, one answer to what is asked of the whole, no process left over."""
+"""A router of several processes: one address, one answer about the whole, no process left over."""
 
 import contextlib
 import os
@@ -215,7 +215,7 @@ def test_an_address_in_use_is_refused_to_a_second_router(router, processes):
 def test_a_router_whose_processes_cannot_start_says_why_and_ends(tmp_path):
     directory = tmp_path / ("long" * 30)
     directory.mkdir()
-    # Whoever starts it there means none of its modules.
+    # A user who starts it there does not mean its modules.
     (tmp_path / "pickle.py").write_text("raise RuntimeError('whose is this?')")
     command = [sys.executable, "-P", "-m", "forebay", "router", "--seeds", "127.0.0.1:1", "--processes", "2"]
     failed = subprocess.run(

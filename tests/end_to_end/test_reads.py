@@ -1,4 +1,4 @@
-"""What a client sees of one quiet cluster: two workers and a router."""
+"""A client's view of one quiet cluster: two workers and a router."""
 
 import socket
 from collections.abc import Iterator

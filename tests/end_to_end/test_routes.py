@@ -1,4 +1,4 @@
-"""Every route of both tiers: the shape of its answer and of its problems, and the lag of whatever it reads."""
+"""Every route of both tiers: the shapes of its answer and its problems, and the lag of everything it reads."""
 
 import json
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ ROW = {"store", "partition", "task", "role", "host", "position", "end_offset", "
 
 @dataclass(frozen=True)
 class Route:
-    """What to ask of a route and what comes back; without ``wrong`` there is no way to ask wrongly."""
+    """A request to a route and its result; without ``wrong`` there is no invalid request."""
 
     right: str
     members: set[str]

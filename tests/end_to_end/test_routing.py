@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
 
 
 def hosts(router: str, path: str, **options: object) -> set[str]:
-    """The hosts that answered so many reads of a path."""
+    """The hosts that answered this many reads of a path."""
     found = set()
     with httpx.Client(base_url=f"http://{router}/v1/stores", timeout=10) as client:
         for _ in range(READS):

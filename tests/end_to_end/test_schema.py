@@ -1,4 +1,4 @@
-"""What live processes answer to requests made from their OpenAPI documents is what the documents say."""
+"""Live processes' answers to requests generated from their OpenAPI documents match the documents."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -134,7 +134,7 @@ def test_answers_are_as_documented(served, tier, method, path):
         )
         @given(case=cases, store=stores, key=st.sampled_from([*KEYS, None]), opaque=st.booleans())
         def check(case: Case, store: str | None, key: str | None, opaque: bool) -> None:
-            # Names that somebody made up are mostly unknown, and then nothing else is looked at.
+            # Generated names are mostly unknown, and then nothing else is checked.
             for name, known in (("store", store), ("key", key)):
                 if known is not None and name in case.path_parameters:
                     case.path_parameters[name] = known

@@ -183,7 +183,7 @@ def test_windows_and_sessions_carry_their_times_in_the_key(spark, sink, tmp_path
     assert starts == {0, 3_600_000, 86_400_000}
     longer = watermarked.groupBy(F.window("t", "2 hours"), "k").agg(F.count("*").alias("n"))
     message = refusal(sink.write(longer, "hours", key="k"), tmp_path, "longer")
-    assert "hours: a window of 7200000 ms is written, and window_size_ms of the store is 3600000. Make" in message
+    assert "hours: a window of 7200000 ms was written, but window_size_ms of the store is 3600000. Make" in message
     visits = watermarked.groupBy(F.session_window("t", "1 minute"), "k").agg(F.count("*").alias("n"))
     run(sink.write(visits, "visits", key="k"), tmp_path, "c2")
     ends_and_starts = {

@@ -1,4 +1,4 @@
-"""Stores whose keys lie where their writer wanted them: every partition is asked before a key is missed."""
+"""Stores whose keys are wherever their writer put them: every partition is asked before a miss is reported."""
 
 import os
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ PROBLEM = "urn:forebay:problem:"
 
 
 def place(key: str) -> int:
-    """Where the writer puts a key, which nobody but the writer knows."""
+    """The writer's placement of a key, known only to the writer."""
     return int(key[1:]) * 7 % 10 % 3
 
 

@@ -1,4 +1,4 @@
-"""What a router knows of workers that have said little."""
+"""A router's knowledge of workers that have reported little."""
 
 import asyncio
 import json
@@ -153,7 +153,7 @@ async def test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_a
         await known.start()
         try:
             await until(lambda: known.ready and known.strangers.documents())
-            said = "is of application 'b', this router serves 'a': it is ignored"
+            said = "belongs to application 'b', this router serves 'a': it is ignored"
             assert known.strangers.documents() == [{"address": str(other), "why": said}]
             assert known.workers.keys() == {host}
             polled = int(str(theirs["sequence"]))
@@ -192,7 +192,7 @@ async def test_seeds_at_which_no_worker_answers_are_told_of_with_the_reason(capl
             await until(lambda: len(known.strangers.documents()) == 2)
         finally:
             await known.stop()
-        assert any(f"{router} is no worker: name workers as --seeds" in message for message in caplog.messages)
+        assert any(f"{router} is not a worker: name workers as --seeds" in message for message in caplog.messages)
         assert any(
-            f"{nobody} does not answer as a worker does: [Errno 111]" in message for message in caplog.messages
+            f"{nobody} does not answer like a worker: [Errno 111]" in message for message in caplog.messages
         )

@@ -1,4 +1,4 @@
-"""Lists that are gathered page by page, from replicas that answer as they are told to."""
+"""Lists gathered page by page from scripted replicas."""
 
 import asyncio
 import json
@@ -174,7 +174,7 @@ async def test_pages_are_read_ahead_and_lists_begun_only_while_all_lists_togethe
     await asyncio.sleep(0)
     # Of the first partition a page was read ahead; then there were as many as may be.
     assert workers.asked == [0, 1, 0]
-    with pytest.raises(Overloaded, match="as much as they may"):
+    with pytest.raises(Overloaded, match="all the memory allowed"):
         await workers.gather()
     gather.drop()
     assert workers.pages.held_bytes == 0

@@ -1,4 +1,4 @@
-"""Connections to workers against a real socket server that answers as it is told to."""
+"""Connections to workers, against a real, scripted socket server."""
 
 import asyncio
 import contextlib

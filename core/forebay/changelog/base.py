@@ -1,4 +1,4 @@
-"""What every changelog is to its readers: topics of partitions, records with offsets, ends with identities."""
+"""The interface of every changelog: topics of partitions, records with offsets, ends with identities."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = [
 Record = tuple[int, bytes, bytes | None, int, bool]
 """One record: offset, key, value (None is a tombstone), timestamp in epoch ms, whether it is a heartbeat.
 
-A plain tuple, as the database hands it out: a class of its own would halve the speed of a replay.
+A plain tuple, as the database returns it: a class of its own would halve the speed of a replay.
 """
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a writer says after a batch or while idle: the source's state by ``as_of_ms`` is in the log.
+    """Written after a batch or while idle, it states that the source's data up to ``as_of_ms`` is in the log.
 
-    ``as_of_ms`` is epoch milliseconds, None as long as the writer cannot tell.
+    ``as_of_ms`` is epoch milliseconds, None while the writer cannot tell.
     """
 
     as_of_ms: int | None
@@ -48,19 +48,19 @@ class Heartbeat:
 
     @classmethod
     def parse(cls, value: bytes) -> Heartbeat:
-        """The inverse of ``value``; raises ``ValueError`` for what is no heartbeat."""
+        """The inverse of ``value``; raises ``ValueError`` if it is not a heartbeat."""
         document: Any = json.loads(value)
         try:
             beat = cls(document["as_of_ms"], document["query_id"], document["batch_id"])
         except (TypeError, KeyError):
-            raise ValueError(f"{value[:80]!r} is no heartbeat") from None
+            raise ValueError(f"{value[:80]!r} is not a heartbeat") from None
         if not isinstance(beat.as_of_ms, int | None) or not isinstance(beat.query_id, str):
-            raise ValueError(f"{value[:80]!r} is no heartbeat")
+            raise ValueError(f"{value[:80]!r} is not a heartbeat")
         return beat
 
 
 class Batch(NamedTuple):
-    """What one response of the log held for one partition: records in offset order, and the end it showed."""
+    """The part of a response that concerns one partition: records in offset order, and the observed end."""
 
     topic_partition: TopicPartition
     records: list[Record]
@@ -70,23 +70,23 @@ class Batch(NamedTuple):
     """Whether offsets are missing between the position read from and ``position``."""
     end: EndOffset
     beginning: int
-    """The first offset the log still promises to hold."""
+    """The first offset that the log still guarantees to contain."""
     tombstone_floor: int
     """A replica below this offset may have missed tombstones that compaction removed."""
     identity: str
-    """The log's identity; another one than before means another log."""
+    """The log's identity; a different one means a different log."""
     tombstone_life_ms: float | None = None
-    """A replica that was last consistent longer ago may have missed tombstones; None where ``tombstone_floor``
-    says so."""
+    """A replica last consistent longer ago than this may have missed tombstones; None if ``tombstone_floor``
+    decides."""
     partitions: int | None = None
-    """How many partitions the topic has by now; None where that cannot change."""
+    """How many partitions the topic has now; None if that cannot change."""
     settled: bool = False
-    """Whether the log could be read up to ``position`` and no further by a response as new as any with a gap:
-    the successor of a value that compaction took is not beyond it, though a transaction may still be open."""
+    """Whether a response at least as new as any with a gap could read the log up to ``position`` and no further:
+    the successor of a value that compaction removed is not beyond it, though a transaction may still be open."""
 
 
 class Consumer(Protocol):
-    """Reads assigned partitions from positions of its own choosing. One thread uses it."""
+    """Reads assigned partitions from positions of the caller's choosing. Used by one thread."""
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on, from the next poll."""
@@ -97,21 +97,21 @@ class Consumer(Protocol):
         ...
 
     def wait(self, wake: Wake, timeout_s: float) -> None:
-        """Return when something may be new, when ``wake`` is set, or after the time-out at the latest."""
+        """Return when there may be something new, when ``wake`` is set, or at the latest after the time-out."""
         ...
 
     def poll(self, max_records: int) -> Iterable[Batch]:
-        """What is new, up to this many records a partition, with an end observation for each reached one.
+        """What is new, at most this many records per partition, with an end observation for each one reached.
 
-        A partition whose log cannot be reached is left out, so its lag grows by itself, and so may be one in which
-        nothing is new. Logs may be read only as their batches are taken.
+        A partition whose log cannot be reached is left out, so its lag grows by itself; so may be one with nothing
+        new. Logs may be read lazily, as the batches are consumed.
         """
         ...
 
     def current(self) -> tuple[float, list[TopicPartition]]:
-        """A time (boot clock) and partitions in which, by then, nothing was that no batch had brought.
+        """A time (boot clock), and partitions of which batches had delivered everything by then.
 
-        Their last batch still says where they end. It costs next to nothing for each, unlike a batch.
+        Their last batch still states their end. Unlike a batch, this costs next to nothing for each.
         """
         ...
 
@@ -134,7 +134,8 @@ class Changelog(Protocol):
         ...
 
     def ensure_group(self, application_id: str) -> str | None:
-        """Create what a worker group needs beside its stores' topics; says its name, None if it needs nothing."""
+        """Create what a worker group needs besides its stores' topics; returns its name, None if it needs
+        nothing."""
         ...
 
     def identity(self, topic: str, partition: int | None = None) -> str:
@@ -142,7 +143,7 @@ class Changelog(Protocol):
         ...
 
     def consumer(self, *, replay: bool = False) -> Consumer:
-        """A new reader; one for a ``replay`` reads further ahead."""
+        """A new reader; for a ``replay`` it reads further ahead."""
         ...
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
@@ -150,16 +151,16 @@ class Changelog(Protocol):
         ...
 
     def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
-        """Append a heartbeat to every partition; returns the next offset of each that is of the topic's identity.
+        """Append a heartbeat to every partition; returns the next offset of each that has the topic's identity.
 
-        Raises ``BatchConflict`` where another query took over as ``writer``.
+        Raises ``BatchConflict`` if another query took over as ``writer``.
         """
         ...
 
     def retire_writer(self, topic: str, writer: str) -> None:
-        """Take a writer that is gone for good out of the store's age.
+        """Remove a writer that is gone for good from the store's age.
 
-        Raises ``ChangelogError`` where it is known that nobody wrote under that name.
+        Raises ``ChangelogError`` if it is known that nothing was written under that name.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""``forebay changelog``: look after the logs of a topology's stores by hand."""
+"""``forebay changelog``: maintain the logs of a topology's stores by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def changelog() -> None:
 
 
 def topology_and_changelog(function: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which topology, and which changelog."""
+    """The options that name the topology and the changelog."""
     function = click.option(
         "--topology",
         required=True,
@@ -68,28 +68,32 @@ def list_logs(topology: Path, url: str) -> None:
 @click.option("--min-compaction-lag-ms", default=_LIMITS.min_compaction_lag_ms, show_default=True)
 @click.option("--delete-retention-ms", default=_LIMITS.delete_retention_ms, show_default=True)
 def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
-    """Take out of the log of STORE what it can do without; younger records and tombstones stay."""
+    """Remove from the log of STORE what is no longer needed; younger records and tombstones stay."""
     opened, loaded = _open(topology, url)
     spec = _spec(loaded, store)
     if not isinstance(opened, SqliteChangelog):
-        raise SettingError("Kafka compacts its topics itself; see the topic's cleanup.policy and its kin.")
+        raise SettingError(
+            "Kafka compacts its topics itself; see the topic's cleanup.policy and related settings."
+        )
     click.echo(f"{opened.compact(spec, CompactionLimits(**durations))} records removed from {spec.topic}")
 
 
 @changelog.command("reset")
 @topology_and_changelog
 @click.argument("store")
-@click.option("--yes", is_flag=True, help="Do it without asking.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def reset(topology: Path, url: str, store: str, yes: bool) -> None:
     """Empty the log of STORE and give it a new identity; every replica is rebuilt."""
     opened, loaded = _open(topology, url)
     spec = _spec(loaded, store)
     if spec.foreign:
-        raise SettingError(f"{store!r} is foreign: its topic {spec.topic!r} is others' to empty.")
+        raise SettingError(
+            f"{store!r} is foreign: its topic {spec.topic!r} belongs to others, so forebay does not empty it."
+        )
     if not yes:
-        click.confirm(f"This empties {spec.topic}, and every replica of {store} with it. Go on?", abort=True)
+        click.confirm(f"This empties {spec.topic}, and with it every replica of {store}. Continue?", abort=True)
     identity = opened.reset(spec)
-    click.echo(f"{store} begins anew, as {identity}")
+    click.echo(f"{store} is now empty, with the new identity {identity}")
 
 
 @changelog.command("retire-writer")
@@ -97,10 +101,10 @@ def reset(topology: Path, url: str, store: str, yes: bool) -> None:
 @click.argument("store")
 @click.argument("writer")
 def retire_writer(topology: Path, url: str, store: str, writer: str) -> None:
-    """Take a WRITER of STORE that is gone for good out of the store's age."""
+    """Remove a WRITER of STORE that is gone for good from the store's age."""
     opened, loaded = _open(topology, url)
     opened.retire_writer(_spec(loaded, store).topic, writer)
-    click.echo(f"{writer} no longer counts in the age of {store}")
+    click.echo(f"{writer} no longer counts towards the age of {store}")
 
 
 def _open(topology: Path, url: str) -> tuple[Changelog, Topology]:

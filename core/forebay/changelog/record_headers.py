@@ -6,6 +6,6 @@ Imports nothing: the Spark sink ships this module to executors that may lack for
 HEARTBEAT_HEADER = "forebay-heartbeat"
 """Marks a heartbeat."""
 SUPERSEDED_HEADER = "forebay-superseded"
-"""Of a heartbeat: the queries that its own took the writer's name over from, a JSON array, the newest first."""
+"""On a heartbeat: the queries from which its own took over the writer's name, a JSON array, the newest first."""
 VALID_FROM_HEADER = "forebay-valid-from-ms"
 """A version's valid-from, 8 bytes big-endian: Spark's Kafka sink sets no timestamps."""

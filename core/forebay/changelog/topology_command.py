@@ -1,4 +1,4 @@
-"""``forebay topology``: what a topology says, and the topics that it needs."""
+"""``forebay topology``: shows a topology, and creates the topics that it needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def topology() -> None:
     help="Topology file.",
 )
 def show(path: Path) -> None:
-    """Show every store as it is understood, or say what is wrong."""
+    """Show how forebay reads every store, or say what is wrong."""
     loaded = load_topology(path)
     table = Table(title=f"{loaded.application_id}, fingerprint {loaded.fingerprint}", title_justify="left")
     for column in ("sub-topology", "partitions", "store", "kind", "key", "value", "partitioner", "topic", "more"):
@@ -42,7 +42,7 @@ def show(path: Path) -> None:
 
 
 def _more(spec: StoreSpec) -> str:
-    """What else a store's table says, or its kind needs."""
+    """The other fields of a store's table, or those its kind needs."""
     document = spec.document()
     named = ("store", "name", "kind", "key", "value", "partitioner", "topic", "partitions")
     usual = StoreSpec("", spec.kind, "", "", "", "", 1).document()
@@ -56,7 +56,7 @@ def _more(spec: StoreSpec) -> str:
 @topology.command("apply")
 @topology_and_changelog
 def apply(topology: Path, url: str) -> None:
-    """Create the topics that are missing, the workers' own too; refuse those that do not fit, with a remedy."""
+    """Create missing topics, the workers' own too; refuse unsuitable ones, with a remedy."""
     loaded = load_topology(topology)
     changelog = open_changelog(url)
     for spec in loaded.stores.values():

@@ -12,12 +12,12 @@ from forebay.errors import SettingError
 def open_changelog(url: str, *, create: bool = True) -> Changelog:
     """The changelog at a URL, ``sqlite:///DIR`` or ``kafka://HOST:PORT,…``; raises ``SettingError``.
 
-    Without ``create``, ``ChangelogError`` where there is none.
+    Without ``create``, raises ``ChangelogError`` if there is none.
     """
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise SettingError(f"The changelog {url.partition('?')[0]!r} is no URL: {error}.") from None
+        raise SettingError(f"The changelog {url.partition('?')[0]!r} is not a URL: {error}.") from None
     if parts.scheme == "sqlite" and (parts.query or parts.fragment):
         raise SettingError(f"The changelog {url!r}: write '?' as '%3F' and '#' as '%23' in a directory's name.")
     if parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1:

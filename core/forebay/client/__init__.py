@@ -1,8 +1,7 @@
 """A client of routers and workers: typed answers, each with its lag.
 
-``Client`` blocks, ``AsyncClient`` awaits; both drive the same plans of requests. Whatever a server refuses is
-raised as the class of ``forebay.errors`` that names it, with the problem's members and, where the problem
-states one, its ``lag``.
+``Client`` blocks, ``AsyncClient`` awaits; both drive the same plans of requests. A server's refusal is raised as
+the matching class of ``forebay.errors``, with the problem's members and its ``lag``, if stated.
 """
 
 from forebay.client.asynchronous import AsyncChanges, AsyncClient, AsyncItems, AsyncSession

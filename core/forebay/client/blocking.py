@@ -1,4 +1,4 @@
-"""The client that blocks."""
+"""The blocking client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Driver:
         self.http = httpx.Client(transport=transport, headers=token_headers(token), limits=CONNECTIONS)
 
     def run(self, plan: Plan[T]) -> T:
-        """What the plan comes to; raises what it raises."""
+        """The plan's result; raises what the plan raises."""
         reply: Reply = None
         while True:
             try:
@@ -69,7 +69,7 @@ class Driver:
 
 
 class Items(Listing[T], Iterator[T]):
-    """The items of a list; ``next`` raises ``forebay.errors.Problem`` where a page is refused."""
+    """The items of a list; ``next`` raises ``forebay.errors.Problem`` if a page is refused."""
 
     def __init__(
         self, driver: Driver, reads: Reads, wanted: ListRequest[T], limit: int | None, page_size: int
@@ -102,7 +102,7 @@ class Changes(Following, Iterator[Change]):
         return change
 
     def close(self) -> None:
-        """Let go of the connection; there are no more changes, nor for a thread that waits for one."""
+        """Close the connection; there are no more changes, not even for a thread waiting for one."""
         self._closed = True
         opened = self._opened
         if opened is not None:
@@ -120,7 +120,7 @@ class Changes(Following, Iterator[Change]):
 
 
 def _wake(opened: Opened) -> None:
-    """End the wait of whoever reads a body: what comes next is its end."""
+    """End the wait of a thread that reads a body: it sees the body's end next."""
     stream = opened.response.extensions.get("network_stream")
     connection = None if stream is None else stream.get_extra_info("socket")
     if connection is not None:
@@ -132,7 +132,7 @@ class Reader:
     """The reads, of a client or of a session.
 
     Each takes ``ReadOptions`` and raises the ``forebay.errors.Problem`` that the server answers with, or
-    ``NoReplica`` where no server can be reached and ``DeadlineExceeded`` where the time is over.
+    ``NoReplica`` if no server can be reached and ``DeadlineExceeded`` if the time is over.
     """
 
     def __init__(self, driver: Driver, reads: Reads) -> None:
@@ -140,9 +140,9 @@ class Reader:
         self._reads = reads
 
     def get(self, store: str, key: Any, *, as_of: Time | None = None, **options: Unpack[ReadOptions]) -> Answer:
-        """The value of a key, a JSON value; of a versioned store, as of a time.
+        """The value of a key, a JSON value; from a versioned store, as of a time.
 
-        Raises ``UnknownKey`` where there is none: its ``lag`` says how far behind that is known. Where no replica
+        Raises ``UnknownKey`` if there is none; its ``lag`` says how far behind that answer may be. If no replica
         is within the bounds, raises ``LagExceedsTolerance`` with the best ``lag`` found.
         """
         return self._driver.run(self._reads.get(store, key, as_of, options))
@@ -150,9 +150,9 @@ class Reader:
     def get_many(
         self, store: str, keys: Sequence[Any], *, as_of: Time | None = None, **options: Unpack[ReadOptions]
     ) -> list[Answer | Problem]:
-        """The answer or the problem of each key, in the order of the keys, whose number is not limited.
+        """The answer or the problem of each key, in the order of the keys; any number of keys.
 
-        A key's problem is returned, not raised, and the key not asked for again.
+        A key's problem is returned, not raised, and the key is not retried.
         """
         return self._driver.run(self._reads.get_many(store, keys, as_of, options))
 
@@ -171,8 +171,8 @@ class Reader:
     ) -> Items[Entry]:
         """The entries of a key-value store whose keys are in ``[start, end)``, in stored order.
 
-        ``prefix`` is what the keys' bytes begin with, such as the first letters of strings. ``limit`` is the most
-        entries in all, ``page_size`` the most that are asked for at once.
+        ``prefix`` selects keys whose bytes begin with it, such as the first letters of strings. ``limit`` is the
+        maximum number of entries in all, ``page_size`` the maximum per request.
         """
         wanted = ListRequest(Entry, store, ALL_KEYS, start, end, reverse, options, allow_partial, prefix)
         return Items(self._driver, self._reads, wanted, limit, page_size)
@@ -192,7 +192,7 @@ class Reader:
     ) -> Items[Window]:
         """The windows, of a key or of all, that start in ``[start, end)``: by key, then by start.
 
-        ``limit`` is the most windows in all, ``page_size`` the most that are asked for at once. Only a list of
+        ``limit`` is the maximum number of windows in all, ``page_size`` the maximum per request. Only a list over
         all keys may be partial.
         """
         wanted = ListRequest(Window, store, key, start, end, reverse, options, allow_partial)
@@ -240,12 +240,12 @@ class Reader:
     def changes(
         self, store: str, key: Any, *, lag_interval_ms: int | None = None, **options: Unpack[ReadOptions]
     ) -> Changes:
-        """The value of a key now, and then each that it becomes; in between, values may be skipped.
+        """The current value of a key, then each new one; values in between may be skipped.
 
-        Yields an ``Answer``, or ``UnknownKey`` where there is none, never older than the one before; with
-        ``lag_interval_ms`` also, so often between changes, a ``Provenance``. Reconnects by itself: while no
+        Yields an ``Answer``, or ``UnknownKey`` if there is no value, never older than the one before; with
+        ``lag_interval_ms`` also a ``Provenance`` at that interval between changes. Reconnects by itself: while no
         replica can serve, yields the ``Problem`` that says why, every ``timeout_ms`` or so. Raises a ``Problem``
-        that is of the request, or that comes instead of a stream to begin with.
+        if the request is at fault, or if there is one instead of a stream to begin with.
         """
         return Changes(self._driver, self._reads, ChangesRequest(store, key, lag_interval_ms, options))
 
@@ -253,8 +253,8 @@ class Reader:
 class Client(Reader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
-    ``timeout_ms`` is the time of calls that name none; ``token`` is shown to every server. Threads may share a
-    client. Raises ``ValueError`` for what is not an HTTP URL, or no token.
+    ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. Threads may share a client.
+    Raises ``ValueError`` for an invalid HTTP URL or token.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Client(Reader):
         super().__init__(Driver(transport, token), reads)
 
     def session(self) -> Session:
-        """A session: its reads never go back in time. It is over when the client is closed."""
+        """A session: its reads never go back in time. It ends when the client is closed."""
         return Session(self._driver, self._reads)
 
     def close(self) -> None:
@@ -288,8 +288,8 @@ class Client(Reader):
 class Session(Reader):
     """Reads that never go back in time: each sees at least what those before it saw, from whichever replica.
 
-    A read raises ``PositionNotReached`` where no replica is that far: give it ``wait_ms`` to wait. Once a log was
-    replaced, what was seen is of another, and reads raise ``PositionOfAnotherLog``: go on with a new session.
+    A read raises ``PositionNotReached`` if no replica is that far: give it ``wait_ms`` to wait. After a log was
+    replaced, reads raise ``PositionOfAnotherLog``: continue with a new session.
     """
 
     def __init__(self, driver: Driver, reads: Reads) -> None:
@@ -297,13 +297,13 @@ class Session(Reader):
         super().__init__(driver, reads.in_session(self._positions))
 
     def position(self, store: str) -> str | None:
-        """The token of what was seen of a store, None before anything was."""
+        """The position token of what was read from a store, None before the first read."""
         return self._positions.get(store)
 
     def read_after(self, store: str, token: str | None) -> None:
-        """See at least what a token holds, such as ``sink.position(store)``; None holds nothing.
+        """Read at least up to a token, such as ``sink.position(store)``; None has no effect.
 
-        Raises ``BadParameter`` if it is no position token.
+        Raises ``BadParameter`` if it is not a position token.
         """
         if token is not None:
             self._positions.add(store, token)

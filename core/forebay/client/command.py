@@ -1,4 +1,4 @@
-"""``forebay query`` and ``forebay status``: what a router or a worker answers, on a terminal."""
+"""``forebay query`` and ``forebay status``: answers of a router or a worker, on a terminal."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"
 
 @dataclass(frozen=True)
 class _Server:
-    """Whom a command asks, and with which token."""
+    """The server that a command asks, and the token it sends."""
 
     url: str
     token: str | None
 
     def get(self, path: str) -> httpx.Response:
-        """Whatever is answered; raises ``ForebayError`` if nothing is."""
+        """The response, whatever it is; raises ``ForebayError`` if there is none."""
         return self.ask("GET", path)
 
     def ask(self, method: str, path: str, body: str | None = None) -> httpx.Response:
@@ -61,15 +61,15 @@ class _Server:
             ) from None
 
     def document(self, answer: httpx.Response) -> dict[str, Any]:
-        """The document that an answer is; raises ``ForebayError`` where it is none."""
+        """An answer's JSON document; raises ``ForebayError`` if it is not one."""
         try:
             document = answer.json()
         except ValueError:
             document = None
         if not isinstance(document, dict):
             raise ForebayError(
-                f"{self.url} answers {answer.status_code} with something else than a JSON object, as neither a "
-                "router nor a worker does. Name one with --url."
+                f"{self.url} answers {answer.status_code} with something other than a JSON object, so it is "
+                "neither a router nor a worker. Name one with --url."
             )
         return document
 
@@ -79,9 +79,7 @@ class _Server:
         if answer.status_code != 200:
             refused = answer.status_code in (Unauthenticated.status, Forbidden.status)
             remedy = (
-                f"Show it a token with --token-file or {_TOKEN}"
-                if refused
-                else "Name a router or worker with --url"
+                f"Give a token with --token-file or {_TOKEN}" if refused else "Name a router or worker with --url"
             )
             raise ForebayError(f"{self.url} answers {answer.status_code} to /v1/lags. {remedy}.")
         return self.document(answer)
@@ -93,14 +91,14 @@ class _Server:
 
 
 def _server_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags that say whom to ask; it is called with the ``server``."""
+    """Give a command the flags that select the server; it is called with the ``server``."""
 
     @click.option("--url", default=_DEFAULT_URL, show_default=True, envvar="FOREBAY_URL", help="Router or worker.")
     @click.option(
         "--token-file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help=f"File of the token to show; without, {_TOKEN} may hold the token.",
+        help=f"File with the token to send; without it, {_TOKEN} may contain the token.",
     )
     @functools.wraps(function)
     def command(url: str, token_file: Path | None, **rest: Any) -> None:
@@ -117,7 +115,7 @@ def _token(token_file: Path | None) -> str | None:
             token = token_file.read_text(encoding="utf-8-sig").strip()
         token_headers(token)
     except (OSError, ValueError) as error:
-        raise ForebayError(f"{token_file or _TOKEN} gives no token: {error}.") from None
+        raise ForebayError(f"{token_file or _TOKEN} does not contain a token: {error}.") from None
     return token
 
 
@@ -126,18 +124,18 @@ def _token(token_file: Path | None) -> str | None:
 @click.argument("key")
 @_server_options
 @click.option("--windows", is_flag=True, help="List the key's windows.")
-@click.option("--follow", is_flag=True, help="Print the value and each that it becomes, until Ctrl-C.")
-@click.option("--max-record-lag", type=int, help="Most records the answer may be behind.")
-@click.option("--max-time-lag-ms", type=int, help="Most milliseconds it may be behind the log.")
-@click.option("--max-age-ms", type=int, help="Most milliseconds it may be behind the source.")
+@click.option("--follow", is_flag=True, help="Print the value and each new one, until Ctrl-C.")
+@click.option("--max-record-lag", type=int, help="Maximum number of records the answer may be behind.")
+@click.option("--max-time-lag-ms", type=int, help="Maximum milliseconds it may be behind the log.")
+@click.option("--max-age-ms", type=int, help="Maximum milliseconds it may be behind the source.")
 @click.option("--require-active", is_flag=True, help="Only a running active answers.")
-@click.option("--timeout-ms", type=int, help="Time for everything.")
+@click.option("--timeout-ms", type=int, help="Total time for the request.")
 def query(
     store: str, key: str, server: _Server, windows: bool, follow: bool, require_active: bool, **bounds: int | None
 ) -> None:
     """Read one KEY of a STORE and print the answer; exit status 1 if there is none."""
     if follow and windows:
-        raise ForebayError("--follow is of a key's one value; leave it out, or --windows.")
+        raise ForebayError("--follow works on a key's single value; leave out either --follow or --windows.")
     if follow:
         given = {name: value for name, value in bounds.items() if value is not None}
         _follow(server, store, key, {**given, "require_active": require_active})
@@ -148,13 +146,13 @@ def query(
     path = f"/v1/stores/{quote(store, safe='')}"
     segment = quote(key, safe="", errors="surrogateescape")
     if windows and not segment:
-        raise ForebayError("The windows of the empty key cannot be asked for: no path can hold it.")
+        raise ForebayError("The windows of the empty key cannot be read: no path can contain it.")
     if key in REWRITTEN and not windows:
         body = json.dumps({"keys": [key]})
         found = server.ask("POST", _with(f"{path}/batch-get", parameters), body)
         text, had = _single(server, found)
     else:
-        # Dots alone would be taken for steps in the path.
+        # Segments of dots alone would be taken for relative path segments.
         path += f"/keys/{segment.replace('.', '%2E')}/windows" if windows else f"/keys/{segment}"
         found = server.get(_with(path, parameters))
         server.document(found)
@@ -169,7 +167,7 @@ def _with(path: str, parameters: Mapping[str, str]) -> str:
 
 
 def _print(text: str) -> None:
-    """Print a JSON document, on a terminal with colours; its numbers as they are, maybe longer than Python's."""
+    """Print a JSON document, in colour on a terminal; its numbers unchanged, even if longer than Python's."""
     mark = secrets.token_hex(8)
     document = json.loads(text, parse_float=lambda number: mark + number)
     shown = json.dumps(document, indent=2, ensure_ascii=False)
@@ -178,7 +176,7 @@ def _print(text: str) -> None:
 
 
 def _printable(document: str) -> str:
-    """A JSON document in which half of a surrogate pair is an escape: no terminal takes it as it is."""
+    """A JSON document with lone surrogates escaped, since no terminal accepts them as they are."""
     return document.encode("utf-8", "backslashreplace").decode()
 
 
@@ -190,17 +188,17 @@ def _single(server: _Server, batch: httpx.Response) -> tuple[str, bool]:
     (result,) = document["results"]
     if "problem" in result:
         return json.dumps(result["problem"]), False
-    # As it came: what Python makes of its numbers may be others.
+    # Unparsed: Python might change its numbers.
     return batch.text.removeprefix('{"results":[').removesuffix("]}"), True
 
 
 @click.command()
 @_server_options
-@click.option("--watch", is_flag=True, help="Go on showing it as it changes, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Keep showing it as it changes, until Ctrl-C.")
 @click.option("--interval-ms", default=500, show_default=True, type=click.IntRange(min=50), help="With --watch.")
-@click.option("--json", "as_json", is_flag=True, help="Print /v1/lags as it is.")
+@click.option("--json", "as_json", is_flag=True, help="Print /v1/lags unchanged.")
 def status(server: _Server, watch: bool, interval_ms: int, as_json: bool) -> None:
-    """Show who holds which task, in which role, and how far behind."""
+    """Show which worker holds which task, in which role, and how far behind it is."""
     console = terminal(markup=True)
     if as_json:
         console.print_json(json.dumps(server.lags_document()))
@@ -216,13 +214,13 @@ def status(server: _Server, watch: bool, interval_ms: int, as_json: bool) -> Non
             try:
                 shown = status_table(server.lags())
             except ForebayError as error:
-                # Whoever is asked may be restarting, which is what one watches for.
+                # The server may be restarting, which is what --watch is used for.
                 shown = Text(str(error))
 
 
 @contextlib.contextmanager
 def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """What shows one thing in the place of the one before; where there is no terminal, one after the other."""
+    """A display that replaces its previous content; without a terminal, it prints one after the other."""
     if not console.is_terminal:
         yield console.print
         return
@@ -231,7 +229,7 @@ def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 
 def status_table(lags: list[dict[str, Any]]) -> Table:
-    """Tasks by workers; a cell is role, record lag and time lag, the worst over the task's stores."""
+    """Tasks by worker; each cell shows role, record lag and time lag, the worst over the task's stores."""
     hosts = sorted({row["host"] for row in lags})
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     stores: dict[str, set[str]] = {}
@@ -259,7 +257,7 @@ def _cell(rows: list[dict[str, Any]]) -> str:
 
 
 def _follow(server: _Server, store: str, key: str, options: dict[str, Any]) -> None:
-    """Print changes, a JSON document a line; exit status 1 if the key cannot be followed."""
+    """Print changes, one JSON document per line; exit status 1 if the key cannot be followed."""
     with contextlib.suppress(KeyboardInterrupt), _client(server) as client:
         try:
             for change in client.changes(store, _key_value(server, store, key), **options):
@@ -278,7 +276,7 @@ def _client(server: _Server) -> Client:
 
 
 def _key_value(server: _Server, store: str, key: str) -> Any:
-    """A key as given on the command line as the JSON value that it is; raises ``Problem``."""
+    """The JSON value of a key given on the command line; raises ``Problem``."""
     answer = server.get(f"/v1/stores/{quote(store, safe='')}")
     if answer.status_code != 200:
         raise problem_of_response(answer)
@@ -293,5 +291,5 @@ def _answer_document(change: Answer | Provenance) -> dict[str, Any]:
 
 @functools.cache
 def _http() -> httpx.Client:
-    # Making one takes longer than most answers, and --watch asks again and again.
+    # Creating one takes longer than most answers, and --watch asks repeatedly.
     return httpx.Client(timeout=35)

@@ -1,6 +1,6 @@
-"""The exchange of requests for answers: where they go, until when, and what is tried again.
+"""The exchange of requests and answers: to which servers, until when, and with which retries.
 
-It does no I/O: a plan is a generator that yields steps, and a blocking or an asynchronous client takes them.
+It does no I/O: a plan is a generator that yields steps, and a blocking or an asynchronous client executes them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from forebay.errors import DeadlineExceeded, NoReplica, Problem
 from forebay.rest.changes import KEEP_ALIVE_MS
 
 _TRIES_PER_URL = 2
-"""A server may close an idle connection just as a request is sent on it: that says nothing of the server."""
+"""A server may close an idle connection just as a request is sent on it: that does not mean it is down."""
 _GRACE_MS = 100.0
-"""A server's own word that the time is over, which says who was asked, is waited for this much longer."""
+"""How much longer to wait for the server's own deadline problem, which lists the replicas asked."""
 _STREAM_GRACE_S = 2.0
-"""A stream begins with what there is once its time is over, from one replica after the other."""
+"""A stream starts with whatever there is once its time is over, from one replica after the other."""
 _LEAST_PAUSE_S = 0.1
 _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
-"""A stream that is silent for so long is lost: its server would have sent a comment."""
+"""A stream that is silent for this long is lost: its server would have sent a comment."""
 OF_THE_SERVER = frozenset({429, 502, 503, 504})
-"""Statuses that another server need not have, or this one a moment later; a proxy's own are among them."""
+"""Statuses that another server, or this one a moment later, may not return; includes a proxy's own."""
 _PAUSE_S = 0.25
-"""Where a proxy answers that does not say how long to wait."""
+"""For proxies that do not say how long to wait."""
 
 CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-"""As many as there are reads at once: each key that is followed keeps one, and the others must not wait for it."""
+"""As many as there are concurrent reads: each followed key keeps one, and others must not wait for it."""
 
 T = TypeVar("T")
 
@@ -58,18 +58,19 @@ class Send:
 
 @dataclass(frozen=True)
 class Open(Send):
-    """A step: the same, but a response of 200 is replied with while its body is still to come."""
+    """A step: the same, but a 200 response is delivered before its body has arrived."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A response whose body is still to come, and the pieces of that, which only the step's taker can have."""
+    """A response whose body has not arrived yet, and the body's pieces, which only the executor of steps can
+    read."""
 
     response: httpx.Response
     pieces: Any
 
     def __post_init__(self) -> None:
-        # A body may be silent for longer than a head; the time-out is looked up for each piece.
+        # A body may be silent for longer than a head; the time-out is evaluated for each piece.
         self.response.request.extensions["timeout"]["read"] = _SILENCE_S
 
 
@@ -82,14 +83,14 @@ class Receive:
 
 @dataclass(frozen=True)
 class Close:
-    """A step: let go of a response whose body is still to come."""
+    """A step: close a response whose body has not arrived yet."""
 
     opened: Opened
 
 
 @dataclass(frozen=True)
 class Pause:
-    """A step: wait so many seconds."""
+    """A step: wait this many seconds."""
 
     seconds: float
 
@@ -101,7 +102,7 @@ Plan: TypeAlias = Generator[Step, Reply, T]
 
 @dataclass(frozen=True)
 class Request:
-    """What to ask, of whichever server; a body is asked with POST."""
+    """A request to any server; one with a body is a POST."""
 
     path: str
     parameters: dict[str, Any]
@@ -109,12 +110,12 @@ class Request:
     timed: bool = True
     """Whether the path takes ``timeout_ms``."""
     streamed: bool = False
-    """Whether the body is to be received as it comes."""
+    """Whether the body is streamed."""
     last_event_id: str | None = None
 
 
 class Exchange:
-    """Asks the first of several servers that can be reached, again where it says that waiting helps."""
+    """Asks the first of several servers that can be reached, and retries if it says that waiting helps."""
 
     def __init__(
         self, urls: str | Sequence[str], timeout_ms: int, clock: Callable[[], float] = time.monotonic
@@ -127,14 +128,14 @@ class Exchange:
         self._first = 0
 
     def deadline(self, timeout_ms: int | None) -> float:
-        """When a call that begins now must be answered, in milliseconds of the clock."""
+        """The deadline of a call that begins now, in milliseconds of the clock."""
         return self._now_ms() + (self._timeout_ms if timeout_ms is None else timeout_ms)
 
     def ask(self, request: Request, deadline_ms: float) -> Plan[dict[str, Any]]:
         """The document that answers a request; raises ``Problem``.
 
-        On 429, 502, 503 and 504 the other servers are asked, then, after ``Retry-After``, all again, if there is
-        that much time.
+        On 429, 502, 503 and 504 the other servers are asked, then all again after ``Retry-After``, if time
+        permits.
         """
         problem: Problem | None = None
         refused: dict[int, float] = {}
@@ -159,7 +160,7 @@ class Exchange:
                 refused.clear()
 
     def open(self, request: Request, deadline_ms: float) -> Plan[Opened]:
-        """The stream of the first server that has one; raises ``Problem``."""
+        """The stream of the first server that provides one; raises ``Problem``."""
         for left in reversed(range(len(self._urls))):
             reply = yield from self._reach(request, deadline_ms, ())
             assert reply is not None
@@ -185,7 +186,7 @@ class Exchange:
     def _reach(
         self, request: Request, deadline_ms: float, refused: Container[int]
     ) -> Plan[httpx.Response | Opened | None]:
-        """The response of the first server that gives one, but of those that refused; None if no other does."""
+        """The response of the first server that gives one, except those that refused; None if no other does."""
         attempts: list[dict[str, str]] = []
         first, tries = self._first, _TRIES_PER_URL * len(self._urls)
         for turn in range(tries):
@@ -201,7 +202,7 @@ class Exchange:
                 self._first = first + turn
                 return reply
             assert isinstance(reply, httpx.TransportError)
-            # Not asked first again: it may accept connections and never answer.
+            # Not asked first next time: it may accept connections and never answer.
             self._first = first + turn + 1
             attempts.append({"host": url, "outcome": f"{type(reply).__name__}: {reply}"})
         if len(attempts) < tries:
@@ -214,7 +215,7 @@ class Exchange:
             parameters["timeout_ms"] = math.ceil(left_ms)
         query = query_string(parameters)
         url += f"{request.path}{'?' if query else ''}{query}"
-        # Each server gets its share of the time to be connected to; one that is connected gets all of it.
+        # Each server gets a share of the time for connecting; once connected, it gets all of it.
         whole_s, connect_s = (left_ms + _GRACE_MS) / 1000, left_ms / urls_left / 1000
         timeout = httpx.Timeout(whole_s + (_STREAM_GRACE_S if request.streamed else 0.0), connect=connect_s)
         if request.streamed:
@@ -226,7 +227,7 @@ class Exchange:
 
 
 def _pause_s(problem: Problem) -> float:
-    """When what refused a request should be asked again; a router or worker that does not say so means never."""
+    """When to retry a server that refused; a router or worker that does not say when means never."""
     if problem.retry_after_s is not None:
         return max(problem.retry_after_s, _LEAST_PAUSE_S)
     return _PAUSE_S if type(problem) is Problem else math.inf
@@ -248,5 +249,5 @@ def _document(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise Problem(f"{response.url} answered 200 with something else than a JSON object.", status=200)
+        raise Problem(f"{response.url} answered 200 with something other than a JSON object.", status=200)
     return document

@@ -1,4 +1,4 @@
-"""Lists while they are read: what is in hand, and which page is next."""
+"""Lists being read: the items at hand, and the next page."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Listing(Generic[T]):
-    """A list that is read page by page, as its items are asked for.
+    """A list that is read page by page, as its items are consumed.
 
-    What it says of lag and partitions is of the newest page. An entry present throughout is returned exactly
-    once, but pages are no snapshot. After an error the page that failed is asked for again.
+    ``lag`` and ``partitions`` describe the newest page. An entry present throughout is returned exactly once, but
+    the pages are not a snapshot. After an error, the failed page is requested again.
     """
 
     def __init__(self, reads: Reads, wanted: ListRequest[T], limit: int | None, page_size: int) -> None:
@@ -47,7 +47,7 @@ class Listing(Generic[T]):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The partitions left out, where ``allow_partial`` was asked for."""
+        """The partitions left out, if ``allow_partial`` was requested."""
         return () if self._page is None else self._page.missing
 
     def _next_page(self) -> Plan[None]:

@@ -1,4 +1,4 @@
-"""What every read may ask for, and how it looks in a query string."""
+"""The options of every read, and their form in a query string."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forebay.rest.parameters import Prefer, parse_time
 DEFAULT_TIMEOUT_MS = 5_000
 
 Time: TypeAlias = datetime | int
-"""A time zone's datetime, or epoch milliseconds."""
+"""A datetime with a time zone, or epoch milliseconds."""
 
 
 class _AllKeys(enum.Enum):
@@ -21,35 +21,36 @@ class _AllKeys(enum.Enum):
 
 
 ALL_KEYS: Final = _AllKeys.ALL_KEYS
-"""In place of a key, which may be any JSON value, None included."""
+"""Stands for no key, since a key may be any JSON value, None included."""
 
 
 class ReadOptions(TypedDict, total=False):
     """How far behind an answer may be, and how long it may take; all bounds given must hold.
 
-    Without any bound the store's own holds.
+    Without any bound, the store's own apply.
     """
 
     max_record_lag: int
-    """Most changelog records that the answer may be behind."""
+    """Maximum number of changelog records that the answer may be behind."""
     max_time_lag_ms: int
-    """Most milliseconds that it may be behind the log."""
+    """Maximum milliseconds that it may be behind the log."""
     max_age_ms: int
-    """Most milliseconds that it may be behind the source."""
+    """Maximum milliseconds that it may be behind the source."""
     require_active: bool
     """Only a running active answers."""
     prefer: Prefer
-    """``"any"`` lets a router spread reads over every replica within the bounds; ``"active"`` asks that first."""
+    """``"any"`` lets a router spread reads over all replicas within the bounds; ``"active"`` asks the active
+    first."""
     min_position: str
     """Position token of an answer or of a sink's batch: read at least that."""
     wait_ms: int
     """How long a replica may wait to meet the bounds or the position."""
     timeout_ms: int
-    """Time for the call, waits and repetitions included; of a list, for each page."""
+    """Time for the call, waits and retries included; for a list, per page."""
 
 
 def check(options: ReadOptions) -> None:
-    """Raise ``TypeError`` for an option that there is not: a misspelt bound must not become none."""
+    """Raise ``TypeError`` for an unknown option: a misspelt bound must not be ignored."""
     unknown = sorted(options.keys() - ReadOptions.__annotations__.keys())
     if unknown:
         known = ", ".join(ReadOptions.__annotations__)
@@ -57,7 +58,7 @@ def check(options: ReadOptions) -> None:
 
 
 def query_string(parameters: Mapping[str, Any]) -> str:
-    """The parameters that are not None, percent-encoded; flags are set or left out."""
+    """The parameters that are not None, percent-encoded; flags are either set or left out."""
     given = {name: "true" if value is True else value for name, value in parameters.items()}
     return urlencode({k: v for k, v in given.items() if v is not None and v is not False}, quote_via=quote)
 

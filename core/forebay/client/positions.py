@@ -1,4 +1,4 @@
-"""The positions that a session has seen."""
+"""The positions up to which a session has read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from forebay.rest.lists import joined_position
 
 
 class Positions:
-    """Per store and partition, the latest position that was seen, as a token; threads may share it."""
+    """The latest position read, per store and partition, as a token; threads may share it."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, dict[int, str]] = {}
         self._lock = threading.Lock()
 
     def add(self, store: str, token: str) -> None:
-        """Note a token, of whichever partitions; raises ``BadParameter`` if it is none."""
+        """Record a token, for any partitions; raises ``BadParameter`` if it is not one."""
         log, offsets = decode_position(token)
         with self._lock:
             held = self._tokens.setdefault(store, {})
@@ -26,9 +26,9 @@ class Positions:
                 held[partition] = later_position(held.get(partition), one) or one
 
     def get(self, store: str, partition: int | None = None) -> str | None:
-        """The token of a partition, or of all of the store; None before anything of them was seen.
+        """The token of a partition, or of the whole store; None before anything was read.
 
-        Raises ``PositionOfAnotherLog`` where no token can hold all, each partition's log being another's.
+        Raises ``PositionOfAnotherLog`` if the partitions belong to different logs, so that no token can cover all.
         """
         with self._lock:
             held = dict(self._tokens.get(store, {}))
@@ -37,7 +37,7 @@ class Positions:
         token = joined_position([{"position": one} for one in held.values()])
         if held and token is None:
             raise PositionOfAnotherLog(
-                f"What was seen of {store!r} is of several logs, one of them replaced: go on with a new session.",
+                f"{store!r} was read from several logs, one of them replaced: continue with a new session.",
                 store=store,
             )
         return token

@@ -1,4 +1,4 @@
-"""Problem documents as the exceptions that they stand for."""
+"""Turns problem documents into exceptions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _OWN_MEMBERS = ("type", "title", "status", "detail", "retry_after_s")
 
 
 def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) -> Problem:
-    """The exception of a problem document: of the class with its type, else ``Problem`` with the whole document.
+    """The exception for a problem document: the class of its type, else ``Problem`` with the whole document.
 
-    One whose document states a lag has it as ``lag``.
+    If the document states a lag, the exception has it as ``lag``.
     """
     detail = str(document.get("detail", ""))
     kind = _CLASSES.get(str(document.get("type", "")).removeprefix(_PREFIX))
@@ -35,7 +35,8 @@ def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) ->
 
 
 def problem_of_response(response: httpx.Response) -> Problem:
-    """The exception of a response that is no answer; one that is no problem document, as a proxy's, is told."""
+    """The exception for a failed response; the message points out one without a problem document, as from a
+    proxy."""
     retry_after = response.headers.get("retry-after", "")
     retry_after_s = int(retry_after) if retry_after.isdecimal() else None
     try:
@@ -49,9 +50,9 @@ def problem_of_response(response: httpx.Response) -> Problem:
             "title": response.reason_phrase,
             "status": response.status_code,
             "detail": f"{response.url} answered {said} without a problem document: "
-            "what answers there is neither a router nor a worker.",
+            "that server is neither a router nor a worker.",
         }
     problem = problem_of(document, retry_after_s)
-    # Also of a type that is not known here.
+    # Also for an unknown type.
     problem.status = response.status_code
     return problem

@@ -1,4 +1,4 @@
-"""The plans of all reads: what is asked in which order, and what the documents say. No I/O is done here."""
+"""The plans of all reads: which requests in which order, and how answers are interpreted. No I/O is done here."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from forebay.rest.batches import MOST_BODY_BYTES, MOST_KEYS
 from forebay.topology import StoreSpec
 
 REWRITTEN = ("", ".", "..")
-"""Key segments that a path loses on its way."""
+"""Key segments that intermediaries rewrite."""
 _LONGEST_SEGMENT = 4_096
-"""Longer ones go in a body: proxies take 8 kB of a request's head, and no server more than 64."""
+"""Longer ones go in a body: proxies accept 8 kB of request head, and no server more than 64."""
 _MOST_BATCH_BYTES = MOST_BODY_BYTES - 1_024
 
 _ITEMS: dict[type, str] = {
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ListRequest(Generic[T]):
-    """One list, whichever page of it. ``start`` and ``end`` are keys for entries, else times."""
+    """One list, for all its pages. ``start`` and ``end`` are keys for entries, else times."""
 
     kind: type[T]
     store: str
@@ -57,7 +57,7 @@ class ListRequest(Generic[T]):
 
 @dataclass(frozen=True)
 class ChangesRequest:
-    """One key to follow. Without ``lag_interval_ms`` its lag is not told between changes."""
+    """One key to follow. Without ``lag_interval_ms`` its lag is not reported between changes."""
 
     store: str
     key: Any
@@ -69,7 +69,8 @@ class ChangesRequest:
 
 
 class Reads:
-    """Plans every read; of a session, each asks for what the session has seen, and is noted there."""
+    """Plans every read; in a session, each read asks for at least what the session has read, and is recorded
+    there."""
 
     def __init__(
         self, exchange: Exchange, specs: dict[str, StoreSpec] | None = None, positions: Positions | None = None
@@ -79,7 +80,7 @@ class Reads:
         self._positions = positions
 
     def in_session(self, positions: Positions) -> Reads:
-        """The same, of a session."""
+        """The same, for a session."""
         return Reads(self._exchange, self._specs, positions)
 
     def get(self, store: str, key: Any, as_of: Time | None, options: ReadOptions) -> Plan[Answer]:
@@ -107,7 +108,7 @@ class Reads:
     def get_many(
         self, store: str, keys: Sequence[Any], as_of: Time | None, options: ReadOptions
     ) -> Plan[list[Answer | Problem]]:
-        """Several keys, as many requests as it takes; raises ``Problem`` if one is refused as a whole."""
+        """Several keys, in as many requests as needed; raises ``Problem`` if one is refused as a whole."""
         check(options)
         deadline_ms = self._exchange.deadline(options.get("timeout_ms"))
         spec = yield from self._spec(store, deadline_ms)
@@ -120,7 +121,9 @@ class Reads:
                 text = _key_text(key)
                 key_bytes = len(text.encode()) + 1
                 if key_bytes > _MOST_BATCH_BYTES:
-                    raise BadKey(f"The key is {key_bytes} bytes long, more than a request may hold.", store=store)
+                    raise BadKey(
+                        f"The key is {key_bytes} bytes long, more than a request may contain.", store=store
+                    )
             except BadKey as problem:
                 problem.members.setdefault("key", key)
                 results[index] = problem
@@ -162,7 +165,7 @@ class Reads:
     def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[Opened]:
         """The stream of a key's changes; raises ``Problem``.
 
-        The id of the last event is None before any; empty, it means that what was seen counts no more.
+        The last event's id is None before the first; an empty one means that earlier positions no longer apply.
         """
         store, options = wanted.store, wanted.options
         deadline_ms = self._exchange.deadline(options.get("timeout_ms"))
@@ -239,7 +242,7 @@ class Reads:
         return parameters
 
     def note(self, store: str, result: Answer | Provenance | Problem) -> None:
-        """Remember what was seen: a miss is seen too, a refusal is not."""
+        """Record what was read: a miss counts, a refusal does not."""
         position = None
         if isinstance(result, Answer | Provenance):
             position = result.position
@@ -254,24 +257,24 @@ def _path(store: str) -> str:
 
 
 def _key_path(spec: StoreSpec, plain: bytes) -> str:
-    """The path of a key; raises ``BadKey`` for one that no path can name."""
+    """The path of a key; raises ``BadKey`` for one that no path can express."""
     segment = to_segment(spec.key_codec, plain)
     if not segment:
-        raise BadKey("No path can name an empty key; only get and get_many can ask for it.", store=spec.name)
-    # Dots alone would be taken for steps in the path.
+        raise BadKey("No path can express an empty key; only get and get_many can ask for it.", store=spec.name)
+    # Segments of dots alone would be taken for relative path segments.
     return f"{_path(spec.name)}/keys/{segment.replace('.', '%2E')}"
 
 
 def _key_text(key: Any) -> str:
-    """A key's JSON; raises ``BadKey`` for what has none."""
+    """A key's JSON; raises ``BadKey`` if it has none."""
     try:
         return json.dumps(key, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        raise BadKey(f"The key {key!r} is no JSON value.") from None
+        raise BadKey(f"The key {key!r} is not a JSON value.") from None
 
 
 def _partition(spec: StoreSpec, plain: bytes) -> int | None:
-    """The partition of a key; None where its partitioner is not known, or not installed, here."""
+    """The partition of a key; None if its partitioner is unknown, or not installed here."""
     try:
         partitioner = spec.stream_partitioner
     except PartitionerMissing:

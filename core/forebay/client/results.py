@@ -1,4 +1,4 @@
-"""What a client hands out: answers, items of lists and pages, all frozen. Times are epoch milliseconds."""
+"""What a client returns: answers, list items and pages, all frozen. Times are epoch milliseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """The value of one key, a JSON value, and which replica read it, how far behind."""
+    """The value of one key, a JSON value, with the replica that read it and its lag."""
 
     store: str
     key: Any
@@ -34,8 +34,8 @@ class Answer:
 
 
 Change: TypeAlias = Answer | Provenance | Problem
-"""What following a key yields: its value, ``UnknownKey`` where there is none, who tells and how far behind, or why
-nothing can be told."""
+"""What following a key yields: its value, ``UnknownKey`` if there is none, the replica and its lag, or the problem
+that prevents an answer."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SessionWindow:
 
 @dataclass(frozen=True)
 class Version:
-    """A key's value from ``valid_from_ms`` on; None where the key was deleted then."""
+    """A key's value from ``valid_from_ms`` on; None if the key was deleted then."""
 
     key: Any
     valid_from_ms: int
@@ -91,7 +91,7 @@ class Page(Generic[T]):
     complete: bool
 
 
-# Members that this version does not know are passed over: a newer server may add some.
+# Unknown members are ignored: a newer server may add some.
 
 
 def lag_of(document: Document) -> Lag:
@@ -100,12 +100,12 @@ def lag_of(document: Document) -> Lag:
 
 
 def answer_of(document: Document) -> Answer:
-    """The answer that a document is."""
+    """The answer in a document."""
     return Answer(document["store"], document["key"], document["value"], *provenance_of(document))
 
 
 def change_of(event: Event) -> Change:
-    """What an event says."""
+    """The content of an event."""
     document = json.loads(event.data)
     match event.name:
         case "value":
@@ -119,14 +119,14 @@ def change_of(event: Event) -> Change:
 
 
 def provenance_of(document: Document) -> Provenance:
-    """The replica that a document says it is from."""
+    """The replica named in a document."""
     partition, position, role, host = (document[name] for name in ("partition", "position", "role", "host"))
     return Provenance(partition, position, role, host, lag_of(document))
 
 
 def page_of(document: Document, items: str, kind: type[T]) -> Page[T]:
-    """The page that a document is; its member ``items`` holds what ``kind``, a dataclass, is made of."""
-    # A list of one key names the key once, beside the items.
+    """The page in a document; the items in its member ``items`` become ``kind``, a dataclass."""
+    # A list of one key gives the key once, beside the items.
     shared = {"key": document.get("key")}
     names = kind.__match_args__  # type: ignore[attr-defined]
     return Page(

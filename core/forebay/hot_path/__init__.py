@@ -1,7 +1,7 @@
-"""The hot path: whole, ordinary reads of a key, or of a batch of them, taken in the callback that received them.
+"""The hot path: complete, ordinary reads of a key or a batch, handled in the callback that received them.
 
-FastAPI declares every route and answers everything; this stands in front of it and takes the two shapes that
-make up nearly all traffic. Anything it does not recognise with certainty falls through to the full parser.
+FastAPI declares every route and can answer everything; the hot path sits in front and handles the two shapes that
+make up nearly all traffic. Anything not recognised with certainty falls through to the full parser.
 """
 
 from forebay.hot_path.guard import guarded

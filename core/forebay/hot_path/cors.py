@@ -1,4 +1,4 @@
-"""What a browser's origin is told, in the very lines that the ordinary path's middleware adds."""
+"""CORS headers for a browser's origin, exactly the lines that the ordinary path's middleware adds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MOST_ORIGINS = 1024
 
 
 class OriginHeaders:
-    """The header lines by origin, found out by asking the middleware itself.
+    """The header lines by origin, obtained from the middleware itself.
 
-    ``options`` are the middleware's; with None it is not there, and adds nothing.
+    ``options`` are the middleware's; with None there is no middleware and nothing is added.
     """
 
     def __init__(self, options: Mapping[str, Any] | None) -> None:
@@ -33,7 +33,7 @@ class OriginHeaders:
             added.extend(message["headers"])
 
         scope = {"type": "http", "method": "GET", "headers": [(b"origin", origin)]}
-        # It awaits nothing but what is given here, so one step brings it to its end.
+        # It awaits only what is passed in here, so one step completes it.
         with contextlib.suppress(StopIteration):
             self._middleware(scope, _receive_nothing, send).send(None)
         return b"".join([b"%b: %b\r\n" % line for line in added])

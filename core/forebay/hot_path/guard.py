@@ -1,4 +1,4 @@
-"""Puts recognised requests to the authenticator, as ``forebay.rest.guard`` does all others."""
+"""Checks recognised requests with the authenticator, as ``forebay.rest.guard`` does for all others."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from forebay.rest.answers import Answer, problem_answer
 
 
 def guarded(handlers: Handlers, authenticator: Authenticator | None, refusals: Counter[int]) -> Handlers:
-    """The handlers, or such as ask the authenticator first; without one, nothing comes in between.
+    """The handlers, wrapped to ask the authenticator first if there is one.
 
-    ``refusals`` counts what is refused, by status.
+    ``refusals`` counts refused requests by status.
     """
     return handlers if authenticator is None else _Guarded(handlers, authenticator, refusals)
 
 
 class _Guarded:
-    """Lets through to the handlers what the authenticator lets through."""
+    """Passes requests that the authenticator accepts on to the handlers."""
 
     def __init__(self, handlers: Handlers, authenticator: Authenticator, refusals: Counter[int]) -> None:
         self._handlers = handlers

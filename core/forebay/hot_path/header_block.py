@@ -1,7 +1,7 @@
-"""Judges the header block of a request: whether it is ordinary, and what it says that matters here.
+"""Judges the header block of a request: whether it is ordinary, and its relevant contents.
 
-Whatever is judged ordinary, full HTTP parsers read the same way; a transfer coding, an upgrade, an expectation,
-``Connection: close`` or an odd byte is left to them, so that request smuggling has no opening here.
+Full HTTP parsers read everything judged ordinary here the same way; a transfer coding, an upgrade, an expectation,
+``Connection: close`` or an odd byte is left to them, so that request smuggling is impossible here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _FRAMES = FRAMES_MEDIA_TYPE.encode()
 
 
 class HeaderBlock(NamedTuple):
-    """What an ordinary block says; ``origin`` and ``authorization`` are empty where it has none.
+    """The contents of an ordinary block; ``origin`` and ``authorization`` are empty if it has none.
 
-    ``length`` is the body's, None where no header tells; ``frames`` whether nothing but those is accepted, which
-    a router asks of workers.
+    ``length`` is the body's, None if no header states it; ``frames`` whether only frames are accepted, which
+    routers ask workers for.
     """
 
     origin: bytes
@@ -34,9 +34,9 @@ class HeaderBlock(NamedTuple):
 
 
 def judge(block: bytes) -> HeaderBlock | None:
-    """What a block says, each line of it preceded by CRLF; None for what needs the parser.
+    """The contents of a block whose lines are each preceded by CRLF; None if it needs the parser.
 
-    An ordinary one has one host.
+    An ordinary one has exactly one host.
     """
     told: dict[bytes, list[bytes]] = {}
     for line in block[2:].split(b"\r\n"):
@@ -50,12 +50,12 @@ def judge(block: bytes) -> HeaderBlock | None:
             return None
         told.setdefault(name, []).append(value)
     origins, accepted = told.get(b"origin", []), told.get(b"accept", [])
-    # What comes twice, some take the first of and some the last; a host must be there.
+    # Of duplicates, some parsers take the first and some the last; there must be a host.
     if any(len(told.get(name, ())) > 1 for name in (b"host", b"origin", b"authorization", b"content-length")):
         return None
     if not told.get(b"host", [b""])[0] or not all(origins):
         return None
-    # With cookies, what an origin is told depends on both.
+    # With cookies, an origin's header lines depend on both.
     if origins and b"cookie" in told:
         return None
     frames = accepted == [_FRAMES]

@@ -1,4 +1,4 @@
-"""Answers on their way out: each in its place, all of a turn of the event loop together."""
+"""Outgoing answers: in order, and all of one event-loop turn together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def render(answer: Answer, lines: bytes = b"") -> bytes:
-    """An answer's bytes, the same as the framework sends; ``lines`` are those of the request's origin."""
+    """An answer's bytes, the same as the framework sends; ``lines`` are the header lines for the request's
+    origin."""
     return b"%b%bcontent-length: %d\r\n%b\r\n%b" % (
         STATUS_LINE[answer.status],
         answer.head,
@@ -34,17 +35,17 @@ class Slot:
         self.answer: bytes | None = None
 
     def fill(self, answer: Answer) -> None:
-        """Give the answer; only the first counts, and it is sent once all before it are."""
+        """Set the answer; only the first counts, and it is sent once all earlier ones are."""
         if self.answer is None:
             self.answer = render(answer, self._lines)
             self._protocol.send_filled()
 
 
 class Outbox:
-    """Sends what a turn of the event loop has to say when all that was received in it is read.
+    """Writes all answers of one event-loop turn together, once everything received in it was handled.
 
-    A write to a peer that sleeps also wakes it, which costs more than the write: one that finds all its answers
-    at once is woken once for them.
+    A write to a sleeping peer also wakes it, which costs more than the write itself: this way it is woken once for
+    all its answers.
     """
 
     def __init__(self) -> None:

@@ -22,13 +22,14 @@ from forebay.rest.answers import Answer, problem_answer
 log = logging.getLogger(__name__)
 
 _MOST_HEAD_BYTES = 64 << 10
-"""Of a head that is still not whole, beyond the piece that it began in."""
+"""Limit for an incomplete request head, not counting its first chunk."""
 _MOST_UNSENT_BYTES = 64 << 10
-"""Beyond them answers are sent in the middle of a turn, so that a peer that takes none stops the next."""
+"""Above this, answers are sent in the middle of a turn, so that a peer that stopped reading holds back the
+next."""
 _FIRST_SLOTS, _MOST_SLOTS = 16, 256
-"""Answers outstanding on one connection beyond which nothing more is read from it: more where they are small."""
+"""Outstanding answers on one connection above which nothing more is read from it; more if they are small."""
 _MOST_SLOT_BYTES = 1 << 20
-"""What so many answers as large as the last may take."""
+"""Limit in bytes for this many answers as large as the last."""
 _MOST_REQUEST_S = 30.0
 """How long a request may take to arrive, and the first one to begin."""
 _NO_HTTP = "Invalid HTTP request received."
@@ -38,11 +39,11 @@ _NO_HTTP_BUT_FOR_ESCAPES = (
 
 
 Outcome = Answer | Slot | None
-"""An answer at once, or a slot of the protocol's to be filled later, or none at all: then FastAPI answers."""
+"""An answer at once, a slot of the protocol's to be filled later, or None, upon which FastAPI answers."""
 
 
 class Handlers(Protocol):
-    """What a tier does with recognised requests."""
+    """A tier's handlers of recognised requests."""
 
     def key(self, request: HotRequest, protocol: HotPathProtocol) -> Outcome:
         """Answer a read of one key."""
@@ -54,7 +55,7 @@ class Handlers(Protocol):
 
 
 class HotPathProtocol(HttpToolsProtocol):
-    """Offers whole requests to the handlers while the connection is between two ordinary ones."""
+    """Offers complete requests to the handlers while the connection is between two ordinary ones."""
 
     key_handler: ClassVar[Callable[[HotRequest, HotPathProtocol], Outcome]]
     batch_handler: ClassVar[Callable[[HotBatch, HotPathProtocol], Outcome]]
@@ -78,7 +79,7 @@ class HotPathProtocol(HttpToolsProtocol):
         self._hot_requests_at_timer = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request, for so long."""
+        """Wait this long for a request."""
         super().connection_made(transport)
         self._stall = StallWatch(self.loop, transport)
         self._be_patient()
@@ -90,7 +91,7 @@ class HotPathProtocol(HttpToolsProtocol):
             request: Any = self._recogniser.recognise(data)
             handler: Callable[[Any, HotPathProtocol], Outcome] = type(self).key_handler
             if request is None:
-                # By itself only: it takes as long as a hundred reads, and others must have their turn.
+                # Only by itself: it takes as long as a hundred reads, and others must have their turn.
                 request, handler = recognise_batch(data), type(self).batch_handler
             if request is not None and request.end == len(data):
                 outcome = self._handle(handler, request, last=True)
@@ -114,7 +115,7 @@ class HotPathProtocol(HttpToolsProtocol):
             return
         rest = data[at:] if at else data
         if self._slots:
-            # The framework must not answer before those that are still to come.
+            # The framework must not answer before the outstanding answers are sent.
             self._held = rest
             self.flow.pause_reading()
             return
@@ -148,14 +149,14 @@ class HotPathProtocol(HttpToolsProtocol):
                 pieces += [piece[upgrade.args[0] :], memoryview(self._begin_without_upgrade())]
 
     def _begin_without_upgrade(self) -> bytes:
-        """Begin with a parser made anew; returns what it is to read first."""
+        """Start with a new parser; returns what it must read first."""
         parser, self._upgrading = self.parser, False
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return head_without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
 
     def _answer_hot(self, data: bytes) -> int:
-        """Where the first request begins that is not for the hot path."""
+        """The start of the first request that is not for the hot path."""
         at = 0
         while at < len(data) and self._between_requests() and len(self._slots) < self._most_slots:
             request = recognise(data, at)
@@ -204,16 +205,16 @@ class HotPathProtocol(HttpToolsProtocol):
     def _handle(
         self, handler: Callable[[Any, HotPathProtocol], Outcome], request: HotRequest | HotBatch, *, last: bool
     ) -> Outcome:
-        """The handler's answer; while draining, the last of what was received is left to the route.
+        """The handler's answer; while draining, the last request received is left to the route.
 
-        That closes the connection behind its answer, and what came after it would be lost.
+        The route closes the connection after its answer, so anything after it would be lost.
         """
         if last and type(self).draining():
             return None
         try:
             return handler(request, self)
         except Exception:
-            # The route answers, with its own handling of what went wrong.
+            # The route answers, with its own error handling.
             log.exception("the hot path failed")
             return None
 
@@ -225,7 +226,7 @@ class HotPathProtocol(HttpToolsProtocol):
         return Slot(self, self._lines(request))
 
     def send_filled(self) -> None:
-        """Send every answer whose predecessors are sent, and go on with what was held back for them."""
+        """Send every answer whose predecessors are sent, and continue with the input held back for them."""
         slots = self._slots
         while slots and (answer := slots[0].answer) is not None and not self.flow.write_paused:
             slots.popleft()
@@ -243,19 +244,19 @@ class HotPathProtocol(HttpToolsProtocol):
             self.data_received(held)
 
     def pause_writing(self) -> None:
-        """More waits for the peer than may: it is let go unless it takes some of it in time."""
+        """Too much waits for the peer: it is dropped unless it reads some of it in time."""
         super().pause_writing()
         self._stall.begin()
 
     def resume_writing(self) -> None:
-        """The peer has taken what waited for it."""
+        """The peer has read what waited for it."""
         super().resume_writing()
         self._stall.end()
         if self._slots or self._held:
             self.send_filled()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is sent any more."""
+        """Nothing more is sent."""
         self._stall.end()
         self._end_patience()
         super().connection_lost(exc)
@@ -269,7 +270,7 @@ class HotPathProtocol(HttpToolsProtocol):
             self._patience = None
 
     def _lose_patience(self) -> None:
-        # Whoever sends a byte now and then would hold a connection, and what was received, for ever.
+        # A peer that sends a byte now and then would keep a connection, and the bytes received, for ever.
         self._patience = None
         self.transport.close()
 
@@ -285,23 +286,23 @@ class HotPathProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The parser has begun a request: the hot path waits for its end."""
         self._in_message = self._in_head = True
-        # From now on, however long it took to begin.
+        # Counted from now, however long it took to begin.
         self._end_patience()
         self._be_patient()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The parser has read the head: what follows the body is no part of it."""
+        """The parser has read the head: anything after the body is not part of it."""
         self._upgrading = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._upgrading:
             return
         super().on_headers_complete()
         self._in_head = False
-        # A trailer would count as a header, Authorization too, unseen by a proxy that rules on those.
+        # A trailer would count as a header, even Authorization, unseen by a proxy that checks headers.
         self.headers = []
 
     def on_message_complete(self) -> None:
-        """The parser has read a request whole."""
+        """The parser has read a complete request."""
         if self._upgrading:
             return
         self._in_message = False
@@ -309,7 +310,7 @@ class HotPathProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Tell a client whose bytes are no HTTP request, as every error is told, and close."""
+        """Answer bytes that are not an HTTP request with a problem, like every error, and close."""
         answer = problem_answer(BadRequest(msg))
         self.transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
         self.transport.close()
@@ -323,7 +324,8 @@ class HotPathProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's is asked; uvicorn's has no answer.
-        """Let a client that has said all it has to say have its answers; without any to come, it is let go."""
+        """A client that has closed its half still gets its outstanding answers; without any, it is
+        disconnected."""
         self.send_now()
         self._ended = bool(self._slots) and not self._held
         return self._ended
@@ -335,7 +337,7 @@ class HotPathProtocol(HttpToolsProtocol):
         )
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection; one that was used since the timer was set gets another."""
+        """Close an idle connection; if it was used since the timer was set, set another timer."""
         self.timeout_keep_alive_task = None
         if self._slots or self._hot_requests != self._hot_requests_at_timer:
             self._arm_keep_alive()

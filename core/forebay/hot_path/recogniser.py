@@ -1,7 +1,7 @@
-"""Recognises whole, ordinary single-key GETs and batches in received bytes, strictly.
+"""Strictly recognises complete, ordinary single-key GETs and batches in received bytes.
 
-Whatever is accepted, full HTTP parsers read as the same request; a body where none belongs, an absolute target or
-an odd byte is left to them, as are all headers that are not ordinary.
+Full HTTP parsers read everything accepted here as the same request; an unexpected body, an absolute target or an
+odd byte is left to them, as are all headers that are not ordinary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forebay.rest.batches import MOST_BODY_BYTES
 
 _HEAD_END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 8192
-# A query that is longer is left to the parser: what it says is not remembered.
+# A longer query is left to the parser and not cached.
 _SEGMENT = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++"
 _WHOLE_SEGMENT = re.compile(_SEGMENT)
 _REQUEST_LINE = re.compile(
@@ -28,14 +28,14 @@ _BATCH_LINE = re.compile(
 _MOST_BLOCKS = 4096
 _DOTS = frozenset({b".", b".."})
 _BEFORE_NONE = bytes(_MOST_HEAD_BYTES + 1)
-"""Longer than what is compared with it, so nothing begins with it."""
+"""Longer than anything compared with it, so nothing starts with it."""
 
 
 class RequestForm(NamedTuple):
-    """All of a recognised request but its key: what clients say again with every read.
+    """Everything in a recognised request except its key: what clients repeat with every read.
 
     ``query`` is as received; ``origin`` is the browser's and ``authorization`` that header's value. Each is empty
-    where there is none.
+    if absent.
     """
 
     store: str
@@ -70,9 +70,9 @@ class HotBatch(NamedTuple):
 
 
 class _HeaderBlocks(dict[bytes, tuple[bytes, bytes] | None]):
-    """Which header blocks are ordinary. Clients repeat theirs, so the verdicts are kept, a bounded number.
+    """Which header blocks are ordinary. Clients repeat theirs, so a bounded number of verdicts is cached.
 
-    Of a block that is ordinary for a request without a body they are origin and authorization; None for others.
+    The verdict is origin and authorization for a block that is ordinary for a request without a body, else None.
     """
 
     def __missing__(self, block: bytes) -> tuple[bytes, bytes] | None:
@@ -86,7 +86,7 @@ _BLOCKS = _HeaderBlocks()
 
 
 def recognise(data: bytes, at: int = 0) -> HotRequest | None:
-    """The request that begins at ``at``, None unless it is whole, ordinary and reads a single key."""
+    """The request that begins at ``at``, None unless it is complete, ordinary and reads a single key."""
     line = _REQUEST_LINE.match(data, at)
     if line is None:
         return None
@@ -104,7 +104,7 @@ def recognise(data: bytes, at: int = 0) -> HotRequest | None:
 
 
 def recognise_batch(data: bytes) -> HotBatch | None:
-    """The request that ``data`` is, None unless it is a whole and ordinary ``batch-get`` and nothing more."""
+    """The request in ``data``, None unless it is exactly one complete and ordinary ``batch-get``."""
     line = _BATCH_LINE.match(data)
     if line is None:
         return None
@@ -112,7 +112,7 @@ def recognise_batch(data: bytes) -> HotBatch | None:
     head_end = data.find(_HEAD_END, line_end)
     if head_end < 0 or head_end > _MOST_HEAD_BYTES:
         return None
-    # Not remembered: its length makes nearly every block another.
+    # Not cached: its length makes nearly every block different.
     told = judge(data[line_end:head_end])
     if told is None or told.length != len(data) - head_end - 4 or told.length > MOST_BODY_BYTES:
         return None
@@ -124,8 +124,8 @@ def recognise_batch(data: bytes) -> HotBatch | None:
 class Recogniser:
     """Recognises the requests of one connection, one at a time.
 
-    Clients say the same each time but for the key. What differs from the last request in nothing else is not taken
-    apart again.
+    Clients send the same each time except for the key. A request that differs from the last in nothing else is not
+    parsed again.
     """
 
     __slots__ = ("_after", "_before", "_form")
@@ -135,7 +135,7 @@ class Recogniser:
         self._form = RequestForm("", b"", b"", b"")
 
     def recognise(self, data: bytes) -> HotRequest | None:
-        """The same as the function of that name says of a request at the beginning of ``data``."""
+        """The same result as the function of that name for a request at the start of ``data``."""
         before, after = self._before, self._after
         if data.startswith(before) and data.endswith(after) and len(data) <= _MOST_HEAD_BYTES:
             segment = data[len(before) : len(data) - len(after)]

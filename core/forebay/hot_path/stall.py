@@ -1,4 +1,4 @@
-"""Lets a peer go that takes nothing of what waits for it."""
+"""Drops a peer that has stopped reading."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import struct
 import termios
 
 _MOST_STALL_S = 10.0
-"""How long a peer may take nothing."""
+"""How long a peer may read nothing."""
 _OUT_QUEUE = struct.Struct("@i")
 
 
 class StallWatch:
-    """Watches one connection while more waits for its peer than may."""
+    """Watches one connection while too much waits for its peer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
         self._loop = loop
@@ -22,12 +22,12 @@ class StallWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """From now on the peer must take something now and then."""
+        """From now on the peer must read something now and then."""
         if self._timer is None:
             self._timer = self._loop.call_later(_MOST_STALL_S, self._look, self._waiting_bytes())
 
     def end(self) -> None:
-        """Little waits for it, or the connection is gone."""
+        """Little is waiting, or the connection is closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -35,14 +35,14 @@ class StallWatch:
     def _look(self, waited: int) -> None:
         left = self._waiting_bytes()
         if left >= waited:
-            # To close it would be to wait for the peer on and on.
+            # A regular close would wait for the peer indefinitely.
             self._timer = None
             self._transport.abort()
         else:
             self._timer = self._loop.call_later(_MOST_STALL_S, self._look, left)
 
     def _waiting_bytes(self) -> int:
-        """What the peer has not taken, in this process and in the kernel, which has room for megabytes."""
+        """Bytes that the peer has not read, in this process and in the kernel, which can buffer megabytes."""
         waiting = int(self._transport.get_write_buffer_size())
         connection = self._transport.get_extra_info("socket")
         if connection is not None:

@@ -1,1 +1,1 @@
-"""What both tiers' REST interfaces share: parameters, answers, problems, documents."""
+"""Shared by both tiers' REST interfaces: parameters, answers, problems, documents."""

@@ -1,4 +1,4 @@
-"""Answers as bytes: made once, sent alike by every route into a tier."""
+"""Answers as bytes: made once, sent identically by every route of a tier."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 class Provenance(NamedTuple):
-    """Where an answer came from: a replica, its role, and how far it was."""
+    """The source of an answer: a replica, its role, and how far it was."""
 
     partition: int
     position: str
@@ -50,14 +50,14 @@ def lag_json(lag: Lag) -> bytes:
 
 
 def provenance_json(source: Provenance) -> bytes:
-    """The members that every answer of one replica carries, without braces."""
+    """The members in every answer of one replica, without braces."""
     partition, position, role, host, lag = source
     return _lasting(partition, position, role, host)[0] + lag_json(lag)
 
 
 @lru_cache(maxsize=4096)
 def _lasting(partition: int, position: str, role: str, host: str) -> tuple[bytes, bytes]:
-    """What of a provenance does not change with every millisecond: in the document, and as header lines."""
+    """The parts of a provenance that do not change every millisecond: as document members, and as header lines."""
     told = (position.encode(), role.encode(), host.encode())
     members = b'"partition":%d,"position":"%b","role":"%b","host":"%b","lag":' % (partition, *told)
     return members, b"forebay-position: %b\r\nforebay-role: %b\r\nforebay-host: %b\r\n" % told
@@ -69,7 +69,7 @@ def provenance_members(source: Provenance) -> dict[str, Any]:
 
 
 def lag_head(lag: Lag) -> bytes:
-    """The header lines of a lag; an unknown figure's is absent."""
+    """The header lines of a lag; those of unknown figures are absent."""
     record_lag, time_lag_ms, age_ms = lag
     return b"%b%b%b" % (
         b"" if record_lag is None else b"forebay-record-lag: %d\r\n" % record_lag,
@@ -85,7 +85,7 @@ def provenance_head(source: Provenance) -> bytes:
 
 
 class Told(NamedTuple):
-    """A provenance with the bytes that it puts into every answer."""
+    """A provenance with the bytes that it adds to every answer."""
 
     source: Provenance
     json_head: bytes
@@ -95,7 +95,7 @@ class Told(NamedTuple):
 
 
 def tell(source: Provenance) -> Told:
-    """A provenance in bytes, to be used again while nothing of it changes."""
+    """A provenance in bytes, reused until it changes."""
     return Told(source, JSON_HEAD + NO_STORE + provenance_head(source), provenance_json(source))
 
 

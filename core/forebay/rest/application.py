@@ -1,4 +1,4 @@
-"""The FastAPI application both tiers start from: raw paths, problems for every error, ops paths."""
+"""The FastAPI application that both tiers extend: raw paths, problems for every error, ops paths."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ ANSWER_HEADERS: dict[str, Any] = {
     "Forebay-Age-Ms": {"description": "Time behind the source; absent while unknown.", "schema": _NATURAL},
     "Forebay-Position": {"description": "Position token of the answer.", "schema": {"type": "string"}},
     "Forebay-Role": {
-        "description": "What the replica was.",
+        "description": "The replica's role.",
         "schema": {"type": "string", "enum": ["active", "restoring", "standby"]},
     },
     "Forebay-Host": {"description": "The worker that answered.", "schema": {"type": "string"}},
 }
-"""What an answer of one replica has in its headers too."""
+"""The members that an answer of one replica also has as headers."""
 EXPOSED_HEADERS = (*ANSWER_HEADERS, "Retry-After")
 
 PROBLEM_SCHEMA: dict[str, Any] = {
@@ -70,7 +70,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
 
 
 class RawPath:
-    """Routes on the path as received: a ``%2F`` belongs to its key, and nothing is decoded twice."""
+    """Routes by the path as received: a ``%2F`` belongs to its key, and nothing is decoded twice."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,14 +82,14 @@ class RawPath:
 
 
 class BrowserCors(CORSMiddleware):
-    """CORS for requests that name an origin; the others, which no browser made, get nothing added."""
+    """CORS for requests with an origin; nothing is added for others, which do not come from browsers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         named = any(name == b"origin" for name, _ in scope.get("headers", ()))
         await (super().__call__(scope, receive, send) if named else self.app(scope, receive, send))
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """What a browser is told before it asks; a refusal is a problem as any other."""
+        """The answer to a browser's preflight; a refusal is a problem like any other."""
         response = super().preflight_response(request_headers)
         if response.status_code < 400:
             return response
@@ -101,7 +101,8 @@ class BrowserCors(CORSMiddleware):
 
 
 async def body_of(request: Request, most_bytes: int) -> bytes:
-    """A request's body; raises ``BodyTooLarge`` as soon as it is known to be, ``BadRequest`` if it breaks off."""
+    """A request's body; raises ``BodyTooLarge`` as soon as it is known to be too large, ``BadRequest`` if it is
+    cut off."""
     body = bytearray()
     try:
         async for piece in request.stream():
@@ -109,8 +110,8 @@ async def body_of(request: Request, most_bytes: int) -> bytes:
             if len(body) > most_bytes:
                 raise BodyTooLarge(f"The body is longer than {most_bytes} bytes; send it in several requests.")
     except ClientDisconnect:
-        # Nobody is there to be told, and nothing is wrong here.
-        raise BadRequest("The connection was closed before the body was whole.") from None
+        # The client has left, and nothing is wrong here.
+        raise BadRequest("The connection was closed before the body was complete.") from None
     return bytes(body)
 
 
@@ -161,8 +162,8 @@ def make_application(
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
 
-    ``ready`` says why the process is not ready, None if it is; ``metrics`` has what a scraper is told. Without
-    ``authenticator`` anybody may ask; ``refusals`` counts, by status, what it refuses.
+    ``ready`` returns why the process is not ready, None if it is; ``metrics`` collects what a scraper gets.
+    Without ``authenticator`` every request is accepted; ``refusals`` counts refused requests by status.
     """
     app = FastAPI(
         title=f"forebay {tier}",
@@ -174,7 +175,7 @@ def make_application(
     app.add_middleware(RawPath)
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, refusals=refusals)
-    # Added last, so it comes first: a browser may read why it was refused.
+    # Added last, so it runs first: a browser may read why it was refused.
     options = cors_options(cors_allow_origins)
     if options is not None:
         app.add_middleware(BrowserCors, **options)
@@ -185,7 +186,7 @@ def make_application(
 
 
 def cors_options(cors_allow_origins: tuple[str, ...]) -> dict[str, Any] | None:
-    """How the CORS middleware is set up; None where no origin is allowed, and it is not there."""
+    """The CORS middleware's options; None if no origin is allowed and there is no middleware."""
     if not cors_allow_origins:
         return None
     return {
@@ -206,16 +207,16 @@ def _answer_errors_as_problems(app: FastAPI) -> None:
         path = request.scope["path"]
         problem: Problem
         if error.status_code == 404:
-            problem = UnknownPath(f"There is nothing at {path}; GET /docs lists what is.")
+            problem = UnknownPath(f"There is nothing at {path}; GET /docs lists all paths.")
         elif error.status_code == 405:
-            problem = MethodNotAllowed(f"{path} does not take {request.method}.")
+            problem = MethodNotAllowed(f"{path} does not support {request.method}.")
         else:
             problem = BadRequest(str(error.detail))
         response = respond(problem_answer(problem))
         for name, value in (error.headers or {}).items():
             response.headers[name] = value
         if error.status_code == 405:
-            # Of all routes of the path: the framework names the methods of the first.
+            # From all routes of the path: the framework names only the methods of the first.
             response.headers["allow"] = ", ".join(sorted(_methods(app, request.scope)))
         return response
 
@@ -276,7 +277,7 @@ def _add_ops_routes(
     }
     add("/metrics", metrics, {**responses(), **text})
     for path in ("/openapi.json", "/docs"):
-        # FastAPI's own, which take GET and HEAD.
+        # FastAPI's own routes, which accept GET and HEAD.
         app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
 
 
@@ -310,7 +311,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 # Validation errors are problems of status 400 here.
                 operation["responses"].pop("422", None)
                 if path not in OPEN_PATHS:
-                    # Whether a token is wanted is a setting.
+                    # Whether a token is required is a setting.
                     operation["security"] = [{"token": []}, {}]
                     _document_problems(operation["responses"], Unauthenticated, Forbidden)
         for unused in ("HTTPValidationError", "ValidationError"):

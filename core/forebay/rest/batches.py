@@ -15,13 +15,13 @@ from forebay.rest.scans import FRAMES_MEDIA_TYPE
 MOST_KEYS = 500
 MOST_BODY_BYTES = 2 << 20
 KeyResult = tuple[int, bytes]
-"""What is said of one key: a status and, as JSON, the answer or the problem."""
+"""The result for one key: a status and, as JSON, the answer or the problem."""
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
 _FRAME = struct.Struct(">HI")
 
 
 def key_result(answer: Answer) -> KeyResult:
-    """What an answer says of a key."""
+    """The result for a key in an answer."""
     return answer.status, answer.body
 
 
@@ -40,19 +40,19 @@ def read_batch_keys(body: bytes) -> list[Any]:
 
 
 def _finite(text: str) -> float:
-    """Python reads 1e400, too, which is no number to answer with."""
+    """Python also reads 1e400, which has no valid JSON form."""
     value = float(text)
     return value if math.isfinite(value) else _refuse(text)
 
 
 def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: bool = False) -> Answer:
-    """The answer of these keys' results, in order; what is no single answer is told as a problem of its key.
+    """The answer with these keys' results, in order; anything but a single answer becomes a problem of its key.
 
-    In frames for a router: each result's status stands before it, so that no JSON is parsed.
+    In frames for a router: each result is preceded by its status, so that no JSON is parsed.
     """
     if frames:
         return _batch_frames(results)

@@ -1,6 +1,6 @@
-"""The changes of one key as events: what a stream is asked for, and what its events say.
+"""The changes of one key as events: a stream's parameters, and its events.
 
-What is wrong with a request is told by a status. What may pass is told by a ``problem`` event instead, because a
+Faults of the request are reported as a status. Passing ones are reported as a ``problem`` event instead, because a
 browser's EventSource gives up for good on any status but 200.
 """
 
@@ -15,22 +15,22 @@ from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
 
 KEEP_ALIVE_MS = 15_000
-"""A stream on which so long nothing happened sends a comment."""
+"""A stream sends a comment after this long without an event."""
 
 PASSING = frozenset({412, 421, 429, 502, 503, 504})
-"""Statuses of problems that another replica, or a later time, does not have."""
+"""Statuses of problems that another replica, or a later attempt, may not have."""
 
 LAST_EVENT_ID_PARAMETER = {
     "name": "Last-Event-ID",
     "in": "header",
     "required": False,
     "schema": {"type": "string"},
-    "description": "Id of the last event received; the stream goes on from there.",
+    "description": "Id of the last event received; the stream continues from there.",
 }
 
 
 def resumed(parameters: ReadParameters, last_event_id: str | None) -> ReadParameters:
-    """A stream's parameters with what its client has seen by ``Last-Event-ID``; raises ``BadParameter``."""
+    """A stream's parameters, with the position from ``Last-Event-ID``; raises ``BadParameter``."""
     if not last_event_id:
         return parameters
     try:
@@ -47,7 +47,7 @@ def resumed(parameters: ReadParameters, last_event_id: str | None) -> ReadParame
 
 
 def require_followed(spec: StoreSpec) -> None:
-    """Raise ``WrongStoreKind`` unless the store has one value a key."""
+    """Raise ``WrongStoreKind`` unless the store has one value per key."""
     try:
         require_kind(spec, "key-value", "versioned")
     except WrongStoreKind as problem:
@@ -56,5 +56,5 @@ def require_followed(spec: StoreSpec) -> None:
 
 
 def passes(problem: Problem) -> bool:
-    """Whether another replica, or a later time, may not have a problem."""
+    """Whether another replica, or a later attempt, may not have a problem."""
     return problem.status in PASSING and not isinstance(problem, PartitionerMissing)

@@ -36,11 +36,11 @@ class Described(Protocol):
 
     @property
     def metadata(self) -> StreamsMetadataState:
-        """Who holds what, as far as is known here."""
+        """Which worker holds what, as far as is known here."""
         ...
 
     def application(self) -> tuple[str, str]:
-        """Application id and topology fingerprint; raises ``NotReady`` while they are not known."""
+        """Application id and topology fingerprint; raises ``NotReady`` while they are unknown."""
         ...
 
     def spec(self, store: str) -> StoreSpec:

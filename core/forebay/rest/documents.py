@@ -21,7 +21,7 @@ def stores_document(application_id: str, fingerprint: str, stores: Iterable[Stor
 
 
 def metadata_document(application_id: str, fingerprint: str, state: StreamsMetadataState) -> dict[str, Any]:
-    """``GET /v1/metadata``; before the first assignment its generation is 0 and it names no hosts."""
+    """``GET /v1/metadata``; before the first assignment its generation is 0 and it lists no hosts."""
     return {"application_id": application_id, "topology": fingerprint, **state.map.document()}
 
 

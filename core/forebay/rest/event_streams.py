@@ -1,4 +1,4 @@
-"""The event streams of a process: how they are answered, bounded in number, and ended all at once."""
+"""The event streams of a process: how they are served, limited in number, and ended all at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADERS = {
     # Set here, since the framework would add a charset.
     "content-type": EVENTS_MEDIA_TYPE,
     "cache-control": "no-store",
-    # nginx would keep events back until its buffer is full.
+    # nginx would hold events back until its buffer is full.
     "x-accel-buffering": "no",
 }
 
@@ -29,7 +29,7 @@ Events = AsyncGenerator[Event | None, None]
 
 
 def problem_event(problem: Problem, event_id: str | None = None) -> Event:
-    """A problem told on a stream."""
+    """A problem as an event on a stream."""
     return Event("problem", problem.body(), event_id)
 
 
@@ -47,12 +47,12 @@ class EventStreams:
     async def open(self, events: Events, receive: Receive) -> EventStream:
         """The response that streams events; raises ``Overloaded``, or what comes instead of the first event.
 
-        ``receive`` tells when the client is gone: who waits for a first event must not hold a place for long.
+        ``receive`` shows when the client is gone: one that waits for a first event must not keep a place for long.
         """
         if self.count >= self._most:
             raise Overloaded(
-                f"{self._most} event streams are open, as many as this process takes on (max_event_streams); "
-                "try another, or later.",
+                f"{self._most} event streams are open, the limit of this process (max_event_streams); "
+                "try another one, or retry later.",
                 retry_after_s=1,
             )
         self._loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class EventStreams:
     async def send(self, first: Event | None, events: Events, scope: Scope, send: Send) -> None:
         """Send events, each once the client has taken those before it, until they or this process end.
 
-        They end, too, once their request would be refused: where its token was taken back.
+        They also end once their request would be refused, because its token was removed.
         """
 
         async def send_body(body: bytes) -> None:
@@ -118,7 +118,7 @@ async def _first(events: Events, receive: Receive) -> Event | None:
         await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if coming.done():
             return coming.result()
-        # Nobody is there to be told.
+        # The client has left.
         raise BadRequest("The connection was closed before the first event.")
     finally:
         for task in (coming, leaving):
@@ -136,7 +136,7 @@ def _encoded(event: Event | None) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """A response of events; it counts as open until it is sent or the client has gone."""
+    """A response of events; it counts as open until it is sent or the client has left."""
 
     def __init__(self, streams: EventStreams, first: Event | None, events: Events) -> None:
         super().__init__((), headers=_HEADERS)

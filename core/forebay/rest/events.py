@@ -1,4 +1,4 @@
-"""Server-sent events as bytes and read back, after the HTML standard's chapter on them."""
+"""Writes and reads server-sent events, following the HTML standard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 EVENTS_MEDIA_TYPE = "text/event-stream"
 COMMENT = b":\n\n"
-"""Says nothing: it keeps proxies from closing a stream on which nothing happens."""
+"""Keeps proxies from closing an idle stream; it has no meaning."""
 
 _LINE_ENDS = re.compile(rb"\r\n|\r|\n")
 
@@ -15,7 +15,7 @@ _LINE_ENDS = re.compile(rb"\r\n|\r|\n")
 class Event(NamedTuple):
     """One event: its name, its data, and the id that a client passes on when it reconnects.
 
-    Without an id the one before stays; an empty one makes the client forget it.
+    Without an id the previous one stays; an empty one makes the client forget it.
     """
 
     name: str
@@ -25,23 +25,23 @@ class Event(NamedTuple):
     def encode(self) -> bytes:
         """The event's bytes."""
         identity = b"" if self.id is None else b"id: %b\n" % self.id.encode()
-        # A writer's JSON may be on several lines.
+        # A writer's JSON may span several lines.
         data = b"".join([b"data: %b\n" % line for line in _LINE_ENDS.split(self.data)])
         return b"event: %b\n%b%b\n" % (self.name.encode(), identity, data)
 
 
 class EventReader:
-    """Reads events from bytes, however these are cut."""
+    """Reads events from bytes, however these are split."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
-        """Of a line that is not whole yet, in pieces: a value may be megabytes."""
+        """The pieces of an incomplete line: a value may be megabytes."""
         self._name = "message"
         self._id: str | None = None
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> list[Event]:
-        """The events that are whole now; comments and unknown fields are passed over."""
+        """The events that are now complete; comments and unknown fields are ignored."""
         first, *others = received.split(b"\n")
         self._rest.append(first)
         if not others:

@@ -1,4 +1,4 @@
-"""Puts every request to the authenticator before the application sees it."""
+"""Checks every request with the authenticator before the application sees it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from forebay.errors import BadRequest, Problem
 from forebay.rest.answers import problem_answer
 
 OPEN_PATHS = ("/livez", "/readyz")
-"""What anybody may ask: load balancers and supervisors have no token."""
+"""Open to all: load balancers and supervisors have no token."""
 
 _LATER_REFUSAL = "forebay.later_refusal"
 
 
 def later_refusal(scope: Scope) -> Problem | None:
-    """Why a request that was let in would not be now, None if it would: an answer may outlast a token."""
+    """Why an accepted request would now be refused, None if it would not: an answer may outlast a token."""
     refusal: Callable[[Scope], Problem | None] | None = scope.get(_LATER_REFUSAL)
     return None if refusal is None else refusal(scope)
 
 
 class Guard:
-    """Answers what the authenticator refuses; the rest, and ``OPEN_PATHS``, goes on to the application.
+    """Answers requests that the authenticator refuses; others, and ``OPEN_PATHS``, go on to the application.
 
-    It stands behind CORS, which answers preflights by itself: a browser sends no token with them. ``refusals``
-    counts what is refused, by status.
+    It runs after CORS, which answers preflights by itself: a browser sends no token with them. ``refusals`` counts
+    refused requests by status.
     """
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, refusals: Counter[int]) -> None:

@@ -1,4 +1,4 @@
-"""The body of list answers: what is known at once before the items, what depends on all of them after."""
+"""The body of list answers: what is known at once precedes the items, what depends on all of them follows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forebay.rest.scans import Cursor, Scan
 
 
 def list_head(scan: Scan) -> bytes:
-    """Up to and with the opening bracket of the items."""
+    """Up to and including the opening bracket of the items."""
     key = b"" if scan.plain is None else b'"key":%b,' % scan.spec.key_codec.to_json(scan.plain)
     return b'{"store":%b,%b"%b":[' % (json.dumps(scan.spec.name).encode(), key, scan.route.items.encode())
 
@@ -33,7 +33,7 @@ def list_tail(sources: Iterable[dict[str, Any]], following: Cursor | None, missi
 
 
 def joined_position(sources: list[dict[str, Any]]) -> str | None:
-    """One token of several partitions' positions; None where there are none or their logs differ."""
+    """One token for several partitions' positions; None if there are none or their logs differ."""
     positions = [decode_position(source["position"]) for source in sources]
     if len({position.log for position in positions}) != 1:
         return None

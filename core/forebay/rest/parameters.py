@@ -28,7 +28,7 @@ Prefer = Literal["active", "any"]
 
 @dataclass(frozen=True)
 class ReadParameters:
-    """What a read asks for beyond the key; None where the request does not say."""
+    """The options of a read beyond the key; None if the request does not state them."""
 
     tolerance: Tolerance = UNLIMITED
     require_active: bool = False
@@ -55,8 +55,8 @@ class ReadParameters:
 def parse_parameters(query: bytes, known: frozenset[str]) -> ReadParameters:
     """Read a raw query string; raises ``BadParameter`` naming the parameter.
 
-    A parameter that the route does not know is refused: a misspelt tolerance must not become none. Equal queries
-    share what was read of them, unless they are long.
+    Unknown parameters are refused: a misspelt tolerance must not be ignored. Equal queries share the parsed
+    result, unless they are long.
     """
     return _remembered(query, known) if len(query) <= _LONGEST_REMEMBERED else _parsed(query, known)
 
@@ -66,7 +66,7 @@ def _parsed(query: bytes, known: frozenset[str]) -> ReadParameters:
     unknown = sorted(given.keys() - known)
     if unknown:
         raise BadParameter(
-            f"There is no parameter {unknown[0]!r} here; this path takes {', '.join(sorted(known))}.",
+            f"There is no parameter {unknown[0]!r} here; this path accepts {', '.join(sorted(known))}.",
             parameter=unknown[0],
         )
     values = {name: _PARSERS[name](name, raw) for name, raw in given.items()}
@@ -78,7 +78,7 @@ _remembered = lru_cache(maxsize=4096)(_parsed)
 
 
 class QueryItem(NamedTuple):
-    """One parameter of a query: its name and value, and how the two were received."""
+    """One parameter of a query: its name and value, and both as received."""
 
     name: str
     value: bytes
@@ -121,7 +121,7 @@ def _positive(name: str, text: str) -> int:
 def _limit(name: str, text: str) -> int:
     number = _positive(name, text)
     if number > MAX_LIMIT:
-        raise BadParameter(f"{name}={number} is more than {MAX_LIMIT}; read on with the cursor.", parameter=name)
+        raise BadParameter(f"{name}={number} is more than {MAX_LIMIT}; continue with the cursor.", parameter=name)
     return number
 
 
@@ -216,9 +216,9 @@ ALL_KEYS_SCAN_PARAMETERS = SCAN_PARAMETERS | {"allow_partial"}
 ENTRIES_PARAMETERS = ALL_KEYS_SCAN_PARAMETERS | {"prefix"}
 
 PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
-    "max_record_lag": ({"type": "integer", "minimum": 0}, "Most records that the answer may be behind."),
-    "max_time_lag_ms": ({"type": "integer", "minimum": 0}, "Most milliseconds it may be behind the log."),
-    "max_age_ms": ({"type": "integer", "minimum": 0}, "Most milliseconds it may be behind the source."),
+    "max_record_lag": ({"type": "integer", "minimum": 0}, "Maximum records that the answer may be behind."),
+    "max_time_lag_ms": ({"type": "integer", "minimum": 0}, "Maximum milliseconds it may be behind the log."),
+    "max_age_ms": ({"type": "integer", "minimum": 0}, "Maximum milliseconds it may be behind the source."),
     "require_active": ({"type": "boolean"}, "Only a running active answers."),
     "prefer": (
         {"type": "string", "enum": list(get_args(Prefer)), "default": "active"},
@@ -228,20 +228,20 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     "wait_ms": ({"type": "integer", "minimum": 0}, "How long a replica may wait to meet the bound."),
     "timeout_ms": (
         {"type": "integer", "minimum": 1},
-        "Time for everything, waits and retries included; the server's own if not given.",
+        "Total time, waits and retries included; the server's default if not given.",
     ),
     "as_of": ({"type": "string"}, "Versioned stores: the value at this time, epoch ms or RFC 3339."),
     "from": ({"type": "string"}, "First key, or first time (epoch ms or RFC 3339), inclusive."),
     "to": ({"type": "string"}, "Where to stop: key or time, exclusive."),
-    "prefix": ({"type": "string"}, "What keys begin with."),
-    "reverse": ({"type": "boolean", "default": False}, "In descending order: of keys, or the newest first."),
+    "prefix": ({"type": "string"}, "Prefix that keys begin with."),
+    "reverse": ({"type": "boolean", "default": False}, "Descending order: of keys, or newest first."),
     "limit": (
         {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
-        "Most entries in the answer.",
+        "Maximum number of entries in the answer.",
     ),
-    "cursor": ({"type": "string"}, "The `next` of the page before."),
-    "allow_partial": ({"type": "boolean"}, "Answer with the partitions that could be had."),
-    "partition": ({"type": "integer", "minimum": 0}, "Of a worker: this partition only."),
+    "cursor": ({"type": "string"}, "The `next` of the previous page."),
+    "allow_partial": ({"type": "boolean"}, "Answer with whatever partitions could be read."),
+    "partition": ({"type": "integer", "minimum": 0}, "For workers: this partition only."),
     "lag_interval_ms": (
         {"type": "integer", "minimum": LEAST_LAG_INTERVAL_MS, "default": DEFAULT_LAG_INTERVAL_MS},
         "Time between two `lag` events.",

@@ -32,7 +32,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class ReadRoute:
-    """One route that reads a store; ``scan`` is None where it reads no list."""
+    """One route that reads a store; ``scan`` is None if it reads no list."""
 
     path: str
     summary: str
@@ -103,7 +103,7 @@ def add_changes_route(
     known = CHANGES_ROUTE.parameters | ({"partition"} if worker else set())
     text = (
         "Server-sent events: `value`, with the members that a read of the key has; `absent`, without `value`; "
-        "`lag` between changes; `problem` while there is nothing to tell. Ids are position tokens."
+        "`lag` between changes; `problem` while no answer is possible. Ids are position tokens."
     )
     _add(app, CHANGES_ROUTE, "GET", problems, endpoint, known, {"description": text}, (LAST_EVENT_ID_PARAMETER,))
 
@@ -128,7 +128,7 @@ def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint:
 
 
 class _PlainRoute(APIRoute):
-    """Hands its endpoint the request, and takes the response as it is: there are no dependencies to work out."""
+    """Passes its endpoint the request and returns its response unchanged: there are no dependencies to resolve."""
 
     def get_route_handler(self) -> Endpoint:  # type: ignore[override]  # FastAPI's is async.
         return self.endpoint

@@ -26,7 +26,7 @@ from forebay.stored_keys import (
 from forebay.topology import StoreSpec
 
 FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames"
-"""How a worker hands a page to a router: items with their stored keys, so that no JSON is parsed."""
+"""How a worker passes a page to a router: items with their stored keys, so that no JSON is parsed."""
 
 DELETED_VERSION = b"\x00"
 LIVE_VERSION = b"\x01"
@@ -34,7 +34,7 @@ LIVE_VERSION = b"\x01"
 
 
 class ScanRoute(NamedTuple):
-    """A list route: the member that holds its items, the store kind it reads, whether it is of one key."""
+    """A list route: the member with its items, the store kind it reads, whether it covers one key."""
 
     items: str
     kind: str
@@ -58,7 +58,7 @@ SCAN_ROUTES = (
 
 @dataclass(frozen=True)
 class Scan:
-    """What one list request reads: stored keys in ``[start, end)`` whose times pass the filter.
+    """The scope of one list request: stored keys in ``[start, end)`` whose times pass the filter.
 
     ``first_ms`` and ``last_ms`` bound, half-open, a window's start or a version's valid-from; a session passes
     if it overlaps them.
@@ -75,7 +75,7 @@ class Scan:
 
     @property
     def digest(self) -> bytes:
-        """Eight bytes that tell this scan from another, for cursors."""
+        """Eight bytes that identify this scan, for cursors."""
         asked = (
             self.spec.name,
             *self.route,
@@ -89,17 +89,17 @@ class Scan:
         return hashlib.sha256(repr(asked).encode()).digest()[:8]
 
     def after(self, last: bytes) -> tuple[bytes, bytes]:
-        """The range that is left once ``last`` was returned."""
-        # A cursor need not be one that an answer carried: it never leads out of the range.
+        """The range that is left after ``last``."""
+        # A cursor may be forged, so it must never lead out of the range.
         if self.reverse:
             return self.start, max(self.start, min(self.end, last))
         return min(self.end, max(self.start, last + b"\x00")), self.end
 
     def asked_for(self, pairs: list[tuple[bytes, bytes]], oldest_ms: int | None) -> list[tuple[bytes, bytes]]:
-        """Those of stored keys and values whose times are asked for, and not before the oldest that is kept."""
+        """Those stored keys and values whose times match, and are not before the oldest that is kept."""
         if self.route.items == "entries":
             return pairs
-        # Times sort as they are stored, so keys need not be taken apart.
+        # Times sort as they are stored, so keys need not be parsed.
         first = stored_time(self.first_ms if oldest_ms is None else max(self.first_ms, oldest_ms))
         last = stored_time(self.last_ms)
         size = TIME_SIZE
@@ -108,7 +108,7 @@ class Scan:
         return [pair for pair in pairs if first <= pair[0][-size:] < last]
 
     def items(self, pairs: list[tuple[bytes, bytes]]) -> list[bytes]:
-        """The JSON of what is listed."""
+        """The JSON of one item."""
         if self.route.items != "entries":
             return [self._item(stored, value) for stored, value in pairs]
         plain, key_json = self.spec.key_codec.plain, self.spec.key_codec.to_json
@@ -169,7 +169,7 @@ def _entry_range(spec: StoreSpec, parameters: ReadParameters) -> tuple[bytes, by
                 f"The keys of {spec.name!r} are {codec.name}, which have no prefixes; use from and to.",
                 parameter="prefix",
             )
-        # A prefix need not be a whole key: half a character or half a JSON value is one.
+        # A prefix need not be a complete key: half a character or half a JSON value will do.
         start = USER_TAG + parameters.prefix
         end = successor(start)
     if parameters.start is not None:
@@ -184,14 +184,14 @@ def _key_range(spec: StoreSpec, plain: bytes, first_ms: int, last_ms: int) -> tu
     everything = successor(keys.prefix(plain))
     start = keys.prefix(plain) if first_ms == MIN_TIME_MS else keys.stored(plain, first_ms)
     if spec.kind == "session":
-        # Stored by end: those that end at or after the first time, wherever they begin.
+        # Stored by end: sessions that end at or after the first time, wherever they begin.
         return start, everything
     return start, everything if last_ms == MAX_TIME_MS else keys.stored(plain, last_ms)
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a page ended: its scan, the last stored key, the positions read at, and partitions left out."""
+    """Where a page ended: its scan, the last stored key, the positions read at, and the partitions left out."""
 
     digest: bytes
     last: bytes
@@ -200,18 +200,18 @@ class Cursor:
 
     @property
     def position(self) -> Position | None:
-        """What a later page must have applied at least."""
+        """The position that a later page must at least have reached."""
         return None if self.at is None else decode_position(self.at)
 
     def encode(self) -> str:
         """The opaque cursor."""
-        # Packed: it holds a key, and a path with its query no more than 64 kB.
+        # Packed: it contains a key, and a path with its query is limited to 64 kB.
         raw: bytes = msgpack.packb((self.digest, self.last, self.at, self.missing))
         return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
     @classmethod
     def decode(cls, text: str, scan: Scan) -> Cursor:
-        """The cursor, which must be of this scan; raises ``BadParameter``."""
+        """The cursor, which must belong to this scan; raises ``BadParameter``."""
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             digest, last, at, missing = msgpack.unpackb(raw)
@@ -221,7 +221,9 @@ class Cursor:
                 decode_position(at)
             cursor = cls(digest, last, at, tuple(map(int, missing)))
         except (binascii.Error, msgpack.UnpackException, ValueError, TypeError, OverflowError, BadParameter):
-            raise BadParameter("The cursor is not one that an answer carried.", parameter="cursor") from None
+            raise BadParameter(
+                "The cursor is invalid; use one from an earlier answer.", parameter="cursor"
+            ) from None
         if cursor.digest != scan.digest:
             raise BadParameter(
                 "The cursor belongs to another query; repeat store, key, bounds and reverse as they were.",
@@ -232,7 +234,7 @@ class Cursor:
 
 @dataclass
 class Page:
-    """Some items of one partition with their stored keys, whether more follow, and where they came from."""
+    """Some items of one partition with their stored keys, whether more follow, and their provenance."""
 
     keys: list[bytes] = field(default_factory=list)
     items: list[bytes] = field(default_factory=list)
@@ -240,20 +242,20 @@ class Page:
     source: dict[str, Any] = field(default_factory=dict)
     """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values."""
     last: bytes = b""
-    """The stored key up to which the page tells all, maybe past its last item; empty where nothing is."""
+    """The stored key up to which the page is complete, maybe past its last item; empty if nothing is."""
 
     def take(self, count: int) -> list[tuple[bytes, bytes]]:
-        """The first so many keys and items, which are then gone from the page."""
+        """This many first keys and items, which are removed from the page."""
         taken = list(zip(self.keys[:count], self.items[:count], strict=True))
         self.keys, self.items = self.keys[count:], self.items[count:]
         return taken
 
     def encode(self) -> bytes:
-        """The page as MessagePack, which packs and unpacks bytes without looking at them."""
+        """The page as MessagePack, which packs and unpacks bytes without parsing them."""
         packed: bytes = msgpack.packb((self.keys, self.items, self.more, self.source, self.last))
         return packed
 
     @classmethod
     def decode(cls, raw: bytes) -> Page:
-        """The inverse of ``encode``; raises ``ValueError`` where it is cut."""
+        """The inverse of ``encode``; raises ``ValueError`` if it is truncated."""
         return cls(*msgpack.unpackb(raw))

@@ -1,4 +1,4 @@
-"""OpenAPI schemas of what both tiers answer. A later version may answer with more members, never with fewer."""
+"""OpenAPI schemas of both tiers' answers. A later version may add members, never remove any."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _ITEMS: dict[str, dict[str, Any]] = {
 
 
 def list_schema(items: str, keyed: bool) -> Schema:
-    """The schema of a list answer: of one key, or of all."""
+    """The schema of a list answer: for one key, or for all."""
     item = _ITEMS[items] if keyed or items == "entries" else {"key": {}, **_ITEMS[items]}
     return _object(
         {
@@ -65,8 +65,8 @@ def list_schema(items: str, keyed: bool) -> Schema:
             items: _array(_object(item)),
             "next": {
                 "type": ["string", "null"],
-                "description": "The cursor of what follows, null at the end. A list may end before its limit, "
-                "even without an item, where little of what is looked at is asked for.",
+                "description": "The cursor of the next page, null at the end. A list may end before its limit, "
+                "even without an item, if few of the entries scanned match.",
             },
             "complete": _BOOLEAN,
             "lag": LAG_SCHEMA,
@@ -147,7 +147,7 @@ _REPLICA_SCHEMA = _object(
         "failure": {**_STRING, "description": "Why records cannot be applied."},
         "restored_records": _NATURAL,
         "restored_records_per_second": _NATURAL,
-        "restore_seconds_left": {**_FIGURE, "description": "At the pace so far; null before there is one."},
+        "restore_seconds_left": {**_FIGURE, "description": "At the pace so far; null until that is known."},
     },
 )
 LAGS_SCHEMA = _object({"lags": _array(_REPLICA_SCHEMA)})
@@ -168,7 +168,7 @@ WORKER_STATUS_SCHEMA = _object(
         **_PROCESS,
         "obstacle": {
             "type": ["string", "null"],
-            "description": "What of the machine's is in the way, and the remedy.",
+            "description": "What the machine refuses, such as disk space, and the remedy.",
         },
         "ceiling": _object({"max_record_lag": _FIGURE, "max_time_lag_ms": _FIGURE, "max_age_ms": _FIGURE}),
         "tasks": _array(_REPLICA_SCHEMA),
@@ -184,7 +184,7 @@ _KNOWN_WORKER = {
 _ROUTER_PROCESS = _object(
     {
         "process_id": {"type": ["string", "null"]},
-        "state": {**_STRING, "description": "silent where it does not answer"},
+        "state": {**_STRING, "description": "silent if it does not answer"},
         "workers_live": _FIGURE,
     }
 )
@@ -194,7 +194,7 @@ ROUTER_STATUS_SCHEMA = _object(
         **_PROCESS,
         "workers": _array(_object(_KNOWN_WORKER)),
         "unusable": _array(
-            _object({"address": _HOST, "why": {**_STRING, "description": "Why nothing is asked there."}})
+            _object({"address": _HOST, "why": {**_STRING, "description": "Why no requests are sent there."}})
         ),
         "refused_by": _array(_HOST),
         "processes": _array(_ROUTER_PROCESS),

@@ -35,7 +35,7 @@ def is_loopback(host: str) -> bool:
 def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
     """The listening socket; raises ``ListenAddressInUse`` naming the address.
 
-    A ``shared`` address may be listened on by any processes of the same user that all share it.
+    A ``shared`` address may be used by several processes of the same user if all share it.
     """
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -52,20 +52,21 @@ def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
 
 
 def cannot_listen(listen: HostInfo, error: OSError) -> ListenAddressInUse:
-    """What an operator is told when an address cannot be listened on."""
+    """The error for an operator when an address cannot be listened on."""
     told = ListenAddressInUse(
         f"Cannot listen on {listen}: {error.strerror}. Choose another address with --listen."
     )
     if error.errno != errno.EADDRINUSE:
-        # This host's it will not be by trying again.
+        # Trying again will not make the address this host's.
         told.exit_status = ConfigurationError.exit_status
     return told
 
 
 def allow_open_files() -> None:
-    """Take all the open files that this process may have.
+    """Raise the limit on open files to the hard limit.
 
-    The usual limit is less than the connections that it takes on; a worker's stores need about ten each besides.
+    The usual limit is below the number of connections accepted; a worker's stores need about ten files each as
+    well.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -98,7 +99,7 @@ class Server(uvicorn.Server):
     """uvicorn, but on SIGTERM or SIGINT the listeners stay open for ``drain_ms`` before they close.
 
     A second signal closes at once. ``relays`` are signals that mean one of the two. Whatever hangs, the process
-    has ended after ``shutdown_timeout_ms``: that is as safe as a kill.
+    ends within ``shutdown_timeout_ms``: that is as safe as a kill.
     """
 
     def __init__(
@@ -117,24 +118,25 @@ class Server(uvicorn.Server):
         self._draining = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen; raises ``ListenAddressInUse`` where another process did since the address was bound."""
+        """Start listening; raises ``ListenAddressInUse`` if another process has done so since the address was
+        bound."""
         assert sockets is not None
         addresses = [HostInfo(*listener.getsockname()[:2]) for listener in sockets]
         await super().startup(sockets)
         for listener, address in zip(sockets, addresses, strict=True):
-            # uvloop says nothing of it, and closes the socket.
+            # uvloop does not report that, and closes the socket.
             if not _listens(listener):
                 await self.lifespan.shutdown()
                 raise cannot_listen(address, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
-        # What is there by now stays. To look through all of it for garbage again and again holds up every read
-        # for 50 ms each time.
+        # Existing objects stay. Scanning all of them for garbage repeatedly would hold up every read for 50 ms
+        # each time.
         gc.freeze()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close listeners and connections, and let the application end."""
         await super().shutdown(sockets)
         if self.force_exit:
-            # uvicorn leaves that out when it is in a hurry, and logs a traceback of what it then cancels.
+            # A forced exit in uvicorn skips that, and logs a traceback of what it cancels.
             await self.lifespan.shutdown()
 
     @contextlib.contextmanager
@@ -157,7 +159,7 @@ class Server(uvicorn.Server):
         self._on_drain()
         loop = asyncio.get_event_loop()
         delay = 0.0 if sig == signal.SIGINT else self._drain_s
-        log.info("%s: answers for %.1f s more, then ends", signal.Signals(sig).name, delay)
+        log.info("%s: answering for %.1f s more, then stopping", signal.Signals(sig).name, delay)
         loop.call_soon_threadsafe(loop.call_later, delay, self._exit)
 
     def _exit(self) -> None:
@@ -165,7 +167,7 @@ class Server(uvicorn.Server):
 
 
 def _end_process() -> None:
-    log.error("the process could not be stopped within shutdown_timeout_ms, so it just ends")
+    log.error("the process could not stop in order within shutdown_timeout_ms, so it exits")
     os._exit(1)
 
 
@@ -210,7 +212,7 @@ def serve(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, (shutdown_timeout_ms - drain_ms) // 2000),
     )
-    # libuv accepts one connection of a socket in a turn of the event loop, and a turn under load is long: hundreds
-    # of clients that come back at once would wait for seconds. Through each of its duplicates it accepts another.
+    # libuv accepts one connection per socket in a turn of the event loop, and a turn under load is long: hundreds
+    # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     listeners = [listener, *(listener.dup() for _ in range(_ACCEPTED_IN_A_TURN - 1))]
     Server(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(sockets=listeners)

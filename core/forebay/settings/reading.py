@@ -1,4 +1,4 @@
-"""Where a setting's value comes from: its flag, the environment, the config file, the default."""
+"""Reads a setting's value from its flag, the environment, the config file or the default."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> dict[str, Any]:
-    """Every setting of a tier, by name, each from the first source that has it; an empty variable has none.
+    """Every setting of a tier, by name, each from the first source that has it; an empty variable counts as
+    absent.
 
     ``flags`` holds what the command line gave, as text. Raises ``SettingError`` naming setting and source.
     """
@@ -54,7 +55,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
     for origin in values["cors_allow_origins"]:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/]+", origin):
             raise SettingError(
-                f"cors_allow_origins: {origin!r} is no origin such as https://example.org, nor '*'."
+                f"cors_allow_origins: {origin!r} is neither an origin such as https://example.org nor '*'."
             )
 
 

@@ -1,4 +1,4 @@
-"""The one table of settings: it makes the flags, the environment names, the defaults and the docs."""
+"""The one table of settings, from which flags, environment names, defaults and docs are made."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ SETTINGS: tuple[Setting, ...] = (
         "addresses",
         None,
         ROUTER,
-        "Workers to learn the others from, comma-separated; a name stands for every address that it resolves to, "
-        "looked up every 5 s.",
+        "Workers from which to learn of the others, comma-separated; a name stands for every address that it "
+        "resolves to, looked up every 5 s.",
         required=True,
     ),
     Setting(
@@ -74,7 +74,7 @@ SETTINGS: tuple[Setting, ...] = (
         "text",
         None,
         ROUTER,
-        "The application whose workers are asked; by default that of the seeds, if all are of one.",
+        "The application whose workers are asked; by default that of the seeds, if all belong to one.",
     ),
     Setting("listen", "address", "127.0.0.1:8080", BOTH, "Address to listen on."),
     Setting(
@@ -82,7 +82,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         1,
         ROUTER,
-        "Processes that answer at the one address; each has limits and connections of its own.",
+        "Processes that share the address; each has its own limits and connections.",
         least=1,
     ),
     Setting(
@@ -91,14 +91,14 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         WORKER,
         "Address under which others reach this worker; by default the listen address, or the host's full "
-        "name where that is a wildcard.",
+        "name if that is a wildcard.",
     ),
     Setting(
         "rack",
         "text",
         None,
         WORKER,
-        "What fails together with this worker, such as its zone; standbys prefer another (KIP-708).",
+        "The unit that fails together with this worker, such as its zone; standbys prefer another (KIP-708).",
     ),
     Setting("num_standby_replicas", "integer", 1, WORKER, "Standbys of each task, on other hosts."),
     Setting(
@@ -106,7 +106,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         10_000,
         WORKER,
-        "Records behind per store up to which a replica counts as caught up.",
+        "A replica up to this many records behind, per store, counts as caught up.",
     ),
     Setting("max_warmup_replicas", "integer", 2, WORKER, "Extra replicas that may warm up at once.", least=1),
     Setting(
@@ -114,7 +114,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         6_000,
         WORKER,
-        "A member that renews its lease no longer than this ago is alive.",
+        "A member is alive if it renewed its lease within this time.",
         least=300,
     ),
     Setting(
@@ -122,7 +122,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         60_000,
         WORKER,
-        "How long a member must be away before its replicas are built anew elsewhere.",
+        "How long a member must be away before its replicas are rebuilt elsewhere.",
     ),
     Setting(
         "initial_rebalance_delay_ms",
@@ -136,7 +136,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         10_000,
         WORKER,
-        "How often a Kafka group whose replicas are still moving is rebalanced, besides at every step it makes.",
+        "How often a Kafka group whose replicas are still moving is rebalanced, in addition to each of its steps.",
         least=100,
     ),
     Setting(
@@ -144,14 +144,14 @@ SETTINGS: tuple[Setting, ...] = (
         "boolean",
         True,
         WORKER,
-        "Whether missing changelog topics are created; else `forebay topology apply` does.",
+        "Whether to create missing changelog topics; otherwise `forebay topology apply` does.",
     ),
     Setting(
         "poll_interval_ms",
         "integer",
         10,
         WORKER,
-        "Pause between looks at idle logs, longer where they are many; SQLite's are read at once when written to.",
+        "Pause between polls of idle logs, longer if there are many; SQLite logs are read as soon as they change.",
         least=1,
     ),
     Setting(
@@ -159,21 +159,21 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         0,
         WORKER,
-        "Most records applied a second in all, to leave disk and processor to reads; 0 is unlimited.",
+        "Total records applied a second at most, to leave disk and processor time to reads; 0 is unlimited.",
     ),
     Setting(
         "restore_processes",
         "integer",
         1,
         WORKER,
-        "Processes that restore replicas far behind; 0 restores in the serving process.",
+        "Processes that restore replicas that are far behind; 0 restores in the serving process.",
     ),
     Setting(
         "statestore_checkpoint_interval_ms",
         "integer",
         300_000,
         WORKER,
-        "How often the offsets of stores that do not manage their own are written (KIP-116).",
+        "How often offsets are written for stores that do not manage their own (KIP-116).",
     ),
     Setting(
         "automatic_state_relocation",
@@ -194,7 +194,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         5_000,
         WORKER,
-        "An end offset observed longer ago proves no bound on record lag.",
+        "An end offset older than this proves no bound on record lag.",
         least=1,
     ),
     Setting(
@@ -202,21 +202,21 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         None,
         WORKER,
-        "Most records that any answer may be behind, whatever a request or a store tolerates.",
+        "Limit on how many records any answer may be behind, whatever a request or a store tolerates.",
     ),
     Setting(
         "time_lag_ceiling_ms",
         "integer",
         None,
         WORKER,
-        "Most time that any answer may be behind the log, whatever a request or a store tolerates.",
+        "Limit on how far any answer may be behind the log, whatever a request or a store tolerates.",
     ),
     Setting(
         "age_ceiling_ms",
         "integer",
         None,
         WORKER,
-        "Most time that any answer may be behind the source, whatever a request or a store tolerates.",
+        "Limit on how far any answer may be behind the source, whatever a request or a store tolerates.",
     ),
     Setting(
         "rocksdb_block_cache_bytes",
@@ -239,7 +239,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         1_000,
         BOTH,
-        "Time a request may take that names no `timeout_ms`.",
+        "Time that a request without `timeout_ms` may take.",
         least=1,
     ),
     Setting(
@@ -250,7 +250,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         4_096,
         ROUTER,
-        "Requests in flight in all beyond which a router answers 429; for each of its processes.",
+        "Total requests in flight above which a router answers 429; for each of its processes.",
         least=1,
     ),
     Setting(
@@ -258,7 +258,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         1_024,
         ROUTER,
-        "Requests in flight at one worker beyond which a router asks another, and answers 429 where all are full; "
+        "Requests in flight at one worker above which a router asks another, and answers 429 if all are full; "
         "for each of its processes.",
         least=1,
     ),
@@ -267,7 +267,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         4_096,
         BOTH,
-        "Event streams open at once beyond which a process answers 429.",
+        "Event streams open at once above which a process answers 429.",
         least=1,
     ),
     Setting(
@@ -275,7 +275,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         200,
         ROUTER,
-        "Pause between looks at a worker's status; longer where all looks would take over 3 % of a core.",
+        "Pause between polls of a worker's status; longer when polling all would take over 3 % of a core.",
         least=10,
     ),
     Setting(
@@ -283,10 +283,10 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         5_000,
         ROUTER,
-        "A worker's lag reported longer ago counts as unknown.",
+        "A worker's lag report older than this counts as unknown.",
         least=1,
     ),
-    Setting("drain_ms", "integer", 5_000, BOTH, "How long listeners stay open after SIGTERM, not ready."),
+    Setting("drain_ms", "integer", 5_000, BOTH, "How long listeners stay open after SIGTERM, while not ready."),
     Setting(
         "shutdown_timeout_ms", "integer", 25_000, BOTH, "Longest time from SIGTERM to the process' end.", least=1
     ),
@@ -296,15 +296,15 @@ SETTINGS: tuple[Setting, ...] = (
         "path",
         None,
         BOTH,
-        "File of the tokens that requests may have, a line each: `NAME TOKEN` or `NAME sha256:HEX`; read again "
-        "when it changes. Without it, and without `--authenticator`, anybody may ask.",
+        "File of accepted tokens, one per line: `NAME TOKEN` or `NAME sha256:HEX`; read again when it changes. "
+        "Without it, and without `--authenticator`, every request is accepted.",
     ),
     Setting(
         "authenticator",
         "text",
         None,
         BOTH,
-        "Name of an entry point in the group `forebay.authenticators`, to rule on requests instead of a "
+        "Name of an entry point in the group `forebay.authenticators` that authenticates requests instead of a "
         "tokens file.",
     ),
     Setting(

@@ -1,4 +1,4 @@
-"""A tier's settings, each by the name that the table gives it."""
+"""A tier's settings, named as in the table."""
 
 from __future__ import annotations
 

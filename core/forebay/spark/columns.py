@@ -1,4 +1,4 @@
-"""How a DataFrame's columns become changelog keys and values, in Spark's own expressions."""
+"""Turns a DataFrame's columns into changelog keys and values, in Spark's own expressions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _JSON_OPTIONS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of one write: which make the key, the window, the value, the order and the tombstones."""
+    """The columns of one write: those of the key, the window, the value, the order and the tombstones."""
 
     spec: StoreSpec
     key: tuple[str, ...]
@@ -40,11 +40,11 @@ class Layout:
     order_by: tuple[str, ...]
     delete: str | None
     order_types: dict[str, str]
-    """The order's columns as ``encode`` calls them, and their types."""
+    """The order's columns, named as in ``encode``, and their types."""
 
     @property
     def key_columns(self) -> KeyColumns:
-        """What the executor is told of the key."""
+        """The key's description for the executor."""
         return KeyColumns(self.key, self.spec.key == "json", self.window is not None)
 
     def encode(self, batch: DataFrame) -> DataFrame:
@@ -53,7 +53,7 @@ class Layout:
 
     @cached_property
     def _columns(self) -> list[Column]:
-        """Made once: each takes many calls into the JVM."""
+        """Created once: each takes many calls into the JVM."""
         value = F.to_json(F.struct(*(F.col(_quoted(name)) for name in self.value)), _JSON_OPTIONS).cast("binary")
         if self.delete is not None:
             value = F.when(F.col(_quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
@@ -77,7 +77,7 @@ class Layout:
         return column.cast("binary")
 
     def _timestamp(self) -> Column:
-        """A version's valid-from is its record's timestamp (KIP-889); elsewhere it is the time of writing."""
+        """A version's valid-from is its record's timestamp (KIP-889); otherwise it is the time of writing."""
         if self.spec.kind == "versioned":
             return F.unix_millis(F.col(_quoted(self.order_by[0])))
         return F.unix_millis(F.current_timestamp())
@@ -88,10 +88,10 @@ class Layout:
             return F.unhex(F.concat(_hex64(end), _hex64(start)))
         size_ms = self.spec.window_size_ms
         assert size_ms is not None
-        # The store keeps a window's start only, and works out its end.
+        # The store keeps only a window's start, and computes its end.
         refusal = F.format_string(
-            f"WriteRefused: a window of %d ms is written, and window_size_ms of the store is {size_ms}. Make them "
-            "equal; another length is another store.",
+            f"WriteRefused: a window of %d ms was written, but window_size_ms of the store is {size_ms}. Make "
+            "them equal; a different length needs a new store.",
             end - start,
         )
         return F.when((end - start).eqNullSafe(size_ms), F.unhex(_hex64(start))).otherwise(
@@ -120,14 +120,14 @@ def lay_out(
     names = [field.name for field in df.schema.fields]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SinkError(f"The column {twice[0]!r} occurs twice in what is written to {spec.name!r}; rename one.")
+        raise SinkError(f"The column {twice[0]!r} occurs twice among the columns for {spec.name!r}; rename one.")
     keys, order, values = _tuple(key), _tuple(order_by), _tuple(value)
     for name in (*keys, *order, *values, *([delete] if delete else ())):
         if name not in names:
             raise SinkError(f"There is no column {name!r} for {spec.name!r}; there are {', '.join(names)}.")
     _check_key(df, spec, keys)
     if delete is not None and not isinstance(df.schema[delete].dataType, T.BooleanType):
-        raise SinkError(f"The column {delete!r} must be boolean to say which rows delete.")
+        raise SinkError(f"The column {delete!r} must be boolean; it marks the rows that delete.")
     if spec.kind == "versioned":
         _check_valid_from(df, spec, order)
     window = _window_column(df, spec)

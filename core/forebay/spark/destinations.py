@@ -29,7 +29,7 @@ _NO_CONNECTOR = "Failed to find data source: kafka"
 
 @dataclass(frozen=True)
 class BatchId:
-    """Which batch of which query writes, and in whose name; ``ordered`` if the rows of a key are in order."""
+    """The batch and query that write, and the writer's name; ``ordered`` if the rows of a key are in order."""
 
     query_id: str
     number: int
@@ -38,13 +38,13 @@ class BatchId:
 
 
 class Destination(Protocol):
-    """Takes a batch's placed rows: each partition's in one task, sorted by key and order."""
+    """Writes a batch's placed rows: each partition's in one task, sorted by key and order."""
 
     claims_first: bool
-    """Whether a heartbeat must tell before each batch that the query is still the one that writes in its name."""
+    """Whether a heartbeat before each batch must confirm that the query is still the writer of its name."""
 
     def check(self, session: SparkSession) -> None:
-        """Refuse a session that cannot write there; raises ``SinkError``."""
+        """Raise ``SinkError`` for a session that cannot write there."""
         ...
 
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
@@ -56,13 +56,13 @@ class SqliteDestination:
     """One task writes a partition, its rows and marker in one transaction: a repeated batch changes nothing."""
 
     claims_first = False
-    """The rows' own transaction does."""
+    """The rows' own transaction confirms it."""
 
     def __init__(self, changelog: SqliteChangelog) -> None:
         self._changelog = changelog
 
     def check(self, session: SparkSession) -> None:
-        """Any session will do; executors elsewhere are refused by what they find."""
+        """Any session will do; executors elsewhere notice it themselves and refuse."""
 
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all rows; raises ``SinkError``."""
@@ -83,7 +83,7 @@ class SqliteDestination:
 
 
 class KafkaDestination:
-    """Spark's own Kafka sink: at least once, so a repeated batch is there twice and folds to the same state."""
+    """Spark's own Kafka sink: at least once, so a repeated batch appears twice and folds to the same state."""
 
     claims_first = True
 
@@ -91,13 +91,13 @@ class KafkaDestination:
         self._options = url.spark()
 
     def check(self, session: SparkSession) -> None:
-        """Refuse speculation: an attempt that lost goes on producing, behind what came after it.
+        """Refuse speculation: a lost attempt keeps producing, after what came later.
 
-        Has Spark leave the secrets among the options out of its plans, event logs and user interface.
+        Makes Spark redact the secrets among the options from its plans, event logs and user interface.
         """
         if session.conf.get("spark.speculation", "false") == "true":
             raise SinkError(
-                "A kafka:// changelog needs spark.speculation=false: a lost attempt would go on writing."
+                "A kafka:// changelog needs spark.speculation=false: a lost attempt would keep writing."
             )
         redacted = session.conf.get(_REDACTED) or ""
         if _SECRETS not in redacted:

@@ -1,7 +1,7 @@
-"""What runs in Spark's Python workers: partition a batch's rows, then write each partition.
+"""Code for Spark's Python workers: partitions a batch's rows, then writes each partition.
 
 Imports only the standard library, numpy, pyarrow and modules that do the same: it is pickled by value, so that
-executors need not have forebay.
+executors do not need forebay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAFE_INTEGER = (1 << 53) - 1
 
 @dataclass(frozen=True)
 class KeyColumns:
-    """How a row's key is made: one binary column ``key``, or JSON of the columns of a struct ``key``.
+    """How a row's key is built: from one binary column ``key``, or as JSON of the columns of a struct ``key``.
 
     ``suffix`` says whether a binary column ``suffix`` (a window's times) follows the key in the changelog.
     """
@@ -49,7 +49,7 @@ class KeyColumns:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a batch goes: one topic of a SQLite changelog, and in whose name."""
+    """A batch's destination: one topic of a SQLite changelog, and the writer's name."""
 
     directory: str
     directory_id: str
@@ -98,12 +98,12 @@ def partition_rows(
             shown = ", ".join(repr(name) for name in columns.names)
             raise WriteRefused(
                 f"{nulls} rows of this task have a null key (column {shown}). Filter them before the sink, "
-                "and say so where people look."
+                "and document that."
             )
         if timeless:
             raise WriteRefused(
                 f"{timeless} rows of this task have a null valid-from (the column that order_by= names). Filter "
-                "them before the sink, or say from when they are valid."
+                "them before the sink, or give them a time from which they are valid."
             )
 
     return run
@@ -168,11 +168,11 @@ def keyed_records(write_name: str, batch_id: int, ordered: bool, versioned: bool
 
 
 def _forget_archives() -> None:
-    """Spare this process' next task the reading of Spark's own zip archives.
+    """Spare this process's next task from reading Spark's own zip archives.
 
     A Python worker of Spark invalidates the import caches at the start of each task, and up to Python 3.11 a zip
-    importer then reads its archive's directory at once: 0.3 s a task. Whoever imports from the archive anew gets
-    a new importer.
+    importer then reads its archive's directory at once: 0.3 s a task. A later import from the archive gets a new
+    importer.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
@@ -180,7 +180,7 @@ def _forget_archives() -> None:
 
 
 def _first_repeated(keys: Any) -> Any:
-    """The first key that is equal to the one before it; equal keys are of one partition."""
+    """The first key that is equal to the one before it; equal keys belong to one partition."""
     equal = pc.equal(keys[1:], keys[:-1])
     found = pc.index(equal, True).as_py()
     return keys[found] if found >= 0 else None
@@ -199,7 +199,7 @@ def _valid_from_headers(timestamps_ms: Any) -> Any:
 def _several_rows(key: bytes, batch_id: int, write_name: str) -> WriteRefused:
     return WriteRefused(
         f"Batch {batch_id} has more than one row for the key {key!r} of {write_name!r}, "
-        "and nothing says which is the later. Give the sink order_by=, or aggregate by the key."
+        "and nothing determines which is the latest. Give the sink order_by=, or aggregate by the key."
     )
 
 
@@ -221,7 +221,7 @@ def _checked(
 
 
 def _keys(batch: pa.RecordBatch, columns: KeyColumns) -> tuple[Any, int]:
-    """The keys' plain bytes as a binary array, and how many rows have none."""
+    """The keys' plain bytes as a binary array, and the number of rows without one."""
     column = batch.column("key")
     if not columns.as_json:
         return column, column.null_count
@@ -236,7 +236,7 @@ def _json_key(row: tuple[Any, ...]) -> bytes:
     for part in row:
         if isinstance(part, int) and abs(part) > _SAFE_INTEGER:
             raise WriteRefused(
-                f"The key {row!r} holds an integer beyond 2^53, which JSON keys cannot: cast it to string."
+                f"The key {row!r} contains an integer beyond 2^53, which JSON keys cannot: cast it to string."
             )
     return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
 

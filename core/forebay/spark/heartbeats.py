@@ -29,11 +29,11 @@ Beat = Callable[[str, int, int], None]
 class HeartbeatListener(QueryListener):
     """Calls ``beat(query_id, as_of_ms, batch_id)`` when a batch left no backlog, and while a query is idle.
 
-    ``as_of_ms`` is when the trigger began, before it asked the source what there was: whatever the source had
+    ``as_of_ms`` is when the trigger began, before it asked the source for its offsets: everything the source had
     by then is in the log. ``keep_house()`` is called after every batch, backlog or not, and while a query is idle.
 
-    Spark hands over events one by one. What they say is written in a thread of its own, of each query the newest:
-    a driver that is busy must not write, one after another, what was true long ago.
+    Spark delivers events one by one. Heartbeats are written in a separate thread, only the newest of each query: a
+    busy driver must not write outdated ones one after another.
     """
 
     def __init__(self, beat: Beat, keep_house: Callable[[], None]) -> None:
@@ -44,14 +44,14 @@ class HeartbeatListener(QueryListener):
         self._failures: dict[str, str] = {}
         """By query, why its last heartbeat could not be written: one that stays away is told of once."""
         self._writing = False
-        # Its thread is joined at the end of the process: the last heartbeat is written.
+        # Its thread is joined when the process ends, so the last heartbeat is written.
         self._writer = ThreadPoolExecutor(1, "forebay-heartbeats")
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to say yet."""
+        """Nothing to report yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """After a batch that took all there was."""
+        """After a batch that left no backlog."""
         progress = event.progress
         if left_no_backlog(progress):
             self._say(str(progress.id), progress.timestamp, progress.batchId)
@@ -63,19 +63,19 @@ class HeartbeatListener(QueryListener):
         self._look_after()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """A stopped query falls silent, and its age grows."""
+        """A stopped query sends no heartbeats, and its age grows."""
 
     def _look_after(self) -> None:
         try:
             self._keep_house()
         except Exception:
-            log.exception("the log could not be looked after; it is tried again")
+            log.exception("maintenance of the log failed; it will be retried")
 
     def _say(self, query_id: str, timestamp: str, batch_id: int) -> None:
         with self._lock:
             self._said[query_id] = (epoch_ms_of(timestamp), batch_id)
             if not self._writing:
-                # At the end of the process nothing more is taken.
+                # When the process ends, nothing more is accepted.
                 with contextlib.suppress(RuntimeError):
                     self._writer.submit(self._write)
                     self._writing = True
@@ -105,7 +105,7 @@ class HeartbeatListener(QueryListener):
 
 
 def left_no_backlog(progress: StreamingQueryProgress) -> bool:
-    """Whether a batch took everything its sources had; a source that does not tell counts as not."""
+    """Whether a batch took everything its sources had; False for a source that does not report it."""
     return all(
         source.latestOffset is not None and _offset(source.latestOffset) == _offset(source.endOffset)
         for source in progress.sources

@@ -1,4 +1,4 @@
-"""Which partitions many keys belong to, all at once.
+"""Computes the partitions of many keys at once.
 
 Imports only ``forebay.partitioning`` and numpy: the Spark sink ships both modules to executors that may lack
 forebay.

@@ -1,8 +1,9 @@
 """A listener of streaming queries that costs the driver little.
 
 PySpark's own reads an event's progress member by member, each by a call to the JVM, and at the end of each Java
-collection among them it asks, class by class, what was thrown. With two such listeners and five queries that took
-a quarter of all the processor time of a job in local mode. Here progress comes in one piece, as JSON.
+collection among them it checks, class by class, which exception was thrown. With two such listeners and five
+queries that took a quarter of all the processor time of a job in local mode. Here progress arrives in one piece,
+as JSON.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pyspark.sql.streaming.listener import JStreamingQueryListener, QueryProgres
 
 
 class QueryListener(StreamingQueryListener):
-    """As Spark's own; only how its progress comes to Python differs."""
+    """Like Spark's own, except in how progress reaches Python."""
 
-    # Private, but where addListener looks; were it to look elsewhere, progress would come as to any listener.
+    # Private, but addListener uses it; if it ever stops, progress arrives as for any listener.
     @property
     def _jlistener(self) -> Any:
         if not hasattr(self, "_jlistenerobj"):
@@ -27,7 +28,7 @@ class QueryListener(StreamingQueryListener):
 
 
 class _ProgressAsJson(JStreamingQueryListener):
-    """What the JVM calls."""
+    """Called by the JVM."""
 
     def onQueryProgress(self, jevent: Any) -> None:
         """After a batch."""

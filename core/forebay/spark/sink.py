@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _LEAST_SPARK = (4, 0)
 _COMPACTION_INTERVAL_S = 600.0
 _PATIENCE_S = 120.0
-"""How long a batch waits for its log: as Kafka's own producers do (``delivery.timeout.ms``)."""
+"""How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
 _PAUSE_S = 1.0
 _BY_VALUE = (partitioning, many_keys, record_headers, sqlite_partition, executor)
 
@@ -47,7 +47,7 @@ class Sink:
 
     ``topology`` is a path or a loaded topology, ``changelog`` a URL such as ``sqlite:///DIR`` or
     ``kafka://HOST:PORT,…``. Raises ``TopologyError``, ``SettingError`` or ``ChangelogError``; with
-    ``create_topics`` off, ``TopicMissing`` where a topic is not there.
+    ``create_topics`` off, ``TopicMissing`` if a topic does not exist.
 
         sink = Sink("topology.toml", changelog="sqlite:///var/lib/forebay/changelog")
         query = sink.write(delays, "carrier_delays", key="carrier").option("checkpointLocation", "…").start()
@@ -81,10 +81,10 @@ class Sink:
         """A writer of ``df`` to a store; give it a checkpoint location and start it.
 
         ``key`` names the key's column or columns, ``value`` the columns of the value (all others by default),
-        ``order_by`` the columns that say which of several rows of a key in one batch is the latest (of a versioned
-        store the one timestamp column from which a version is valid), ``delete``
-        a boolean column that marks tombstones. ``writer`` names who writes, by default the store: two queries
-        that write one store need a name each. Raises ``SinkError`` naming the column or the store.
+        ``order_by`` the columns that determine which of a key's rows in one batch is the latest (for a versioned
+        store, the one timestamp column from which a version is valid), ``delete`` a boolean column that marks
+        tombstones. ``writer`` is the writer's name, by default the store's: two queries that write one store need
+        different names. Raises ``SinkError`` naming the column or the store.
         """
         spec = self._spec(store)
         session = _classic_session(df)
@@ -101,7 +101,7 @@ class Sink:
     def position(self, store: str) -> str | None:
         """The position token of the last batch written to a store, None before the first.
 
-        A read with it as ``min_position`` sees that batch. Raises ``SinkError`` for a store that is not there.
+        A read with it as ``min_position`` sees that batch. Raises ``SinkError`` for an unknown store.
         """
         return self._positions.get(self._spec(store).name)
 
@@ -114,7 +114,7 @@ class Sink:
     def _listen(self, session: SparkSession) -> None:
         if session in self._listening:
             return
-        # The default of 10 s would let an idle stream's age grow to that.
+        # With the default, an idle stream's age would grow to 10 s.
         session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "1000")
         session.streams.addListener(HeartbeatListener(self._beat, self._compact_now_and_then))
         self._listening.append(session)
@@ -132,7 +132,7 @@ class Sink:
             return
         if self._compaction is None or not self._compaction.is_alive():
             self._compaction_due = time.monotonic() + _COMPACTION_INTERVAL_S
-            # In a thread of its own: heartbeats must not wait for it. A job that ends soon does.
+            # In a separate thread: heartbeats must not wait for it, but a job that ends soon does.
             self._compaction = threading.Thread(
                 target=self._compact, args=(self._changelog,), name="forebay-compaction", daemon=False
             )
@@ -142,11 +142,11 @@ class Sink:
         for spec in self.topology.stores.values():
             try:
                 compacted_ms = changelog.compacted_ms(spec.topic)
-                # What this or another job did lately, and a look is due every interval.
+                # This or another job may have done it recently; checked once every interval.
                 if compacted_ms is None or time.time() - compacted_ms / 1000 >= _COMPACTION_INTERVAL_S / 2:
                     changelog.compact(spec)
             except Exception:
-                log.exception("the log of %s could not be compacted; it is tried again", spec.name)
+                log.exception("the log of %s could not be compacted; it will be retried", spec.name)
 
 
 @dataclass
@@ -158,9 +158,9 @@ class _Write:
     writer: str
     tasks: _Tasks
     as_of_ms: dict[str, int] = field(default_factory=dict)
-    """By query: a new one of the same writer owes the old one nothing."""
+    """By query: a new one of the same writer inherits nothing from the old one."""
     as_of_limit_ms: int | None = None
-    """When its query was started, of one that asks its sources then what there is, and never again."""
+    """When its query was started, if it asks its sources for their offsets only then."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -194,7 +194,7 @@ class _Write:
         self._beat_patiently(query_id, batch_id)
 
     def _beat_patiently(self, query_id: str, batch_id: int) -> None:
-        """A heartbeat of a batch: brokers that are away for a moment must not end the query."""
+        """A batch's heartbeat: a short outage of the brokers must not end the query."""
         begun, told = time.monotonic(), False
         while True:
             try:
@@ -208,9 +208,9 @@ class _Write:
                 time.sleep(_PAUSE_S)
 
     def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
-        """Append a heartbeat to every partition, and remember the position it brought the log to.
+        """Append a heartbeat to every partition, and record the log's position after it.
 
-        ``as_of_ms`` is None where there is nothing new to say of it. Raises ``ChangelogError``.
+        ``as_of_ms`` is None if it did not advance. Raises ``ChangelogError``.
         """
         with self._lock:
             known = self.as_of_ms.get(query_id)
@@ -252,13 +252,13 @@ class SinkWriter(DataStreamWriter):
         if outputMode.lower() not in ("update", "append"):
             raise SinkError(
                 f"{self._write_to.spec.name!r}: the output mode {outputMode!r} would write every key in every "
-                "batch and never say what is gone; use 'update' or 'append'."
+                "batch and never report deletions; use 'update' or 'append'."
             )
         super().outputMode(outputMode)
         return self
 
     def trigger(self, *args: Any, **options: Any) -> SinkWriter:
-        """When the query runs, as Spark's own writer takes it."""
+        """The query's trigger, as for Spark's own writer."""
         super().trigger(*args, **options)
         self._available_now = bool(options.get("availableNow"))
         return self
@@ -282,7 +282,7 @@ class SinkWriter(DataStreamWriter):
 
 
 def _classic_session(df: DataFrame) -> SparkSession:
-    """The DataFrame's session, its Python workers set to this interpreter where they run on this machine."""
+    """The DataFrame's session; Python workers on this machine are set to this interpreter."""
     session = df.sparkSession
     if not hasattr(session, "_jsparkSession"):
         raise SinkError("The sink needs a classic Spark session: Spark Connect has no foreachBatch on the driver.")
@@ -297,7 +297,7 @@ def _classic_session(df: DataFrame) -> SparkSession:
 
 
 class _Tasks:
-    """Which task writes which partitions. There are no more tasks than cores: each takes some 50 ms by itself."""
+    """Which task writes which partitions. There are no more tasks than cores, since each costs some 50 ms."""
 
     def __init__(self, session: SparkSession, partitions: int) -> None:
         self._session = session
@@ -305,7 +305,7 @@ class _Tasks:
         self._slots: tuple[int, ...] = ()
 
     def slots(self) -> tuple[int, ...]:
-        """By partition a number that Spark's hash shuffles to the partition's task."""
+        """For each partition, a number that Spark's hash shuffles to the partition's task."""
         count = min(self._partitions, self._session.sparkContext.defaultParallelism)
         if len(set(self._slots)) != count:
             by_task = _slots(self._session, count)
@@ -314,7 +314,7 @@ class _Tasks:
 
 
 def _slots(session: SparkSession, tasks: int) -> tuple[int, ...]:
-    """For each of so many tasks a number that Spark's hash shuffles to it."""
+    """For each of this many tasks, a number that Spark's hash shuffles to it."""
     found: dict[int, int] = {}
     first, count = 0, 8 * tasks + 64
     while len(found) < tasks:

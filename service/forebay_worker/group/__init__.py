@@ -1,1 +1,1 @@
-"""The worker group: who is alive, who leads, and who holds which task."""
+"""The worker group: which workers are alive, which one leads, and which tasks each holds."""

@@ -1,6 +1,6 @@
-"""The actual placement: what to do now on the way to what is intended, among the members that are there.
+"""The actual placement: what to do now on the way to the intended one, among the members that are present.
 
-Where the intended active is not caught up, a member that is stays active while the intended one warms up, and a
+If the intended active is not caught up, a member that is stays active while the intended one warms up, and a
 caught-up replica is released only once enough others are caught up.
 """
 
@@ -17,7 +17,7 @@ from forebay_worker.group.placement import AssignmentPolicy, Copies, Placement
 
 @dataclass(frozen=True)
 class Situation:
-    """What decides about the next step towards what is intended; everything by task."""
+    """The inputs for the next step towards the intended placement, by task."""
 
     present: frozenset[str]
     copies: Copies
@@ -31,7 +31,7 @@ class Situation:
         return [name for name, lag in self.copies[task].items() if lag <= limit]
 
     def had(self, task: TaskId) -> tuple[str, ...]:
-        """The present members that held the task; those who are caught up, where nobody knows any more."""
+        """The present members that held the task; if that is no longer known, those that are caught up."""
         if task not in self.before:
             return tuple(self.near(task))
         return tuple(name for name in self.before[task].members if name in self.present)
@@ -42,7 +42,7 @@ class Situation:
 
 
 def serve(tasks: list[TaskId], now: Situation) -> dict[TaskId, Placement]:
-    """What to do now, among the members that are there."""
+    """What to do now, among the members that are present."""
     actives = _actives(tasks, now)
     standbys = {task: _held_standbys(task, actives[task], now) for task in tasks}
     warm_ups = now.policy.max_warmup_replicas
@@ -59,9 +59,9 @@ def _placement(task: TaskId, active: str, standbys: list[str], now: Situation) -
 
 
 def _actives(tasks: list[TaskId], now: Situation) -> dict[TaskId, str]:
-    """One active for each task; where there is a choice, members that serve less come first.
+    """One active for each task; if there is a choice, members that serve less come first.
 
-    In a round in which actives went with their member, no other active moves: fail-over first.
+    In a round in which actives were lost with their member, no other active moves: fail-over first.
     """
     failing_over = any(task in now.before and now.before[task].active not in now.present for task in tasks)
     evident = {task: _evident_active(task, failing_over, now) for task in tasks}
@@ -78,9 +78,9 @@ def _actives(tasks: list[TaskId], now: Situation) -> dict[TaskId, str]:
 
 
 def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | None:
-    """The intended active if it is caught up, else the one before; where nobody is, the nearest copy.
+    """The intended active if it is caught up, else the previous one; if no member is, the nearest copy.
 
-    The one before counts as nearest while it is within the acceptable lag of it, so the choice does not flap.
+    The previous one counts as nearest while it is within the acceptable lag of that, so the choice does not flap.
     """
     goal = now.intended[task].active
     was = now.before[task].active if task in now.before else None
@@ -97,10 +97,10 @@ def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | N
 
 
 def _held_standbys(task: TaskId, active: str, now: Situation) -> list[str]:
-    """The standbys that cost nothing: those intended, and others that are not to be released yet.
+    """The standbys that cost nothing: the intended ones, and others that must not be released yet.
 
-    A caught-up replica stays until ``num_standby_replicas`` + 1 others are caught up, any other until there are
-    as many.
+    A caught-up replica stays until ``num_standby_replicas`` + 1 others are caught up; any other replica, until
+    there are that many.
     """
     near, had = now.near(task), now.had(task)
     wanted = [name for name in now.intended[task].members if name in now.present and name != active]
@@ -123,7 +123,7 @@ def _warming(task: TaskId, standbys: list[str], now: Situation) -> int:
 
 
 def _build(task: TaskId, active: str, standbys: list[str], warm_ups: int, now: Situation) -> int:
-    """Add the intended replicas that are still to be built; returns how many warm-ups that takes.
+    """Add the intended replicas that still have to be built; returns how many warm-ups that takes.
 
     Nothing is built while an intended holder is expected back.
     """

@@ -1,15 +1,15 @@
-"""The assignor: who should hold which task. A pure function, in the manner of KIP-441 and KIP-708.
+"""The assignor: decides which member should hold which task. A pure function, in the manner of KIP-441 and
+KIP-708.
 
-Two things are worked out each round. The *intended* placement is balanced and as close to the one before as
-balance allows; it depends on the members alone, absent ones included, and is its own fixpoint. The *actual*
-one serves reads now: where the intended active is not caught up, a member that is stays active while the
-intended one warms up, and a caught-up replica is released only once enough others are caught up. Rounds repeat
-until the two agree.
+Each round computes two placements. The *intended* one is balanced and as close to the previous one as balance
+allows; it depends only on the members, absent ones included, and is its own fixpoint. The *actual* one serves
+reads now: if the intended active is not caught up, a member that is stays active while the intended one warms up,
+and a caught-up replica is released only once enough others are caught up. Rounds repeat until the two agree.
 
-Priorities: every task has one active > which is caught up > replicas on distinct members > balance, within one
-in each sub-topology and in total, of actives and of standbys > standbys on other racks than the active and each
-other > stickiness. Rack preference therefore moves a standby if that spreads a task better and costs no balance,
-and never moves an active. A member of unknown rack is on nobody's.
+Priorities: every task has one active > which is caught up > replicas on distinct members > balance, within one in
+each sub-topology and in total, of actives and of standbys > standbys on other racks than the active and each other
+> stickiness. Rack preference therefore moves a standby if that spreads a task better without costing balance, and
+never moves an active. A member of unknown rack shares a rack with no other.
 
 The work grows with replicas and with sub-topologies x members, not with tasks x members.
 """

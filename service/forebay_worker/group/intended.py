@@ -1,6 +1,6 @@
-"""The intended placement: balanced over the members, as near to the one before as balance and racks allow.
+"""The intended placement: balanced over the members, as close to the previous one as balance and racks allow.
 
-It depends on the members alone, absent ones included, and is its own fixpoint.
+It depends only on the members, absent ones included, and is its own fixpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def intend(
     before: Mapping[TaskId, Placement],
     policy: AssignmentPolicy,
 ) -> dict[TaskId, Placement]:
-    """Balanced over the members, task by task as near to ``before`` as balance and racks allow."""
+    """Balanced over the members, task by task as close to ``before`` as balance and racks allow."""
     before = {task: before[task] for task in tasks if task in before}
     had: dict[TaskId, tuple[str, ...]]
     had = {task: (place.active,) for task, place in before.items() if place.active in members}
@@ -38,13 +38,13 @@ def intend(
 
 
 def _dealt(tasks: list[TaskId], members: Mapping[str, Member], deal: Deal) -> dict[TaskId, tuple[str, ...]]:
-    """Who gets each task's replicas: first how many each member gets, then which."""
+    """The members that get each task's replicas: first how many each member gets, then which."""
     shares = share_out(tasks, members, deal)
     return {task: names for share in shares for task, names in _fill(share, members, deal).items()}
 
 
 _Room = dict[str | None, dict[str, int]]
-"""By rack and member, how many more replicas of a sub-topology it is to get; those in turn first."""
+"""How many more replicas of a sub-topology each member is to get, by rack and member, in turn."""
 
 
 def _fill(share: Share, members: Mapping[str, Member], deal: Deal) -> dict[TaskId, tuple[str, ...]]:
@@ -65,7 +65,8 @@ def _fill(share: Share, members: Mapping[str, Member], deal: Deal) -> dict[TaskI
 
 
 def _room(share: Share, members: Mapping[str, Member], deal: Deal) -> _Room:
-    """Everyone's room; standbys begin elsewhere in each sub-topology, so that a leaver's actives go to several."""
+    """All members' room; standbys start elsewhere in each sub-topology, so that a leaver's actives go to
+    several."""
     room: _Room = {}
     names = list(members) if share.base else sorted(share.extra)
     start = share.tasks[0].ordinal % len(names) if deal.taken and names else 0
@@ -77,7 +78,8 @@ def _room(share: Share, members: Mapping[str, Member], deal: Deal) -> _Room:
 
 
 def _use(room: _Room, name: str, deal: Deal) -> None:
-    """Take one place, and put its member and rack last in turn, so that one member's tasks go to several."""
+    """Take one place, and move its member and rack to the end of the turn, so that one member's tasks go to
+    several."""
     rack = deal.racks.get(name)
     free = room.pop(rack)
     left = free.pop(name) - 1
@@ -90,7 +92,7 @@ def _use(room: _Room, name: str, deal: Deal) -> None:
 def _kept(tasks: list[TaskId], room: _Room, deal: Deal) -> dict[TaskId, list[str]]:
     """What members hold and may keep.
 
-    To be given up first: what clashes with a rack, then what the members who are to get more don't have yet.
+    Given up first: replicas that clash with a rack, then those that the members who are to get more lack.
     """
     has = Counter(name for task in tasks for name in deal.held.get(task, ()))
     hungry = {name for free in room.values() for name, quota in free.items() if quota > has[name]}
@@ -134,7 +136,7 @@ def _any_with_room(task: TaskId, names: list[str], room: _Room, deal: Deal) -> s
 def _squeeze_in(
     task: TaskId, placed: dict[TaskId, list[str]], room: _Room, members: Mapping[str, Member], deal: Deal
 ) -> None:
-    """Give a task one more replica although everyone with room has it: others pass theirs on, in a chain."""
+    """Give a task one more replica although all members with room have it: others pass theirs on, in a chain."""
     for moving in (False, True):
         came, giver = _givers(task, placed, room, deal, moving=moving)
         name = _any_with_room(giver, placed[giver], room, deal)
@@ -151,7 +153,7 @@ def _squeeze_in(
 def _givers(
     task: TaskId, placed: dict[TaskId, list[str]], room: _Room, deal: Deal, *, moving: bool
 ) -> tuple[dict[TaskId, tuple[TaskId, str]], TaskId]:
-    """The shortest chain to a task that can use the room there is; unless ``moving``, what was held stays."""
+    """The shortest chain to a task that can use the available room; unless ``moving``, held replicas stay."""
     came: dict[TaskId, tuple[TaskId, str]] = {}
     queue = deque([task])
     while queue:
@@ -182,17 +184,17 @@ def _pass_on(
 
 
 def _spread(placed: dict[TaskId, list[str]], deal: Deal) -> None:
-    """Exchange replicas between tasks of a sub-topology as long as that leaves fewer on a shared rack."""
+    """Exchange replicas between tasks of a sub-topology while that leaves fewer on a shared rack."""
     clashing = [task for task, names in placed.items() if deal.clashes(task, names)]
     while clashing:
         exchange = _Exchange(placed, deal, clashing)
-        # An exchange may have mended its partner too.
+        # An exchange may have fixed its partner too.
         better = [task for task in clashing if deal.clashes(task, placed[task]) and exchange.mend(task)]
         clashing = [task for task in placed if deal.clashes(task, placed[task])] if better else []
 
 
 class _Exchange:
-    """One pass over the tasks that clash: for each an exchange with a partner that leaves fewer clashes."""
+    """One pass over the clashing tasks: for each, an exchange with a partner that leaves fewer clashes."""
 
     def __init__(self, placed: dict[TaskId, list[str]], deal: Deal, clashing: list[TaskId]) -> None:
         self._placed = placed
@@ -203,14 +205,14 @@ class _Exchange:
             rack: [task for task in placed if rack not in racks[task] or task in others]
             for rack in set().union(*(racks[task] for task in clashing))
         }
-        """By rack, the tasks that could take a replica on it: with none there, or a clash elsewhere."""
+        """The tasks that could take a replica on each rack: those with none there, or with a clash elsewhere."""
         self._at = Counter[str]()
         self._vain: set[tuple[str, frozenset[str]]] = set()
-        """A replica's rack with those of its task's others, for which there was none: nor is there for a like
-        task, unless the next pass finds one."""
+        """A replica's rack with those of its task's others, for which no exchange was found; there is none for a
+        similar task either, unless the next pass finds one."""
 
     def mend(self, task: TaskId) -> bool:
-        """Make the first exchange that is a gain; False if there is none."""
+        """Make the first exchange that improves matters; False if there is none."""
         mine = self._placed[task]
         for i, name in enumerate(mine):
             rack = self._deal.racks.get(name, "")
@@ -223,7 +225,7 @@ class _Exchange:
         return False
 
     def _with_partner(self, task: TaskId, i: int, rack: str) -> bool:
-        """Exchange replica ``i``: looks on from where the last partner of its rack was found, and all around."""
+        """Exchange replica ``i``: searches from where the last partner of its rack was found, and wraps around."""
         deal, mine = self._deal, self._placed[task]
         of_rack = self._partners.get(rack, [])
         for _ in range(len(of_rack)):
@@ -235,7 +237,7 @@ class _Exchange:
                     mine[i], theirs[j] = theirs[j], mine[i]
                     return True
             if rack in deal.racks_of(deal.refused(other, theirs)) and not deal.clashes(other, theirs):
-                # An exchange has given it one on this rack: nobody need look at it again.
+                # An exchange has given it one on this rack: it need not be considered again.
                 of_rack[at] = of_rack[-1]
                 of_rack.pop()
             else:

@@ -1,4 +1,4 @@
-"""The leader's part, whatever carries the group: from who is there to the next assignment."""
+"""The leader's part, whatever the group's backend: computes the next assignment from the members."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Leader:
     changelog: Changelog
     policy: AssignmentPolicy
     _found_settled: tuple[Generation, Mapping[str, str | None]] | None = None
-    """The generation that this leader found nothing to change in, and the racks of its members then."""
+    """The generation in which this leader found nothing to change, and its members' racks at that time."""
 
     def alike(self, subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
-        """Those who follow the leader's topology."""
+        """Those with the leader's topology."""
         return {
             name: subscription
             for name, subscription in subscriptions.items()
@@ -45,7 +45,8 @@ class Leader:
         }
 
     def before(self, previous: AssignmentInfo | None) -> Assignment:
-        """The assignment to start from: the previous one; of another topology, what it says of the same stores."""
+        """The assignment to start from: the previous one; from another topology, the part about the same
+        stores."""
         if previous is None:
             return NO_ASSIGNMENT
         if previous.fingerprint == self.topology.fingerprint:
@@ -70,7 +71,7 @@ class Leader:
     def elsewhere(
         self, subscriptions: Mapping[str, SubscriptionInfo], before: Assignment
     ) -> dict[str, str | None]:
-        """The racks of those who follow another topology and hold something: they serve it, and will be back."""
+        """The racks of those with another topology that hold something: they serve it, and will be back."""
         held_by, alike = holders(before), self.alike(subscriptions)
         return {
             name: subscription.rack
@@ -85,9 +86,9 @@ class Leader:
         previous: AssignmentInfo | None,
         generation: Generation,
     ) -> AssignmentInfo | None:
-        """The assignment of a new generation, None if it would be the previous one.
+        """The assignment of a new generation, None if it would equal the previous one.
 
-        ``absent`` has the rack of each member that is expected back.
+        ``absent`` maps each member that is expected back to its rack.
         """
         before = self.before(previous)
         hosts = {name: subscription.host for name, subscription in present.items()}
@@ -110,9 +111,10 @@ class Leader:
         )
 
     def lags(self, offsets: Mapping[str, Mapping[TaskId, int]]) -> dict[str, dict[TaskId, int]]:
-        """How far behind each member's copies are, in records a store, or behind the foremost if no end is known.
+        """How far behind each member's copies are, in records per store, or behind the foremost if no end is
+        known.
 
-        A task's stores count alike: together they may be as far behind as each may, as many times as there are.
+        A task's stores count equally: together they may be behind by the limit of one, times their number.
         """
         held_by_any = {task for held in offsets.values() for task in held}
         partitions = {
@@ -137,9 +139,9 @@ class Leader:
 
 
 def may_lead(mine: str, fingerprints: Iterable[str], *, led: bool) -> bool:
-    """Whether a member's topology is that of most: one misconfigured worker must not lead the rest.
+    """Whether a member has the most frequent topology: one misconfigured worker must not lead the rest.
 
-    Of several that are equally frequent, the one that has led goes on, else the first by name is to.
+    Of several that are equally frequent, the one that has led stays, else the first by name is chosen.
     """
     counts = Counter(fingerprints)
     most = max(counts.values())

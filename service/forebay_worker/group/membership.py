@@ -1,4 +1,4 @@
-"""Membership of the worker group, whatever carries it."""
+"""Membership of the worker group, whatever its backend."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 class Membership(Protocol):
     """A worker's place in its group.
 
-    ``subscription()`` is asked for what to tell the leader; ``on_assignment(info)`` is called, in a thread of
-    the membership's own, with every newer generation. A member is told its role by comparing the clock with
+    ``subscription()`` returns the message to the leader; ``on_assignment(info)`` is called with every newer
+    generation, in a thread of the membership's own. A member judges its role by comparing the clock with
     ``lease_until_boot_ms`` at each answer: past it, others may have taken over.
     """
 
@@ -23,7 +23,7 @@ class Membership(Protocol):
         subscription: Callable[[], SubscriptionInfo],
         on_assignment: Callable[[AssignmentInfo], None],
     ) -> None:
-        """Join; raises ``ConfigurationError`` where this member can't be told from another."""
+        """Join; raises ``ConfigurationError`` if this member cannot be distinguished from another."""
         ...
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""Which group a URL names."""
+"""Opens the group that a URL names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members and placements: what the assignor is given and gives."""
+"""Members and placements: the assignor's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from forebay.tasks import TaskId
 class Member:
     """A member as the assignor sees it.
 
-    ``lags`` holds, in records, how far behind its copy of a task is; a task it has no copy of is missing.
-    An absent member is expected back: it keeps its intended place, and gets nothing meanwhile.
-    ``rack`` names what fails together with it (KIP-708).
+    ``lags`` maps each task that it has a copy of to that copy's lag in records. An absent member is expected back:
+    it keeps its intended place, and gets nothing meanwhile. ``rack`` names the unit that fails together with it
+    (KIP-708).
     """
 
     id: str
@@ -25,7 +25,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Placement:
-    """Who holds one task; standbys are in order of preference."""
+    """The holders of one task; standbys are in order of preference."""
 
     active: str
     standbys: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class AssignmentPolicy:
-    """The numbers that an assignment follows; with no warm-up allowed, nothing new would ever take over."""
+    """The numeric settings of an assignment; with no warm-up allowed, nothing new would ever take over."""
 
     num_standby_replicas: int = 1
     acceptable_recovery_lag: int = 10_000
@@ -47,14 +47,14 @@ class AssignmentPolicy:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The outcome of a round: what to do now, and what it leads to."""
+    """The outcome of a round: what to do now, and the intended result."""
 
     actual: Mapping[TaskId, Placement]
     intended: Mapping[TaskId, Placement]
 
     @property
     def settled(self) -> bool:
-        """Whether another round would have nothing left to do."""
+        """Whether another round would change nothing."""
         return all(
             (placement.active, set(placement.standbys))
             == (self.intended[task].active, set(self.intended[task].standbys))

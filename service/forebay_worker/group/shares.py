@@ -1,4 +1,4 @@
-"""Shares: how many replicas of each sub-topology every member gets; which ones, is decided after."""
+"""Shares: how many replicas of each sub-topology every member gets; which ones is decided afterwards."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from forebay_worker.group.placement import Copies, Member
 class Deal:
     """Replicas to give out, ``per_task`` of each task: the actives, or the standbys.
 
-    ``held`` says who has them already, ``taken`` whom a task must not get, ``racks`` where members are, as far
-    as that matters.
+    ``held`` lists the members that have them already, ``taken`` those that must not get a task, ``racks`` the
+    members' racks, as far as they matter.
     """
 
     per_task: int
@@ -34,7 +34,7 @@ class Deal:
         return {self.racks[name] for name in names if name in self.racks}
 
     def clashes(self, task: TaskId, placed: Collection[str]) -> int:
-        """How many replicas of a task share a rack with one before them."""
+        """How many replicas of a task share a rack with an earlier one."""
         known = [self.racks[name] for name in (*self.taken.get(task, ()), *placed) if name in self.racks]
         return len(known) - len(set(known))
 
@@ -43,9 +43,9 @@ class Deal:
 class Share:
     """How many replicas of one sub-topology each member gets: ``base``, and one more if in ``extra``.
 
-    There are ``odd`` extras. ``keen`` members hold more than ``base``, so an extra saves a move; ``able`` ones
-    can hold one more on distinct tasks; ``fitness`` says who should come first.
-    ``rack_room`` is how many more replicas a rack can take without two of one task.
+    There are ``odd`` extras. ``keen`` members hold more than ``base``, so an extra saves a move; ``able`` ones can
+    hold one more on distinct tasks; ``fitness`` ranks members. ``rack_room`` is how many more replicas a rack can
+    take without two of one task.
     """
 
     tasks: list[TaskId]
@@ -64,7 +64,7 @@ class Share:
         return self.able - self.extra
 
     def has_rack_room(self, name: str) -> bool:
-        """Whether one more replica on this member need not share a rack with another of its task."""
+        """Whether one more replica on this member can avoid sharing a rack with another of its task."""
         return name not in self.racks or self.rack_room[self.racks[name]] > 0
 
     def grant(self, name: str) -> None:
@@ -80,13 +80,13 @@ class Share:
             self.rack_room[self.racks[name]] += 1
 
     def shift(self, giver: str, taker: str) -> None:
-        """Hand an extra on."""
+        """Pass an extra on."""
         self.revoke(giver)
         self.grant(taker)
 
 
 def share_out(tasks: list[TaskId], members: Mapping[str, Member], deal: Deal) -> list[Share]:
-    """Every sub-topology's shares, balanced in each and in total, as near to what is held as that allows."""
+    """Every sub-topology's shares, balanced in each and in total, as close to what is held as that allows."""
     groups = [list(group) for _, group in itertools.groupby(tasks, key=lambda task: task.ordinal)]
     shares = [_share(group, members, deal) for group in groups]
     load = _keep_extras(shares, members)
@@ -111,7 +111,7 @@ def _share(group: list[TaskId], members: Mapping[str, Member], deal: Deal) -> Sh
 
 
 def _fitness(group: list[TaskId], deal: Deal) -> Counter[str]:
-    """How many copies members have of tasks that lack a replica; -1 where they hold all of these."""
+    """How many copies members have of tasks that lack a replica; -1 if they hold all of these."""
     lacking = [task for task in group if len(deal.held.get(task, ())) < deal.per_task]
     refused = [deal.refused(task, deal.held.get(task, ())) for task in lacking]
     fitness: Counter[str] = Counter()
@@ -133,7 +133,7 @@ def _keep_extras(shares: list[Share], members: Mapping[str, Member]) -> Counter[
 
 
 def _give_up_extras(shares: list[Share], load: Counter[str]) -> None:
-    """Take from members what they have beyond their part of the total, about as much from each sub-topology.
+    """Take from members what exceeds their part of the total, about equally from each sub-topology.
 
     A joiner can get only one extra of a sub-topology, so it matters that they come from many.
     """
@@ -149,7 +149,7 @@ def _give_up_extras(shares: list[Share], load: Counter[str]) -> None:
 
 
 def _give_extras(share: Share, members: Mapping[str, Member], load: Counter[str]) -> None:
-    """Give the extras that are left to the members with the fewest, where racks have room if possible."""
+    """Give the remaining extras to the members with the fewest, where racks have room if possible."""
 
     def rank(name: str) -> tuple[int, bool, bool, int, str]:
         return (load[name], name not in share.keen, members[name].absent, -share.fitness[name], name)
@@ -165,7 +165,7 @@ def _give_extras(share: Share, members: Mapping[str, Member], load: Counter[str]
 
 
 def _even_out(shares: list[Share], load: Counter[str]) -> None:
-    """Hand extras on until no member has two more than another in total."""
+    """Pass extras on until no member has two more than another in total."""
     least = load.total() // len(load)
     surplus = sum(max(0, extras - least - 1) for extras in load.values())
     for name in sorted(load, key=lambda name: (load[name], name)):
@@ -177,7 +177,7 @@ def _even_out(shares: list[Share], load: Counter[str]) -> None:
 
 
 def _relieve(shares: list[Share], load: Counter[str], taker: str, high: int) -> bool:
-    """Hand an extra to ``taker``, if need be by way of others, from a member with ``high`` or more."""
+    """Pass an extra to ``taker``, if need be via others, from a member with ``high`` or more."""
     chain = _chain(shares, load, taker, high, moving=False) or _chain(shares, load, taker, high, moving=True)
     for share, giver, receiver in chain:
         share.shift(giver, receiver)
@@ -189,7 +189,7 @@ def _relieve(shares: list[Share], load: Counter[str], taker: str, high: int) -> 
 def _chain(
     shares: list[Share], load: Counter[str], taker: str, high: int, *, moving: bool
 ) -> list[tuple[Share, str, str]]:
-    """The shortest chain of hand-overs that ends at ``taker``; unless ``moving``, of extras that nobody holds."""
+    """The shortest chain of hand-overs that ends at ``taker``; unless ``moving``, of extras without a holder."""
     came: dict[str, tuple[Share, str, str] | None] = {taker: None}
     queue, unseen = deque([taker]), list(shares)
     while queue:
@@ -212,7 +212,7 @@ def _unwound(came: Mapping[str, tuple[Share, str, str] | None], giver: str) -> I
 
 
 def _part_racks(shares: list[Share], load: Counter[str]) -> None:
-    """Hand extras on where a rack has more of a sub-topology than it can hold without two of one task."""
+    """Pass extras on if a rack has more of a sub-topology than it can hold without two of one task."""
     for share in shares:
         for rack in sorted(rack for rack, room in share.rack_room.items() if room < 0):
             while share.rack_room[rack] < 0 and _leave_rack(share, rack, shares, load):
@@ -220,7 +220,7 @@ def _part_racks(shares: list[Share], load: Counter[str]) -> None:
 
 
 def _leave_rack(share: Share, rack: str, shares: list[Share], load: Counter[str]) -> bool:
-    """Hand one extra on to another rack so that the totals stay balanced; False if that cannot be."""
+    """Pass one extra on to another rack so that the totals stay balanced; False if that is impossible."""
     givers = sorted(name for name in share.extra if share.racks.get(name) == rack)
     takers = sorted(name for name in share.takers if share.has_rack_room(name))
     by_load = {load[name]: name for name in reversed(takers)}

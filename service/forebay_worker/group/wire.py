@@ -1,7 +1,7 @@
 """The two messages of the worker group (KIP-535's SubscriptionInfo and AssignmentInfo), versioned.
 
-Each is deflated JSON with its version ``v`` and ``least``, the oldest version whose readers understand it. A
-newer writer only adds members; where it cannot, it raises ``least``.
+Each is deflated JSON with its version ``v`` and ``least``, the oldest version whose readers understand it. A newer
+writer only adds members; if that is not enough, it raises ``least``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class UnsupportedVersion(ForebayError):
 
 @dataclass(frozen=True)
 class SubscriptionInfo:
-    """What a member tells the leader about itself.
+    """A member's message to the leader.
 
-    ``offsets`` holds the summed changelog positions of each task it has a copy of, or ``CAUGHT_UP``.
+    ``offsets`` contains the summed changelog positions of each task it has a copy of, or ``CAUGHT_UP``.
     """
 
     process_id: str
@@ -72,7 +72,7 @@ class SubscriptionInfo:
 
 @dataclass(frozen=True)
 class AssignmentInfo:
-    """What everyone learns from the leader: the whole placement, as of one generation."""
+    """The leader's message to all members: the whole placement, as of one generation."""
 
     generation: Generation
     fingerprint: str
@@ -80,7 +80,8 @@ class AssignmentInfo:
     """Address by member."""
     assignment: Assignment
     ordinals: Mapping[str, int] = field(default_factory=dict)
-    """The ordinal of each store in the leader's topology: what its tasks are, for a leader of the next one."""
+    """The ordinal of each store in the leader's topology, so that the leader of the next topology can interpret
+    the tasks."""
 
     def tasks_of(self, member: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
         """The active and the standby tasks of one member."""
@@ -99,7 +100,7 @@ class AssignmentInfo:
         return self._partitions_by_host(topology, active=False)
 
     def map(self, topology: Topology) -> ClusterMap:
-        """Everyone's StreamsMetadata."""
+        """All members' StreamsMetadata."""
         return cluster_map(
             self.generation,
             topology.stores.values(),

@@ -1,4 +1,4 @@
-"""Admission: a replica is held against what a read tolerates before it answers."""
+"""Admission: a replica is checked against what a read tolerates before it answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from forebay_worker.tasks.replica import Replica
 
 
 class Refused(Exception):
-    """A read that its replica refuses, with what the replica is."""
+    """A read that its replica refuses, with the replica's state."""
 
     def __init__(self, problem: Problem, source: Provenance) -> None:
         super().__init__(problem.detail)
@@ -47,7 +47,7 @@ class Refused(Exception):
 
     @property
     def may_wait(self) -> bool:
-        """Whether the replica may soon answer."""
+        """Whether the replica may be able to answer soon."""
         return isinstance(self.problem, LagExceedsTolerance | PositionNotReached | NotReady)
 
     def told(self) -> Problem:
@@ -56,15 +56,15 @@ class Refused(Exception):
         return self.problem
 
     def answer(self) -> Answer:
-        """The same as an answer, and in its headers."""
+        """The same as an answer with its headers."""
         return problem_answer(self.told(), self.source)
 
 
 @dataclass(slots=True, eq=False)
 class Admitted:
-    """A replica that may answer a read, as it was found before its content was looked at.
+    """A replica that may answer a read, as it was before its content was read.
 
-    It holds for all reads of one millisecond, unless something changes that it was made from.
+    It is valid for all reads of one millisecond, unless something it was made from changes.
     """
 
     replica: Replica
@@ -78,7 +78,7 @@ class Admitted:
     lag: Lag
     told: Told
     tolerated_by: ReadParameters | None = None
-    """The last parameters that it was held against, and met."""
+    """The last parameters that it was checked against, and met."""
 
 
 class Admission:
@@ -110,22 +110,22 @@ class Admission:
         return spec
 
     def partition(self, spec: StoreSpec, plain: bytes, asked: int | None = None) -> int:
-        """The partition of a key, which must be the one asked for if any was.
+        """The partition of a key, which must be the requested one if any was.
 
-        Raises ``BadParameter`` where it is not: a miss in a partition that is not the key's would prove nothing.
-        Raises ``UnknownPartitioner`` where that is so and none was asked for.
+        Raises ``BadParameter`` if it is not: a miss in a partition that is not the key's would prove nothing.
+        Raises ``UnknownPartitioner`` if the partitioner is unknown and no partition was requested.
         """
         if spec.stream_partitioner is None:
             if asked is None:
                 raise UnknownPartitioner(
                     f"The partitioner of the store {spec.name!r} is 'unknown': name the key's partition with "
-                    "partition=, or ask a router, which looks in all.",
+                    "partition=, or ask a router, which searches all.",
                     store=spec.name,
                 )
             return asked
         partition = spec.partition_of(plain)
         if asked is not None and asked != partition:
-            raise BadParameter(f"The key is of partition {partition}, not {asked}.", parameter="partition")
+            raise BadParameter(f"The key is in partition {partition}, not {asked}.", parameter="partition")
         return partition
 
     def partitioning(self, spec: StoreSpec, asked: int | None) -> Callable[[bytes], int]:
@@ -135,7 +135,7 @@ class Admission:
         return lambda plain: self.partition(spec, plain, asked)
 
     def replica(self, spec: StoreSpec, partition: int) -> Replica:
-        """The replica held here; raises ``NotHostedHere``, saying who holds one."""
+        """The replica held here; raises ``NotHostedHere``, naming the hosts that hold one."""
         replica = self._replicas().get((spec.name, partition))
         if replica is not None:
             return replica
@@ -155,18 +155,18 @@ class Admission:
         return replica.role(self._lease_until_boot_ms(), now), lag_of(replica.progress, now)
 
     def proven_lag(self, replica: Replica) -> tuple[str, Lag]:
-        """Role of a replica now, and its lag as far as that may be held against a bound."""
+        """Role of a replica now, and its lag as it may be checked against a bound."""
         progress, (role, lag) = replica.progress, self.lag(replica)
         return role, provable(lag, progress, boot_ms(), self._end_offset_max_age_ms)
 
     def admit(self, replica: Replica, parameters: ReadParameters) -> Admitted:
-        """Hold a replica against what the read tolerates; raises ``Refused``."""
+        """Check a replica against what the read tolerates; raises ``Refused``."""
         admitted = self._find(replica)
         if replica.diverged:
             raise self._refuse(
                 admitted, LogDiverged("The log was replaced; the replica is being rebuilt.", retry_after_s=1)
             )
-        # Equal queries share their parameters, so most reads of a millisecond are held against nothing.
+        # Equal queries share their parameters, so most reads of a millisecond need no check.
         if admitted.tolerated_by is not parameters:
             self._hold(admitted, parameters)
             admitted.tolerated_by = parameters
@@ -192,7 +192,7 @@ class Admission:
             self.require_position(admitted, parameters.min_position)
 
     def _find(self, replica: Replica) -> Admitted:
-        """What a replica is now; times are rounded up to the millisecond, so that no lag is understated."""
+        """A replica's present state; times are rounded up to the millisecond, so that no lag is understated."""
         lease = self._lease_until_boot_ms()
         moment = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000 + 1
         progress, designated, replayed = replica.progress, replica.designated_boot_ms, replica.log
@@ -222,10 +222,12 @@ class Admission:
         """Raise ``PositionOfAnotherLog``, or ``Refused`` if the replica has not reached a position."""
         replica = admitted.replica
         if replica.log is None:
-            raise self._refuse(admitted, NotReady("Which log this is of is not known yet.", retry_after_s=1))
+            raise self._refuse(
+                admitted, NotReady("The identity of this replica's log is not known yet.", retry_after_s=1)
+            )
         if wanted.log != log_digest(replica.log):
             raise PositionOfAnotherLog(
-                f"The position is not of the log that {replica.spec.name!r} has now; read without it.",
+                f"The position does not belong to the present log of {replica.spec.name!r}; read without it.",
                 store=replica.spec.name,
             )
         offset = wanted.offsets.get(replica.task.partition, 0)
@@ -235,15 +237,15 @@ class Admission:
             )
 
     def miss(self, admitted: Admitted, plain: bytes | None, as_of_ms: int | None = None) -> Problem:
-        """What something missing means: only a replica that is consistent may say that it does not exist."""
+        """The problem for a missing key: only a replica that is consistent may say that it does not exist."""
         replica = admitted.replica
         members: dict[str, Any] = {"store": replica.spec.name}
         if plain is not None:
             members["key"] = json.loads(replica.spec.key_codec.to_json(plain))
         if replica.repartitioned:
             return PartitionerMismatch(
-                f"The log of {replica.spec.name!r} has {replica.partitions_found} partitions by now, the topology "
-                f"says {replica.spec.partitions}: keys may be in others, so a missing one proves nothing.",
+                f"The log of {replica.spec.name!r} has {replica.partitions_found} partitions now, the topology "
+                f"has {replica.spec.partitions}: keys may be in others, so a missing one proves nothing.",
                 **members,
             )
         if replica.misplaced_key is not None:
@@ -253,7 +255,7 @@ class Admission:
                 **members,
             )
         progress = replica.progress
-        # As it was before the content was looked at, and as it is now.
+        # As it was before the content was read, and as it is now.
         complete = admitted.complete and replica.complete
         if not complete or progress.consistent_position != progress.position:
             return NotReady(
@@ -267,7 +269,7 @@ class Admission:
             return problem
         if forgotten:
             return HistoryExpired(
-                f"What {members['key']!r} was then is not known any more: the store {replica.spec.name!r} keeps "
+                f"The value of {members['key']!r} at that time has expired: the store {replica.spec.name!r} keeps "
                 f"{replica.spec.history_retention_ms} ms of history.",
                 **members,
             )
@@ -280,7 +282,7 @@ class Admission:
             raise self._refuse(admitted, problem)
 
     def told(self, admitted: Admitted) -> Told:
-        """Where an answer came from; taken after its content, so that the position bounds it from above."""
+        """An answer's provenance; taken after its content, so that the position is an upper bound for it."""
         replica = admitted.replica
         if replica.progress is admitted.progress:
             return admitted.told

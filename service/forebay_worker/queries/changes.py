@@ -1,4 +1,4 @@
-"""Changes of one key at one replica, conflated: the value now, then each time what it has become."""
+"""Changes of one key at one replica, conflated: the current value, then the newest at each change."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from forebay_worker.queries.waits import Waits
 from forebay_worker.tasks.replica import Replica
 
 _LEAST_BETWEEN_CHANGES_MS = 50.0
-"""Twenty values a second are more than anyone sees, and keep a hot key from taking the processor from reads."""
+"""Twenty values a second are more than anyone can see; the limit keeps a hot key from taking the processor from
+reads."""
 _CHECK_MS = 1_000.0
-"""How often a stream that nothing wakes looks whether its replica may still answer; no store is read for it."""
+"""How often an idle stream checks whether its replica may still answer; that reads no store."""
 
 
 class KeyChanges:
     """One client's stream of a key's changes.
 
-    It holds no value, only a digest of the last one sent: the next is read when the client has taken that one, so
-    a slow client costs no memory. ``wait_ms`` is how long the replica may take to meet the bounds, at first and
-    again; ``resuming`` says that ``min_position`` came by itself when the client reconnected.
+    It keeps no value, only a digest of the last one sent: the next is read once the client has received that one,
+    so a slow client costs no memory. ``wait_ms`` is how long the replica may take to meet the bounds, initially
+    and later; ``resuming`` means that ``min_position`` was sent automatically when the client reconnected.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class KeyChanges:
         self._lag_due_boot_ms = now
 
     async def events(self) -> Events:
-        """The events, until the replica may not answer any more: then a problem, the last.
+        """The events, until the replica may no longer answer; the last one is then a problem.
 
-        Raises ``Problem`` where it is of the request.
+        Raises ``Problem`` if the request is at fault.
         """
         try:
             replica = self._admission.replica(self._spec, self._partition)
@@ -91,7 +92,7 @@ class KeyChanges:
             yield problem_event(problem)
 
     async def _due(self, replica: Replica) -> Event | None:
-        """What there is to tell, within the wait as soon as the replica may; raises ``Problem`` or ``Refused``."""
+        """The next event, as soon as the replica may answer within the wait; raises ``Problem`` or ``Refused``."""
         until = boot_ms() + self._wait_ms
         with self._waits.one() as pause:
             while True:
@@ -106,7 +107,7 @@ class KeyChanges:
         self._require_same(replica)
         lag_due = boot_ms() >= self._lag_due_boot_ms
         progress = replica.progress
-        # What a lag event says is of the position in it: nothing may have been applied in between unseen.
+        # A lag event describes the position in it: nothing may have been applied unnoticed in between.
         behind = progress.position != self._read_at or progress.applying_to != self._read_at
         if self._stale or (lag_due and behind):
             event = self._changed(replica)
@@ -120,11 +121,11 @@ class KeyChanges:
         return Event("lag", b"{%b}" % told.members, told.source.position)
 
     def _changed(self, replica: Replica) -> Event | None:
-        """The key read anew, None where it is as it was last sent."""
+        """The key read again, None if unchanged since last sent."""
         read_at = replica.progress.position
         found = self._reads.look(replica, self._plain, self._parameters)
         self._stale, self._read_at = False, read_at
-        # A leading byte tells an empty value from none.
+        # A leading byte distinguishes an empty value from none.
         digest = hashlib.blake2b(b"" if found.value is None else b"=" + found.value, digest_size=16).digest()
         if digest == self._digest:
             return None
@@ -140,13 +141,13 @@ class KeyChanges:
         self._lag_due_boot_ms = boot_ms() + self._parameters.lag_interval_ms
 
     def _require_same(self, replica: Replica) -> None:
-        """Raise ``NotHostedHere`` or ``LogDiverged`` unless the replica is held as it was."""
+        """Raise ``NotHostedHere`` or ``LogDiverged`` unless the same replica is still held."""
         held = self._admission.replica(self._spec, self._partition)
         if held is not replica or held.store is not self._store:
-            raise LogDiverged("The replica was built anew; reconnect.", store=self._spec.name)
+            raise LogDiverged("The replica was rebuilt; reconnect.", store=self._spec.name)
 
     async def _pause(self) -> None:
-        """Sleep until the key changes, but not before the next change may be sent, or something else is due."""
+        """Sleep until the key changes and the next change may be sent, or something else is due."""
         pause_ms = min(_CHECK_MS, self._lag_due_boot_ms - boot_ms())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(pause_ms, 0.0) / 1000):

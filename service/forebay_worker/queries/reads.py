@@ -1,7 +1,7 @@
 """Reads: one key, and several keys.
 
 Progress is taken before the content, so that the lag is never understated; the position token is made from what
-was being applied after it, so that the token bounds from above what was read.
+was being applied after it, so that the token is an upper bound of what was read.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from forebay_worker.tasks.replica import Replica
 
 
 class Found(NamedTuple):
-    """The stored value of a key, None where there is none, and where it is from."""
+    """The stored value of a key, None if there is none, and its provenance."""
 
     value: bytes | None
     told: Told
 
 
 class Batched(NamedTuple):
-    """What is said of several keys, in order, and those whose replica may soon have a better answer."""
+    """The results for several keys, in order, and those keys whose replica may soon have a better answer."""
 
     results: list[KeyResult]
     waiting: list[int]
 
 
 class KeyRead:
-    """A read of one key but for the key: what its store and parameters say, worked out once for all alike."""
+    """A read of one key without the key: its store and parameters, prepared once for all identical reads."""
 
     __slots__ = ("_admission", "_spec", "parameters")
 
@@ -49,7 +49,7 @@ class KeyRead:
         self.parameters = parameters
 
     def answer(self, segment: bytes) -> Answer:
-        """Answer for a key as it stands in the path; raises ``Problem`` or ``Refused``."""
+        """Answer for a key as it appears in the path; raises ``Problem`` or ``Refused``."""
         admission, spec, parameters = self._admission, self._spec, self.parameters
         plain = from_segment(spec.key_codec, segment)
         replica = admission.replica(spec, admission.partition(spec, plain, parameters.partition))
@@ -68,11 +68,11 @@ class Reads:
         self._admission = admission
 
     def key(self, store: str, parameters: ReadParameters) -> KeyRead:
-        """How ``GET /v1/stores/{store}/keys/{key}`` is answered; raises ``Problem``."""
+        """The prepared read for ``GET /v1/stores/{store}/keys/{key}``; raises ``Problem``."""
         return KeyRead(self._admission, self._admission.spec(store), parameters)
 
     def look(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> Found:
-        """What a replica has of a key, also where it proves that there is nothing; raises ``Refused``."""
+        """A replica's result for a key, including a proven miss; raises ``Refused``."""
         admitted = self._admission.admit(replica, parameters)
         found = Found(value_of(replica, plain, parameters), self._admission.told(admitted))
         if found.value is None:
@@ -110,7 +110,7 @@ class Reads:
     def _batched(
         self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters
     ) -> Batched:
-        """What one partition has of several keys, or why it may not answer: judged once for all of them."""
+        """One partition's results for several keys, or why it may not answer: decided once for all of them."""
         try:
             require_versions(spec, parameters)
             admitted = self._admission.admit(self._admission.replica(spec, partition), parameters)

@@ -34,9 +34,9 @@ from forebay_worker.tasks.replica import Replica
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 _MOST_PAGE_BYTES = 4 << 20
 _MOST_LOOKED_AT = 10_000
-"""Entries of a page's range, whether asked for or not: some milliseconds, in which nobody else is answered."""
+"""Entries scanned per page, matching or not: some milliseconds, in which no other request is answered."""
 _FIRST_CHUNK, _CHUNK = 8, 128
-"""Entries that are taken before it is seen how large they are."""
+"""Entries taken before their size is checked."""
 
 
 class Scans:
@@ -50,7 +50,7 @@ class Scans:
     ) -> Answer:
         """Answer a list route over the partitions held here; raises ``Problem`` or ``Refused``.
 
-        ``frames`` asks for one partition's page in the form that routers merge.
+        ``frames`` requests one partition's page in the form that routers merge.
         """
         scan = make_scan(route, self._admission.spec(store), segment, parameters)
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
@@ -100,7 +100,7 @@ class Scans:
 
 
 def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) -> Page:
-    """The next items of what is asked for, at most so many; fewer where they are large, or far between."""
+    """The next matching items, at most this many; fewer if they are large or sparse."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
     if scan.route.items == "versions" and scan.plain is not None:
         start = max(start, oldest_version(replica, scan.plain) or start)
@@ -119,7 +119,7 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) 
         if page.more:
             break
     if len(page.keys) > limit:
-        # One more than asked for tells that there is more.
+        # One more than requested shows that there is more.
         page.keys, page.items = page.keys[:limit], page.items[:limit]
         page.last = page.keys[-1]
     return page
@@ -130,7 +130,7 @@ def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:
 
 
 def _source_head(*pages: Page) -> bytes:
-    """The replica's header lines where one replica answered; none where several did."""
+    """The replica's header lines if one replica answered; none if several did."""
     if len(pages) != 1:
         return b""
     source = pages[0].source

@@ -1,4 +1,4 @@
-"""What the store of a replica has of a key."""
+"""Reads keys from a replica's store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def scanned(replica: Replica, start: bytes, end: bytes, *, reverse: bool = False
 
 
 def value_of(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
-    """The value of a key, at the time asked for if it has versions; raises ``NotReady``."""
+    """The value of a key, at the requested time if it has versions; raises ``NotReady``."""
     keys = replica.spec.stored_keys
     if keys.kind != "key-value":
         return _version(replica, plain, parameters)
@@ -49,7 +49,7 @@ def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> byte
 
 
 def oldest_version(replica: Replica, plain: bytes) -> bytes | None:
-    """The stored key of a key's oldest version that is kept for good; None where it has none that old.
+    """The stored key of a key's oldest version that is sure to be kept; None if it has none that old.
 
     That is the one in force when the store's history begins; those before it may have been deleted.
     """
@@ -62,7 +62,7 @@ def oldest_version(replica: Replica, plain: bytes) -> bytes | None:
 
 
 def is_forgotten(replica: Replica, plain: bytes, as_of_ms: int | None) -> bool:
-    """Whether what a key was at a time is not known any more."""
+    """Whether a key's value at a time has expired."""
     if as_of_ms is None:
         return False
     begins_ms = history_begins_ms(replica.spec, replica.stream_time_ms)
@@ -73,9 +73,9 @@ def is_forgotten(replica: Replica, plain: bytes, as_of_ms: int | None) -> bool:
 
 
 def unreadable(replica: Replica, error: Exception) -> Problem:
-    """What a store that cannot be read is to a client: it may just be closing, and another replica has it."""
+    """The problem for a store that cannot be read: it may just be closing, and another replica has it."""
     log.warning("%s of task %s could not be read: %r", replica.spec.name, replica.task, error)
-    return NotReady("The store could not be read; it may be closing or being opened anew.", retry_after_s=1)
+    return NotReady("The store could not be read; it may be closing or being reopened.", retry_after_s=1)
 
 
 def values_of(replica: Replica, plains: list[bytes], parameters: ReadParameters) -> list[bytes | None]:
@@ -91,7 +91,7 @@ def values_of(replica: Replica, plains: list[bytes], parameters: ReadParameters)
 
 
 def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
-    """Raise ``BadParameter`` where a time is asked for of a store that keeps no versions."""
+    """Raise ``BadParameter`` if a time is requested from a store that keeps no versions."""
     if parameters.as_of_ms is not None and spec.kind != "versioned":
         raise BadParameter(
             f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
@@ -99,7 +99,7 @@ def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
 
 
 def key_document(spec: StoreSpec, plain: bytes, value: bytes | None, members: bytes) -> bytes:
-    """The JSON of what was found of one key, without ``value`` where there is none.
+    """The JSON of one key's result, without ``value`` if there is none.
 
     ``members`` are those of its provenance.
     """
@@ -111,7 +111,7 @@ def key_document(spec: StoreSpec, plain: bytes, value: bytes | None, members: by
 
 
 def key_documents(spec: StoreSpec, plains: list[bytes], values: list[bytes | None], members: bytes) -> list[bytes]:
-    """The same of several keys at half the cost, empty where there is no value."""
+    """The same for several keys at half the cost, empty if there is no value."""
     form = b'{"store":"%b","key":%%b,"value":%%b,%b}' % (spec.name_bytes, members.replace(b"%", b"%%"))
     key, shown = spec.key_codec.to_json, spec.value_codec.to_json
     return [

@@ -1,4 +1,4 @@
-"""Reads that wait for their bound to be met: looked at again now and then, the seldomer the more there are."""
+"""Reads that wait for their bound to be met: re-checked periodically, less often the more there are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from forebay.errors import Overloaded
 
 _LEAST_PAUSE_S = 0.005
 _PAUSE_BY_WAITING_S = 0.0001
-"""For each that waits: a look takes a tenth of it, so that all of them take a tenth of the process' time."""
+"""Interval per waiting read: a check takes a tenth of it, so that all together take a tenth of the process's
+time."""
 _MOST_WAITING = 4096
 
 
@@ -22,9 +23,10 @@ class Waits:
 
     @contextmanager
     def one(self) -> Iterator[Callable[[], Awaitable[None]]]:
-        """For one read: yields what waits until it is time to look again, and counts it from the first time on.
+        """Yields a coroutine function that sleeps until the next check; the read counts as waiting from its first
+        call.
 
-        That raises ``Overloaded`` where as many wait as may.
+        That raises ``Overloaded`` if too many reads wait already.
         """
         counted = False
 
@@ -32,7 +34,7 @@ class Waits:
             nonlocal counted
             if not counted and self._waiting >= _MOST_WAITING:
                 raise Overloaded(
-                    f"{_MOST_WAITING} reads wait for their bounds already; ask without wait_ms, or later.",
+                    f"{_MOST_WAITING} reads are already waiting for their bounds; ask without wait_ms, or later.",
                     retry_after_s=1,
                 )
             self._waiting += not counted

@@ -20,7 +20,7 @@ from forebay_worker.state.durable import remove_durably, write_durably
 
 CHECKPOINT_NAME = ".checkpoint"
 OFFSET_UNKNOWN = -4
-"""What Kafka Streams writes for a store whose offset it does not know."""
+"""Kafka Streams' entry for a store of unknown offset."""
 
 _VERSION = "0"
 _COUNT = re.compile(r"[0-9]{1,9}")
@@ -36,7 +36,7 @@ class CheckpointFile:
     """The checkpoint of one task directory, which has one writer.
 
     An offset is the next one to apply. Kafka Streams up to 2.5 wrote this too; since 2.6 it writes the last one
-    applied, which read as the next costs one record applied twice, to no effect.
+    applied; reading that as the next one applies one record twice, without effect.
     """
 
     path: Path
@@ -45,11 +45,11 @@ class CheckpointFile:
 
     @classmethod
     def of(cls, task_path: Path) -> CheckpointFile:
-        """The checkpoint of the task that has this directory."""
+        """The checkpoint of the task with this directory."""
         return cls(task_path / CHECKPOINT_NAME)
 
     def read(self) -> dict[TopicPartition, int]:
-        """The offsets known, none where there is no file; raises ``CheckpointError`` naming file and line."""
+        """The known offsets, none if there is no file; raises ``CheckpointError`` naming file and line."""
         try:
             raw = self.path.read_bytes()
         except FileNotFoundError:
@@ -57,7 +57,7 @@ class CheckpointFile:
         return _parse(self.path, raw.decode("utf-8", "replace"))
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the file by one with these offsets, or remove it where there are none; raises ``OSError``."""
+        """Replace the file by one with these offsets, or remove it if there are none; raises ``OSError``."""
         if not offsets:
             remove_durably(self.path)
             return
@@ -65,7 +65,7 @@ class CheckpointFile:
         write_durably(self.path, f"{_VERSION}\n{len(lines)}\n{''.join(lines)}")
 
     def remove(self, topic_partition: TopicPartition) -> None:
-        """Forget one topic-partition, which need not be there; raises ``CheckpointError``, ``OSError``."""
+        """Drop one topic-partition, which need not be in the file; raises ``CheckpointError``, ``OSError``."""
         self._keep(lambda line: line != topic_partition)
 
     def keep(self, topics: Collection[str]) -> None:
@@ -74,14 +74,15 @@ class CheckpointFile:
 
     def _keep(self, wanted: Callable[[TopicPartition], bool]) -> None:
         moment = self.moment_epoch_ms()
-        # Written even where no line goes: whoever removed it may have been killed before that was durable.
+        # Written even if no line is dropped: a process that dropped one may have been killed before that was
+        # durable.
         self.write({line: offset for line, offset in self.read().items() if wanted(line)})
         self._date(moment)
 
     def moment_epoch_ms(self) -> float | None:
         """When the offsets were written, in epoch milliseconds, the oldest of them; None without a file.
 
-        The file's own time: no line looks younger than it is, whichever of them was written or removed last.
+        The file's own time: no line appears younger than it is, whichever of them was written or removed last.
         """
         try:
             return self.path.stat().st_mtime * 1000
@@ -108,7 +109,7 @@ class CheckpointFile:
 def _parse(path: Path, text: str) -> dict[TopicPartition, int]:
     *lines, rest = text.split("\n")
     if rest:
-        raise _malformed(path, len(lines) + 1, f"{rest!r} does not end, the file is cut off")
+        raise _malformed(path, len(lines) + 1, f"{rest!r} has no end: the file is truncated")
     if not lines or lines[0] != _VERSION:
         raise _malformed(path, 1, f"the version is {lines[0] if lines else ''!r}, not {_VERSION!r}")
     count = _COUNT.fullmatch(lines[1]) if len(lines) > 1 else None
@@ -121,7 +122,7 @@ def _parse(path: Path, text: str) -> dict[TopicPartition, int]:
             raise _malformed(path, number, f"{line!r} is not '<topic> <partition> <offset>'")
         topic_partition = TopicPartition(entry[1], int(entry[2]))
         if topic_partition in offsets:
-            raise _malformed(path, number, f"{topic_partition} is there twice")
+            raise _malformed(path, number, f"{topic_partition} occurs twice")
         offsets[topic_partition] = int(entry[3])
     if len(offsets) != int(count[0]):
         raise _malformed(path, 2, f"{int(count[0])} entries are announced, {len(offsets)} follow")

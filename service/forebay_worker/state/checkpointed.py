@@ -1,4 +1,5 @@
-"""Stores that do not manage their offsets: these stand in the task's ``.checkpoint``, now and then (KIP-116)."""
+"""Stores that do not manage their offsets, which are written to the task's ``.checkpoint`` periodically
+(KIP-116)."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from forebay.tasks import TopicPartition
 from forebay_worker.state.checkpoint import CheckpointFile
 
 RECORDS_PER_CHECKPOINT = 10_000
-"""A checkpoint is written after so many records even before its interval has passed."""
+"""A checkpoint is written after this many records even before its interval has passed."""
 
 
 class CheckpointedStore:
-    """A store of the user's with its offset kept beside it.
+    """A user's store, with its offset kept beside it.
 
-    After a crash its content may be ahead of the checkpoint, so until replay passes the end that the log had
-    at open, the replica is at no point of history: ``pending_end`` says so.
+    After a crash its content may be ahead of the checkpoint, so until replay passes the end that the log had at
+    open, the replica is at no point of history, as ``pending_end`` records.
     """
 
     manages_offsets = True
@@ -55,7 +56,7 @@ class CheckpointedStore:
         )
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values in a range, as the store has them."""
+        """Keys and values in a range, as in the store."""
         return self._inner.scan(start, end, reverse=reverse)
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -87,7 +88,7 @@ class CheckpointedStore:
         self._inner.flush()
 
     def close(self) -> None:
-        """Write the checkpoint and close, even where the disk takes no checkpoint."""
+        """Write the checkpoint and close, even if the disk refuses the checkpoint."""
         try:
             self._write()
         finally:

@@ -1,4 +1,4 @@
-"""``forebay state``: see, move and remove what a stopped worker keeps on disk."""
+"""``forebay state``: show, move and remove what a stopped worker keeps on disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _topology_and_state(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def state() -> None:
-    """See, move and remove the stores on this disk; the worker that owns them must be stopped."""
+    """Show, move and remove the stores on this disk; the worker that owns them must be stopped."""
 
 
 @state.command()
@@ -66,7 +66,7 @@ def ls(topology: Path, state_dir: Path) -> None:
 @_topology_and_state
 @click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 def relocate_command(topology: Path, state_dir: Path, dry_run: bool) -> None:
-    """Move every store to the ordinal that it has in the topology; nothing is ever overwritten."""
+    """Move every store to its ordinal in the topology; nothing is ever overwritten."""
     with _opened(topology, state_dir) as (directory, expected):
         if dry_run:
             _print_pending(in_flight(directory.path))
@@ -88,7 +88,8 @@ def relocate_command(topology: Path, state_dir: Path, dry_run: bool) -> None:
 @click.argument("task", callback=_task)
 @click.argument("store", required=False)
 def rm(topology: Path, state_dir: Path, task: TaskId, store: str | None) -> None:
-    """Remove a STORE of a TASK, or all of them, also set aside; the worker rebuilds what it needs from the log."""
+    """Remove a STORE of a TASK, or all of them, set-aside ones too; the worker rebuilds what it needs from the
+    log."""
     with _opened(topology, state_dir) as (directory, expected):
         settle(directory)
         here = [name for found, name in directory.stores_on_disk() if found == task]
@@ -116,7 +117,7 @@ def _opened(topology: Path, state_dir: Path) -> Iterator[tuple[StateDirectory, T
     if not path.is_dir():
         raise ConfigurationError(
             f"There is no state of application {expected.application_id!r} in {state_dir}: {path} does not exist. "
-            "Give --state-dir as the worker has it."
+            "Give the worker's --state-dir."
         )
     directory = StateDirectory(state_dir, expected.application_id)
     try:
@@ -126,7 +127,7 @@ def _opened(topology: Path, state_dir: Path) -> Iterator[tuple[StateDirectory, T
 
 
 def _keep_lines(checkpoint: CheckpointFile, topics: set[str]) -> None:
-    """Drop every line but those of these topics, so that none is left for a store begun anew to find."""
+    """Drop every line but those of these topics, so that a new store finds none."""
     with suppress(CheckpointError):
         checkpoint.keep(topics)
 

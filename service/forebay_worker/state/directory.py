@@ -25,8 +25,7 @@ _SET_ASIDE_NAME = re.compile(r"([0-9]+_[0-9]+)-(.+)-[0-9]+")
 class StateDirectory:
     """``<state_dir>/<application_id>/``, locked for the life of the process that opened it.
 
-    Raises ``StateDirectoryLocked`` where another process has it, ``ConfigurationError`` where it cannot be
-    written.
+    Raises ``StateDirectoryLocked`` if another process has it, ``ConfigurationError`` if it cannot be written.
     """
 
     def __init__(self, state_dir: Path, application_id: str) -> None:
@@ -45,7 +44,7 @@ class StateDirectory:
                 f"The state directory {self.path} is in use by process {owner}. Stop it, or give this worker "
                 "a --state-dir of its own."
             ) from None
-        # Only for whoever is refused; a full disk must not keep what is on it from being served.
+        # Only informs a process that is refused; a full disk must not prevent serving what is on it.
         with contextlib.suppress(OSError):
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
@@ -56,7 +55,7 @@ class StateDirectory:
             raise _unwritable(self.path, error) from None
 
     def close(self) -> None:
-        """Let another process have the directory."""
+        """Release the directory for another process."""
         os.close(self._lock)
 
     def store_path(self, task: TaskId, store: str) -> Path:
@@ -77,7 +76,7 @@ class StateDirectory:
                         yield task, store_path.name
 
     def set_aside(self, task: TaskId, store: str) -> Path:
-        """Move a store that cannot be trusted out of the way, until ``discard_set_aside``."""
+        """Move an untrusted store out of the way, until ``discard_set_aside``."""
         source = self.store_path(task, store)
         target = self.path / _SET_ASIDE / f"{task}-{store}-{time.time_ns()}"
         target.parent.mkdir(exist_ok=True)
@@ -85,14 +84,14 @@ class StateDirectory:
         return target
 
     def set_asides(self) -> list[tuple[TaskId, str, Path]]:
-        """What is set aside: the task and the name that a store had, and where it is now."""
+        """What is set aside: a store's former task and name, and its present path."""
         aside = self.path / _SET_ASIDE
         names = sorted(path.name for path in aside.iterdir()) if aside.exists() else []
         found = [(_SET_ASIDE_NAME.fullmatch(name), aside / name) for name in names]
         return [(TaskId.parse(match[1]), match[2], path) for match, path in found if match is not None]
 
     def discard_set_aside(self, store: str, partition: int) -> None:
-        """Delete what was set aside of a store's partition, under whatever ordinal and by whatever process."""
+        """Delete what was set aside for a store's partition, under any ordinal and by any process."""
         for task, name, path in self.set_asides():
             if (name, task.partition) == (store, partition):
                 _delete(path)
@@ -103,9 +102,10 @@ class StateDirectory:
             _delete(self.set_aside(task, store))
 
     def next_incarnation(self, now_epoch_ms: int) -> int:
-        """A number larger than that of any start before: routers go by it, and a wall clock may be set back."""
+        """A number larger than that of any earlier start: routers order by it, and a wall clock may be set
+        back."""
         incarnation = max(now_epoch_ms, int(self._process().get("incarnation", 0)) + 1)
-        # A full disk must not keep what is on it from being served.
+        # A full disk must not prevent serving what is on it.
         with contextlib.suppress(OSError):
             self._write_process(process_id=self.process_id, incarnation=incarnation)
         return incarnation
@@ -135,7 +135,7 @@ class StateDirectory:
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
         f"The state directory {path} cannot be written: {error.strerror}. "
-        "Give --state-dir a directory that this user may write, and where there is room."
+        "Give --state-dir a directory that this user may write, on a disk with free space."
     )
 
 

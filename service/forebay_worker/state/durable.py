@@ -1,4 +1,4 @@
-"""Small files and directories that outlast a power failure once a call has returned."""
+"""Small files and directories that survive a power failure once a call has returned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync_directory(path: Path) -> None:
-    """Make what was created, renamed and removed in a directory durable; raises ``OSError``."""
+    """Make creations, renames and removals in a directory durable; raises ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -16,9 +16,9 @@ def sync_directory(path: Path) -> None:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace a file as a whole: whoever reads it, after whatever, finds the old or the new; raises ``OSError``.
+    """Replace a file atomically: readers find the old or the new contents, even after a crash; raises ``OSError``.
 
-    The new text is drafted in ``<path>.tmp``, on which no two writers may work at once.
+    The new text is drafted in ``<path>.tmp``, which two writers must not use at once.
     """
     draft = path.with_name(path.name + ".tmp")
     with draft.open("w", encoding="utf-8", newline="") as file:

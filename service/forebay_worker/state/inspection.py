@@ -1,4 +1,4 @@
-"""What a store on disk says of itself, read without changing it."""
+"""A store's own metadata on disk, read without changing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forebay_worker.state.relocation import StoreContent
 from forebay_worker.state.rocksdb import IDENTITY_KEY, OFFSET_KEY, StoreIdentity, offsets_from_json
 
 IDENTITY_NAME = ".forebay-identity.json"
-"""Where a store of a user's supplier has its identity, in its directory."""
+"""The file with the identity of a store of a user's supplier, in its directory."""
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 def read_content(path: Path) -> StoreContent:
     """Identity and committed offsets of ``<task>/rocksdb/<store>``.
 
-    A store that does not keep its own offsets has those of its task's ``.checkpoint``. One that cannot be read
-    says nothing; the reason is logged.
+    A store that does not keep its own offsets has those of its task's ``.checkpoint``. For one that cannot be read
+    the result is empty and the reason is logged.
     """
     try:
         checkpointed = CheckpointFile.of(path.parents[1]).read()
@@ -33,7 +33,7 @@ def read_content(path: Path) -> StoreContent:
         checkpointed = {}
     try:
         supplied = read_identity(path)
-        # rocksdict leaves a file of its own behind in a directory that is no RocksDB.
+        # rocksdict leaves a file of its own behind in a directory that is not a RocksDB.
         if supplied is not None or not (path / "CURRENT").exists():
             return StoreContent(supplied, checkpointed)
         identity, committed = _read_rocksdb(path)
@@ -55,7 +55,7 @@ def read_identity(path: Path) -> StoreIdentity | None:
 
 def _read_rocksdb(path: Path) -> tuple[StoreIdentity | None, dict[TopicPartition, CommittedOffset]]:
     options = Options(raw_mode=True)
-    # More would be started and ended at every opening, which takes longer than the reading.
+    # More threads would be started and ended at every opening, which takes longer than the reading.
     options.set_max_file_opening_threads(1)
     db = Rdict(str(path), options=options, access_type=AccessType.read_only())
     try:

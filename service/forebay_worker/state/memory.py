@@ -1,4 +1,4 @@
-"""The in-memory store: nothing outlives the process, everything is rebuilt from the log."""
+"""The in-memory store: nothing outlives the process; everything is rebuilt from the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class MemoryStore:
         self._changes: dict[bytes, bytes | None] = {}
         self._offsets: dict[TopicPartition, CommittedOffset] = {}
         self._scans: dict[int, dict[bytes, bytes | None]] = {}
-        """By scan under way: what keys were, that changed since its first step, None where they were not there."""
+        """For each scan under way, the previous values of keys that changed since its first step, None if they did
+        not exist."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a stored key."""
@@ -77,7 +78,7 @@ class MemoryStore:
         self._changes[key] = None
 
     def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Let readers see what was collected, all of it at once to those that take the lock."""
+        """Make collected changes visible to readers, all at once for those that take the lock."""
         with self._lock:
             scans = list(self._scans.values())
             for key, value in self._changes.items():

@@ -1,9 +1,9 @@
-"""Carries out relocation (KIP-816), and takes it up again where a process was killed in the middle.
+"""Carries out relocation (KIP-816), and resumes it if a process was killed in the middle.
 
-A rename is atomic, so a store without a line in ``.checkpoint`` is moved by that alone: a start after a kill finds
-it in the one place or the other and plans anew. A store with a line could lose the line on the way, or have it
-arrive first and resume, empty, at an offset it does not have. Such a move is written to a journal before its
-first step, and whatever is in the journal is finished before anything else, under whatever topology.
+A rename is atomic, so it suffices to move a store without a line in ``.checkpoint``: a start after a kill finds it
+in one place or the other and plans again. A store with a line could lose the line on the way, or the line could
+arrive first and the store resume, empty, at an offset it does not have. Such a move is written to a journal before
+its first step, and any journalled move is finished before anything else, under any topology.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ from forebay_worker.state.relocation import (
 JOURNAL_NAME = ".relocation.json"
 
 Step = Callable[[str], None]
-"""Called after each step with its name; where it raises, everything stays as a kill would leave it."""
+"""Called after each step with its name; if it raises, everything stays as a kill would leave it."""
 
 log = logging.getLogger(__name__)
 
 
 class RelocationError(ForebayError):
-    """A store cannot be moved; it is where it was, and the next start goes on from there."""
+    """A store cannot be moved; it is still in its old place, and the next start continues from there."""
 
 
 class StateMisplaced(ConfigurationError):
-    """Stores lie under other ordinals than the topology's, and relocation is off."""
+    """Stores are under other ordinals than the topology's, and relocation is off."""
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """The one move under way, as the journal holds it; the paths are those of the store's directories."""
+    """The one move under way, as journalled; the paths are the store's directories."""
 
     source: Path
     target: Path
     topic_partition: TopicPartition
     offset: int | None
-    """Of the store's line in the source task's ``.checkpoint``; None without a line, and then never journalled."""
+    """From the store's line in the source task's ``.checkpoint``; None without a line, in which case it is never
+    journalled."""
     moment_epoch_ms: float | None = None
-    """When that line was written: it must not look younger for having moved."""
+    """When that line was written: moving must not make it look younger."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ class Relocation:
 
 
 def prepare_state(directory: StateDirectory, topology: Topology, automatic: bool) -> None:
-    """Bring every store to its ordinal, before anything opens one; what is left or set aside is logged.
+    """Move every store to its ordinal, before anything opens one; stores left or set aside are logged.
 
     ``automatic`` is the setting ``automatic_state_relocation``: without it nothing is moved. Raises
-    ``StateMisplaced`` if something would have to be, ``RelocationError`` where the disk refuses.
+    ``StateMisplaced`` if something would have to be, ``RelocationError`` if the disk refuses.
     """
     if not automatic:
         refuse_misplaced(directory, topology)
@@ -87,21 +88,21 @@ def prepare_state(directory: StateDirectory, topology: Topology, automatic: bool
 
 
 def refuse_misplaced(directory: StateDirectory, topology: Topology) -> None:
-    """Raise ``StateMisplaced``, with the plan, where a store is not at its ordinal."""
+    """Raise ``StateMisplaced``, with the plan, if a store is not at its ordinal."""
     moves = [str(move) for move in plan_for(directory, topology).moves]
     pending = in_flight(directory.path)
     if pending is not None:
-        moves.insert(0, f"{pending.source} → {pending.target}: was begun and not finished")
+        moves.insert(0, f"{pending.source} → {pending.target}: started but not finished")
     if moves:
         raise StateMisplaced(
-            f"The state in {directory.path} does not lie where the topology expects it, and "
+            f"The state in {directory.path} is not where the topology expects it, and "
             "automatic_state_relocation is off. Turn it on, or run `forebay state relocate`, which will do:\n  "
             + "\n  ".join(moves)
         )
 
 
 def plan_for(directory: StateDirectory, topology: Topology) -> Plan:
-    """The plan for what is on disk now; opens stores, read-only, only where two are in each other's way."""
+    """The plan for what is on disk now; opens stores, read-only, only if two conflict."""
     found = list(directory.stores_on_disk())
     contents = {on_disk: read_content(directory.store_path(*on_disk)) for on_disk in collisions(found, topology)}
     return plan_relocation(found, topology, contents)
@@ -110,7 +111,7 @@ def plan_for(directory: StateDirectory, topology: Topology) -> Plan:
 def relocate(directory: StateDirectory, topology: Topology, step: Step = lambda name: None) -> Relocation:
     """Finish the move in flight, if there is one, then move every store to its ordinal; nothing is overwritten.
 
-    Nothing may have a store open. Raises ``RelocationError`` where the disk refuses.
+    Nothing may have a store open. Raises ``RelocationError`` if the disk refuses.
     """
     try:
         settled = settle(directory, step)
@@ -122,7 +123,7 @@ def relocate(directory: StateDirectory, topology: Topology, step: Step = lambda 
                 unsynced |= _rename(flight)
                 step("renamed")
                 continue
-            # A power failure must not leave the journal and undo a rename that came before it.
+            # A power failure must not keep the journal but undo an earlier rename.
             _sync(unsynced)
             unsynced.clear()
             _write_journal(directory.path, flight)
@@ -134,14 +135,14 @@ def relocate(directory: StateDirectory, topology: Topology, step: Step = lambda 
             _remove_empty(directory.path / str(move.source))
     except OSError as error:
         raise RelocationError(
-            f"The stores in {directory.path} cannot be relocated: {error}. See that there is room and that this "
-            "user may write there, and start again; nothing is lost, it goes on where it stopped."
+            f"The stores in {directory.path} cannot be relocated: {error}. Make sure that there is free space and "
+            "that this user may write there, and start again; nothing is lost, it continues where it stopped."
         ) from error
     return Relocation(settled, plan)
 
 
 def in_flight(state_path: Path) -> InFlight | None:
-    """The move that a killed process has left unfinished."""
+    """The move that a killed process left unfinished."""
     path = state_path / JOURNAL_NAME
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -162,7 +163,7 @@ def in_flight(state_path: Path) -> InFlight | None:
 
 
 def settle(directory: StateDirectory, step: Step = lambda name: None) -> InFlight | None:
-    """Finish the move in flight; whatever opens or removes a store must call this first."""
+    """Finish the move in flight; anything that opens or removes a store must call this first."""
     flight = in_flight(directory.path)
     if flight is not None:
         log.warning("finishing the relocation of %s to %s", flight.source, flight.target)
@@ -176,7 +177,7 @@ def _prepare(state_path: Path, move: Move) -> InFlight:
         target = state_path / SET_ASIDE / f"{move.source}-{move.store}-{time.time_ns()}"
     else:
         target = state_path / relative_path(move.target, move.store)
-        # A line that outlived its store is not the arriving one's.
+        # A line that outlived its store does not belong to the arriving store.
         if _line(target, move.topic_partition) is not None:
             _forget_line(target, move.topic_partition)
     line = _line(source, move.topic_partition)
@@ -185,7 +186,7 @@ def _prepare(state_path: Path, move: Move) -> InFlight:
 
 
 def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
-    """All steps of a move; those that an earlier process has done are done again, to no effect."""
+    """All steps of a move; steps that an earlier process completed are repeated, without effect."""
     _forget_line(flight.source, flight.topic_partition)
     step("line removed")
     moved = not flight.source.exists()
@@ -193,11 +194,11 @@ def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
         _rename(flight)
         step("renamed")
         moved = True
-    # Also what an earlier process may have made without living to sync it.
+    # Includes what an earlier process may have created but not synced.
     _sync({flight.source.parent, *flight.target.parents[:3]})
     step("directories synced")
     if flight.target.parent.name != SET_ASIDE:
-        # Where someone has put a store in either place meanwhile, nobody knows whose the line is: it is dropped.
+        # If someone has put a store in either place meanwhile, it is unknown whose the line is: it is dropped.
         if moved and flight.target.exists() and flight.offset is not None:
             _add_line(flight.target, flight.topic_partition, flight.offset, flight.moment_epoch_ms)
         else:
@@ -208,12 +209,12 @@ def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
 
 
 def _rename(flight: InFlight) -> set[Path]:
-    """Move the directory; returns the directories that are to be synced."""
+    """Move the directory; returns the directories that must be synced."""
     changed = {flight.source.parent, flight.target.parent}
     if not flight.target.parent.exists():
         flight.target.parent.mkdir(parents=True)
         changed.update(flight.target.parents[1:3])
-    # A rename would replace an empty directory without a word.
+    # A rename would silently replace an empty directory.
     if os.path.lexists(flight.target):
         raise RelocationError(f"{flight.source} belongs at {flight.target}, which exists. Move either away.")
     os.rename(flight.source, flight.target)
@@ -222,7 +223,7 @@ def _rename(flight: InFlight) -> set[Path]:
 
 def _sync(directories: set[Path]) -> None:
     for path in directories:
-        # What someone removed between a kill and the next start has nothing to make durable.
+        # A directory removed between a kill and the next start needs no syncing.
         with suppress(FileNotFoundError):
             sync_directory(path)
 

@@ -1,4 +1,4 @@
-"""Obstacles: what the disk or the machine refuses, which says nothing against a store and may pass by itself."""
+"""Obstacles: refusals by the disk or the machine, which are no fault of a store and may pass by themselves."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import errno
 import os
 from pathlib import Path
 
-_WRITABLE = "Make it writable for this user, then restart the worker if it does not go on by itself."
-_LOST = "The disk may be lost: look at it, or restart the worker with an empty directory, which is filled anew."
+_WRITABLE = "Make it writable for this user, then restart the worker if it does not continue by itself."
+_LOST = "The disk may be lost: check it, or restart the worker with an empty directory, which it will fill again."
 _REMEDIES = {
-    errno.ENOSPC: "Make room; the worker goes on by itself.",
-    errno.EDQUOT: "Raise the quota or make room; the worker goes on by itself.",
+    errno.ENOSPC: "Free some space; the worker continues by itself.",
+    errno.EDQUOT: "Raise the quota or free some space; the worker continues by itself.",
     errno.EFBIG: "Raise the limit on the size of files.",
     errno.EROFS: _WRITABLE,
     errno.EACCES: _WRITABLE,
@@ -25,13 +25,13 @@ _REMEDIES = {
     errno.EAGAIN: "End the process that has the store open.",
 }
 ROOM_TO_OPEN_BYTES = 32 << 20
-"""Opening a store may write out all that its log holds, a write buffer's worth."""
+"""Opening a store may write out everything in its log, up to a write buffer."""
 
 
 def obstacle(error: Exception, directory: Path) -> str | None:
-    """The directory, what is refused and the remedy; None where an error is not of that kind.
+    """The directory, the refusal and the remedy; None if an error is not of that kind.
 
-    RocksDB's errors are known by their text alone.
+    RocksDB's errors can be recognised only by their text.
     """
     number = error.errno if isinstance(error, OSError) else None
     if number not in _REMEDIES:
@@ -42,7 +42,7 @@ def obstacle(error: Exception, directory: Path) -> str | None:
 
 
 def require_room(directory: Path) -> None:
-    """Raise ``OSError`` unless a store in this directory could be opened now, quotas and all considered."""
+    """Raise ``OSError`` unless a store in this directory could be opened now, quotas included."""
     path = directory / ".room"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

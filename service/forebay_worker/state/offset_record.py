@@ -1,7 +1,7 @@
-"""``.offsets.json``: what every store on disk has committed, so that a start need not open them all to know.
+"""``.offsets.json``: the offsets that every store on disk has committed, so that a start need not open them all.
 
-An entry holds while the store's directory is the one recorded and nothing was created or removed in it since.
-RocksDB begins a new log and a new manifest whenever it is opened for writing, so whatever was opened after the
+An entry is valid while the store's directory is the one recorded and nothing was created or removed in it since.
+RocksDB starts a new log and a new manifest whenever it is opened for writing, so a store that was opened after the
 record was written no longer matches it, and is read. KIP-1035 opens and closes every store instead.
 """
 
@@ -22,7 +22,7 @@ from forebay_worker.state.relocation import relative_path, usable_offset
 RECORD_NAME = ".offsets.json"
 
 Positions = Mapping[TaskId, Mapping[str, int]]
-"""Next offset to apply by task and store; of stores that have reached an end of their log."""
+"""Next offset to apply by task and store, for stores that have reached an end of their log."""
 
 _Fingerprint = list[int]
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def read_positions(directory: StateDirectory, topology: Topology) -> Positions:
     """The positions of the RocksDB stores on disk that the topology could use, assigned or not.
 
-    One that is incomplete, unreadable or another's is left out: it counts as none. Stores of other suppliers say
+    Incomplete, unreadable and foreign ones are left out and count as absent. Stores of other suppliers report
     theirs when they are opened.
     """
     recorded = _read_record(directory.path / RECORD_NAME, topology.fingerprint)
@@ -53,7 +53,7 @@ def read_positions(directory: StateDirectory, topology: Topology) -> Positions:
 
 
 def record_positions(directory: StateDirectory, topology: Topology, positions: Positions) -> None:
-    """Write the record; every store must be closed. A disk that refuses costs the next start some time."""
+    """Write the record; every store must be closed. If the disk refuses, the next start takes longer."""
     entries = {
         str(relative_path(task, store)): [_fingerprint(directory.store_path(task, store)), position]
         for task, stores in positions.items()
@@ -64,11 +64,13 @@ def record_positions(directory: StateDirectory, topology: Topology, positions: P
     try:
         write_durably(directory.path / RECORD_NAME, json.dumps(document) + "\n")
     except OSError as error:
-        log.warning("the offsets could not be recorded, and are read from the stores at the next start: %s", error)
+        log.warning(
+            "the offsets could not be recorded and will be read from the stores at the next start: %s", error
+        )
 
 
 def _read_record(path: Path, fingerprint: str) -> dict[str, tuple[_Fingerprint, int]]:
-    """Fingerprint and position by relative path; nothing where another topology wrote it."""
+    """Fingerprint and position by relative path; nothing if another topology wrote it."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["topology"] != fingerprint:
@@ -77,7 +79,7 @@ def _read_record(path: Path, fingerprint: str) -> dict[str, tuple[_Fingerprint, 
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("%s is no record of offsets (%r); they are read from the stores", path, error)
+        log.warning("%s is not an offset record (%r); offsets are read from the stores", path, error)
         return {}
 
 

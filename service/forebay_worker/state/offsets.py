@@ -1,4 +1,4 @@
-"""The offset cache: what is on this disk, held or not, answered at each rebalance (KIP-1035)."""
+"""The offset cache: what is on this disk, held or not, reported at each rebalance (KIP-1035)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class OffsetCache:
         self._positions: dict[TaskId, dict[str, int]] = {}
 
     def load(self, positions: Positions) -> None:
-        """Take over what was found on disk, in place of all that was known."""
+        """Replace all entries by what was found on disk."""
         with self._lock:
             self._positions = {task: dict(stores) for task, stores in positions.items()}
 
     def put(self, task: TaskId, store: str, position: int) -> None:
-        """Remember where a store stood when it was closed."""
+        """Record a store's position when it was closed."""
         with self._lock:
             self._positions.setdefault(task, {})[store] = position
 
     def drop(self, task: TaskId) -> None:
-        """Forget a task that is held, and speaks for itself, or whose directory is gone."""
+        """Drop a task that is held, and reports for itself, or whose directory is gone."""
         with self._lock:
             self._positions.pop(task, None)
 
     def positions(self) -> Positions:
-        """Every position known."""
+        """All known positions."""
         with self._lock:
             return {task: dict(stores) for task, stores in self._positions.items()}

@@ -1,4 +1,4 @@
-"""Opening stores: which kind, whether what is on disk can be trusted, and old offset files taken over."""
+"""Opens stores: chooses the kind, decides whether state on disk can be trusted, and migrates old offset files."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ StoreFactory = Callable[[str, Path], StateStore]
 
 @dataclass
 class OpenedStore:
-    """A store, and the identity of the log it is of (None while that cannot be had)."""
+    """A store, and the identity of its log (None while that is unavailable)."""
 
     store: StateStore
     log: str | None
     identify: Callable[[str], None]
-    """Has the store tell, from its next commit on, which log it is of."""
+    """Makes the store record, from its next commit on, which log it was built from."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class StoreOpener:
     _checkpoints: dict[TaskId, CheckpointFile] = field(default_factory=dict)
 
     def open(self, task: TaskId, spec: StoreSpec) -> OpenedStore:
-        """Open a store; one that cannot be read, or is another's, is set aside and begun anew.
+        """Open a store; one that cannot be read, or has another identity, is set aside and started from empty.
 
-        Raises ``TopologyError`` where the store's supplier is not installed, and what the supplier raises. An
-        obstacle is raised too: what the disk refuses is no fault of the store's.
+        Raises ``TopologyError`` if the store's supplier is not installed, and any error of the supplier. An
+        obstacle is raised too: a refusal by the disk is not the store's fault.
         """
         if spec.supplier == "memory":
             return OpenedStore(MemoryStore(spec.name), self._log_now(task, spec), lambda log: None)
@@ -86,7 +86,7 @@ class StoreOpener:
         return self._open_rocksdb(path, task, spec)
 
     def _sound_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> tuple[RocksDbStore, bool]:
-        """The store at a path, and whether it was there; one not to be trusted is set aside and begun anew."""
+        """The store at a path, and whether it existed; an untrustworthy one is set aside and replaced."""
         existed = (path / "CURRENT").exists()
         try:
             store = RocksDbStore(spec.name, path, self.memory.options())
@@ -103,7 +103,7 @@ class StoreOpener:
         return RocksDbStore(spec.name, path, self.memory.options()), False
 
     def _open_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
-        """Open a store of the user's. Its identity is kept in a file of its own in the store's directory."""
+        """Open a user's store. Its identity is kept in a separate file in the store's directory."""
         tp = TopicPartition(spec.topic, task.partition)
         log_identity, found = self._log_now(task, spec), read_identity(path)
         if found is not None:
@@ -140,8 +140,8 @@ class StoreOpener:
     def _checkpointed(
         self, store: StateStore, path: Path, task: TaskId, tp: TopicPartition
     ) -> tuple[StateStore, str | None]:
-        """A store that does not manage offsets with the file that does, and why it cannot be used, if so."""
-        # One for all stores of the task: it knows how old each line is.
+        """A store whose offset is kept in a checkpoint file, and why it cannot be used, None if it can."""
+        # One for all stores of the task: it tracks how old each line is.
         checkpoint = self._checkpoints.setdefault(task, CheckpointFile.of(path.parents[1]))
         try:
             known = tp in checkpoint.read()
@@ -150,17 +150,17 @@ class StoreOpener:
             known = False
             remove_durably(checkpoint.path)
         if not known and store.persistent and _has_records(store):
-            # From the beginning, over what it holds, would bring back what was deleted since.
+            # A replay from the beginning over its content would bring back deleted keys.
             return store, "its offset is unknown"
         return CheckpointedStore(store, checkpoint, tp, self._end(tp), self.checkpoint_interval_ms), None
 
     def _migrate_offsets(self, store: StateStore, path: Path, tp: TopicPartition, existed: bool) -> None:
-        """Take the offset of an old ``.checkpoint`` or ``.position`` file into a store that has none, once.
+        """Migrate the offset of an old ``.checkpoint`` or ``.position`` file into a store that has none, once.
 
-        A line without its store is dropped: an empty store must not resume at an offset that it doesn't have.
-        The file's line goes only after the store has it, so an interruption repeats this and loses nothing.
-        Content may be ahead of such an offset, so it is no point of history before the end the log has now.
-        A ``.position`` file stays behind when its store is relocated, and is found by the store's unique name.
+        A line without its store is dropped: an empty store must not resume at an offset that it doesn't have. The
+        file's line is removed only after the store has it, so an interruption repeats this and loses nothing.
+        Content may be ahead of such an offset, so it is at no point of history before the log's present end. A
+        ``.position`` file stays behind when its store is relocated, and is found by the store's unique name.
         """
         positions = sorted(self.directory.path.glob(f"[0-9]*_{tp.partition}/{path.name}.position"))
         for file in (CheckpointFile.of(path.parents[1]), *map(CheckpointFile, positions)):
@@ -176,7 +176,7 @@ class StoreOpener:
                 since = file.moment_epoch_ms()
                 store.commit({tp: CommittedOffset(offset, pending_end=pending_end, replay_since_epoch_ms=since)})
                 store.flush()
-                log.info("%s: offset %d taken over from %s", tp, offset, file.path)
+                log.info("%s: offset %d migrated from %s", tp, offset, file.path)
             file.remove(tp)
 
     def _forget_checkpoint(self, path: Path, tp: TopicPartition) -> None:
@@ -199,18 +199,19 @@ class StoreOpener:
             return None
 
     def _end(self, tp: TopicPartition) -> int:
-        """Where the log ends now; raises ``ChangelogUnreachable``: how far content may be ahead must be known."""
+        """The log's present end; raises ``ChangelogUnreachable``, since it must be known how far content may be
+        ahead."""
         ends = self.changelog.end_offsets([tp])
         if tp not in ends:
             raise ChangelogUnreachable(
-                f"The end of {tp} cannot be had, and an offset beside its store goes by it."
+                f"The end of {tp} is not available, but is needed to migrate an offset kept beside its store."
             )
         return ends[tp]
 
 
 @contextlib.contextmanager
 def _closed_on_error(store: StateStore) -> Iterator[None]:
-    """Close a store that nobody is going to have: left open, it keeps the next one from its directory."""
+    """Close a store if it is not going to be used: left open, it would lock its directory."""
     try:
         yield
     except BaseException:
@@ -222,24 +223,24 @@ def _closed_on_error(store: StateStore) -> Iterator[None]:
 def _without_offset(store: StateStore, tp: TopicPartition) -> str | None:
     """Why a store that manages its offsets cannot be used without one, None if it can."""
     orphaned = store.committed_offset(tp) is None and _has_records(store)
-    return "it holds records, and no offset" if orphaned else None
+    return "it contains records but no offset" if orphaned else None
 
 
 def _fault(store: RocksDbStore, task: TaskId, spec: StoreSpec) -> str | None:
-    """Why what a store holds cannot be trusted, None if it can."""
+    """Why a store's content cannot be trusted, None if it can."""
     found = store.identity
     if found is not None:
         return None if found == _identity(found.log, task, spec) else f"it holds {found}"
     unknown = store.committed_offset(TopicPartition(spec.topic, task.partition)) is not None
-    return "it does not say which log it is of" if unknown else None
+    return "it does not record which log it was built from" if unknown else None
 
 
 def _require_own_directory(existed: bool, path: Path, spec: StoreSpec) -> None:
-    """Raise ``TopologyError`` where a store has records in a directory that was just made."""
+    """Raise ``TopologyError`` if a store has records in a newly created directory."""
     if not existed:
         raise TopologyError(
-            f"the store {spec.name!r} has records although {path} was just made: a store of the class "
-            f"{spec.supplier!r} must keep what it holds in the directory that it is given."
+            f"the store {spec.name!r} has records although {path} was just created: a store of the class "
+            f"{spec.supplier!r} must keep its content in the directory that it is given."
         )
 
 
@@ -248,7 +249,7 @@ def _has_records(store: StateStore) -> bool:
 
 
 def _in_use(error: Exception) -> bool:
-    """Whether a read that has not come to its end still holds the store that was here."""
+    """Whether an unfinished read still holds the previous store open."""
     return "lock hold by current process" in str(error)
 
 

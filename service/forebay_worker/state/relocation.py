@@ -1,8 +1,8 @@
-"""Which stores on disk lie under another ordinal than the topology's, and where they go (KIP-816).
+"""Plans which stores on disk under another ordinal than the topology's move where (KIP-816).
 
 Nothing here touches the disk. A store keeps its name and its partition when it moves, and store names are unique
-within a topology, so the places of two stores never coincide: swaps and cycles of ordinals need no parking place.
-Only a store found under two ordinals at once can be in its own way.
+within a topology, so the places of two stores never coincide: swaps and cycles of ordinals need no temporary
+names. Only a store found under two ordinals at once can conflict with itself.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ StoreOnDisk = tuple[TaskId, str]
 
 @dataclass(frozen=True)
 class StoreContent:
-    """What a store on disk says of itself; nothing, where it cannot be read or was never committed to."""
+    """A store's own metadata on disk; empty if it cannot be read or was never committed to."""
 
     identity: StoreIdentity | None = None
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The next offset to apply, by topic-partition, of the last commit or of the ``.checkpoint``."""
     complete: bool = False
-    """Whether the store says of itself that it once reached an end of its log."""
+    """Whether the store has recorded that it once reached an end of its log."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """One store's rename, to the same partition's task of another ordinal, or aside where ``target`` is None."""
+    """One store's rename, to the same partition's task of another ordinal, or aside if ``target`` is None."""
 
     store: str
     topic: str
@@ -54,7 +54,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Left:
-    """A store that stays where it is though the topology has no place for it."""
+    """A store that stays where it is although the topology has no place for it."""
 
     task: TaskId
     store: str
@@ -66,14 +66,14 @@ class Left:
 
 @dataclass(frozen=True)
 class Plan:
-    """What relocation does, in this order, and what it leaves."""
+    """The moves of a relocation, in order, and the stores it leaves."""
 
     moves: tuple[Move, ...]
     left: tuple[Left, ...]
 
 
 def collisions(found: Iterable[StoreOnDisk], topology: Topology) -> tuple[StoreOnDisk, ...]:
-    """The stores found under several ordinals at once: a plan needs to know their content."""
+    """The stores found under several ordinals at once: a plan needs their contents."""
     return tuple(
         (task, store) for (store, _), tasks in _groups(found, topology).items() if len(tasks) > 1 for task in tasks
     )
@@ -84,12 +84,12 @@ def plan_relocation(
     topology: Topology,
     contents: Mapping[StoreOnDisk, StoreContent] | None = None,
 ) -> Plan:
-    """What brings every store found to the ordinal that it has in the topology.
+    """The plan that brings every store found to its ordinal in the topology.
 
-    No move has a target that exists at its turn. Of a store found under several ordinals one stays, the others are
-    set aside: the one in its place stays, unless it says nothing that the topology could use and another does, or
-    another of the same log has the larger committed offset. Stores and partitions unknown to the topology are
-    left. ``contents`` tells of what ``collisions`` names; a store it does not name counts as unreadable.
+    No move's target exists when it is its turn. If a store is found under several ordinals, one stays and the
+    others are set aside: the one in its place stays, unless it contains nothing that the topology could use and
+    another does, or another of the same log has the larger committed offset. Stores and partitions unknown to the
+    topology are left. ``contents`` describes the stores in ``collisions``; any not listed counts as unreadable.
     """
     found = list(found)
     contents = contents or {}
@@ -97,7 +97,7 @@ def plan_relocation(
     for (store, partition), tasks in _groups(found, topology).items():
         spec = topology.stores[store]
         target = TaskId(topology.ordinal_by_store[store], partition)
-        # Whoever is in place comes first, and so has nothing to prove.
+        # The store in place comes first, so it wins ties.
         keeper, *others = sorted(tasks, key=lambda task: (task != target, task))
         for other in others:
             known, rival = (contents.get((task, store), StoreContent()) for task in (keeper, other))
@@ -115,7 +115,7 @@ def plan_relocation(
 
 
 def usable_offset(content: StoreContent, spec: StoreSpec, partition: int) -> int | None:
-    """The committed offset; None without one, or where the store was built from something else."""
+    """The committed offset; None without one, or if the store was built from something else."""
     found = content.identity
     if found is not None and found != StoreIdentity(
         found.log, spec.topic, partition, spec.kind, spec.key, spec.value

@@ -1,8 +1,8 @@
 """The persistent store: one RocksDB, its changelog offsets in the records' own column family.
 
-An offset in another column family can be lost apart from ingested data when a process is killed; under a
-reserved key among the records it is in the same memtable, the same write batch and the same SST file as they
-are (KIP-1035 asks for just this atomicity).
+An offset in another column family can be lost apart from ingested data when a process is killed; under a reserved
+key among the records it is in the same memtable, the same write batch and the same SST file as they are (KIP-1035
+requires exactly this atomicity).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _BLOOM_BITS_PER_KEY = 10
 _WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
 _KEYS_PER_SYNC = 20_000
 _ARENA_BLOCK_BYTES = 64 << 10
-"""Counted against the shared write buffers at the first record; a megabyte each would flush them all the time."""
+"""Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
 
 
 class RocksDbMemory:
-    """The memory that all stores of a process share: one block cache and one write-buffer manager."""
+    """The memory shared by all stores of a process: one block cache and one write-buffer manager."""
 
     def __init__(self, block_cache_bytes: int, write_buffer_bytes: int) -> None:
         self._cache = Cache(block_cache_bytes)
@@ -63,7 +63,7 @@ class RocksDbMemory:
         return int(self._cache.get_usage())
 
     def options(self) -> Options:
-        """Options of a store that draws on the shared memory."""
+        """Options of a store that uses the shared memory."""
         table = BlockBasedOptions()
         table.set_block_cache(self._cache)
         table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
@@ -78,7 +78,7 @@ class RocksDbMemory:
         options.set_compression_type(DBCompressionType.lz4())
         options.set_keep_log_file_num(2)
         options.set_max_open_files(256)
-        # More would be started and ended at every opening, which is half of what it takes.
+        # More threads would be started and ended at every opening, which takes half of its time.
         options.set_max_file_opening_threads(1)
         options.set_skip_stats_update_on_db_open(True)
         options.set_stats_dump_period_sec(0)
@@ -91,7 +91,7 @@ def write_sst(
     topic_partition: TopicPartition,
     committed: CommittedOffset,
 ) -> None:
-    """Write changes (None deletes) and the offset that they bring a store to as one sorted file to ingest."""
+    """Write changes (None deletes) and the resulting offset as one sorted file to ingest."""
     options = Options(raw_mode=True)
     options.set_compression_type(DBCompressionType.lz4())
     writer = SstFileWriter(options=options)
@@ -107,14 +107,14 @@ def write_sst(
                     del writer[key]
                 else:
                     writer[key] = value
-            # All at once at the end, it would hold up whoever syncs anything else on this disk.
+            # Done all at once at the end, it would hold up other syncs on this disk.
             os.fdatasync(file.fileno())
     writer.finish()
 
 
 @dataclass(frozen=True)
 class StoreIdentity:
-    """What a store on disk was built from; a store of another identity is not trusted but rebuilt."""
+    """What a store on disk was built from; a store with another identity is not trusted but rebuilt."""
 
     log: str
     topic: str
@@ -136,7 +136,7 @@ class StoreSize(NamedTuple):
 class RocksDbStore:
     """One partition of one store. One thread writes, any thread reads.
 
-    Raises whatever ``rocksdict`` raises where the directory cannot be opened.
+    Raises ``rocksdict``'s errors if the directory cannot be opened.
     """
 
     persistent = True
@@ -202,13 +202,13 @@ class RocksDbStore:
     def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Write records and offsets in one batch of RocksDB's own log.
 
-        Where the disk refuses, what was collected is dropped, and the next commit opens the store anew first,
-        once there is room: RocksDB writes nothing more after its log has failed. Reads go on meanwhile.
+        If the disk refuses, what was collected is dropped, and the next commit first reopens the store, once there
+        is space: RocksDB writes nothing more after its log has failed. Reads continue meanwhile.
         """
         batch, self._batch = self._batch, WriteBatch(raw_mode=True)
         offsets = {**self._offsets, **changelog_offsets}
         if offsets:
-            # Not for nothing: a file that is ingested over a key in memory first has the memory flushed.
+            # Not without need: ingesting a file over a key in memory flushes the memory first.
             batch.put(OFFSET_KEY, _offsets_to_json(offsets))
         if self._identity_to_commit is not None:
             batch.put(IDENTITY_KEY, self._identity_to_commit)
@@ -218,7 +218,7 @@ class RocksDbStore:
         self._offsets = offsets
 
     def ingest(self, path: Path, topic_partition: TopicPartition, committed: CommittedOffset) -> None:
-        """Take over a sorted file made by ``write_sst``, which holds this offset; the file is moved."""
+        """Ingest a sorted file made by ``write_sst``, which contains this offset; the file is moved."""
         options = IngestExternalFileOptions()
         options.set_move_files(True)
         with self._writing():
@@ -252,7 +252,7 @@ class RocksDbStore:
         try:
             self._db.close()
         except Exception as error:
-            # It is closed; what was committed is in RocksDB's log.
+            # It is closed; everything committed is in RocksDB's log.
             log.warning("the store %s could not be flushed: %s", self.path, error)
 
 
@@ -261,7 +261,7 @@ def _offsets_to_json(offsets: Mapping[TopicPartition, CommittedOffset]) -> bytes
 
 
 def offsets_from_json(raw: bytes | None) -> dict[TopicPartition, CommittedOffset]:
-    """The offsets under ``OFFSET_KEY``, none where the store has no such key."""
+    """The offsets under ``OFFSET_KEY``, none if the store has no such key."""
     if raw is None:
         return {}
     return {

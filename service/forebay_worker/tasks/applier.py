@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 MAX_RECORDS_PER_POLL = 2_000
 _PAUSE_BY_NOTING = 19
-"""By what it takes to note that idle replicas are current: a thousand should take a twentieth of a core."""
+"""Pause between rounds, as a multiple of a round's cost: keeps 1,000 idle replicas at 5 % of a core."""
 _LONGEST_PAUSE_MS = 250.0
 _NOTED_AT_ONCE = 100
 _READERS_TURN_S = 0.0001
-"""How long Python's lock is let go of between them: whoever waits for it needs that long to wake."""
+"""How long Python's lock is released between them: a waiting thread needs that long to wake."""
 _PACED_POLL_S = 0.1
 _RETRY_MS = 2_000.0
 _HOUSEKEEPING_MS = 200.0
@@ -40,11 +40,11 @@ _HOUSEKEEPING_MS = 200.0
 class Applier:
     """Polls the changelog and applies what it finds, in batches small enough that readers are not held up.
 
-    ``records_per_second`` bounds the pace over all replicas, 0 does not.
-    ``obstacle(error)`` says what of the machine's an error shows, None if nothing.
-    ``on_untrusted(replica, reason)`` is called in the applier's thread when a replica must be rebuilt: its
-    log was replaced, or it may have missed tombstones; ``on_complete(replica)`` when one has reached an end of its
-    log for the first time; ``housekeeping()`` a few times a second.
+    ``records_per_second`` limits the pace over all replicas; 0 means no limit. ``obstacle(error)`` describes the
+    machine's obstacle behind an error, None if there is none. ``on_untrusted(replica, reason)`` is called in the
+    applier's thread when a replica must be rebuilt: its log was replaced, or it may have missed tombstones;
+    ``on_complete(replica)`` when one has reached an end of its log for the first time; ``housekeeping()`` a few
+    times a second.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Applier:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the batch in hand and end the thread."""
+        """Finish the current batch and end the thread."""
         self._stopping = True
         self._wake.set()
         self._thread.join()
@@ -107,7 +107,7 @@ class Applier:
         self._note_completeness(replica, committed)
         replica.stream_time_ms = committed.stream_time_ms
         if replica.misplaced_key is None and committed.misplaced_key is not None:
-            # By the partitioner that the topology names now, it may lie right.
+            # With the topology's present partitioner, it may be in the right partition.
             key = bytes.fromhex(committed.misplaced_key)
             if is_misplaced(replica.spec, replica.task.partition, key):
                 replica.refuse_misses(key)
@@ -119,7 +119,7 @@ class Applier:
         self._consumer.assign(tp, committed.position)
 
     def observe_end(self, replica: Replica, end: EndOffset) -> None:
-        """Publish how far the log goes while something else brings the replica forward."""
+        """Publish the log's end while something else brings the replica forward."""
         replica.ends.observe(end)
         committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
         replica.progress = replica.progress._replace(
@@ -174,7 +174,7 @@ class Applier:
         return min(max(1, share), MAX_RECORDS_PER_POLL)
 
     def _run_commands(self) -> None:
-        # What these ask for in turn comes after the next poll.
+        # Calls that these add are run after the next poll.
         for _ in range(self._commands.qsize()):
             self._commands.get_nowait()()
 
@@ -187,10 +187,10 @@ class Applier:
             self.obstacles.pop(replica.topic_partition, None)
 
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
-        """What was applied stands and is served; the rest is tried again, and the lag grows meanwhile."""
+        """What was applied is still served; the rest is retried, and the lag grows meanwhile."""
         tp = replica.topic_partition
         obstacle = self._obstacle(error)
-        again = f"tried again in {_RETRY_MS / 1000:.0f} s"
+        again = f"retrying in {_RETRY_MS / 1000:.0f} s"
         replica.failure = obstacle or str(error) or repr(error)
         if obstacle is None:
             unforeseen = not isinstance(error, ForebayError)
@@ -205,7 +205,7 @@ class Applier:
             self.observe_end(replica, end)
 
     def note_current(self) -> float:
-        """Publish of the replicas in whose logs nothing is new that nothing is; in how many ms to do so again."""
+        """Mark replicas whose logs have nothing new as current; return the delay in ms until the next round."""
         took_s = -time.thread_time()
         sent_boot_ms, current = self._consumer.current()
         for number, tp in enumerate(current, 1):
@@ -229,7 +229,7 @@ class Applier:
         return pause_ms
 
     def _keep_house(self) -> None:
-        """Follow again what failed a while ago, from its committed offset, and let the owner look after things."""
+        """Follow again replicas that failed a while ago, from their committed offset, and run housekeeping."""
         now = boot_ms()
         if now - self._housekept_boot_ms < _HOUSEKEEPING_MS:
             return
@@ -242,7 +242,7 @@ class Applier:
         try:
             self._housekeeping()
         except Exception:
-            log.exception("housekeeping failed; it is tried again")
+            log.exception("housekeeping failed; it will be retried")
 
     def _follow_again(self, replica: Replica) -> None:
         tp = replica.topic_partition
@@ -270,7 +270,7 @@ class Applier:
         if not batch.records and batch.position == before.position and before.complete:
             replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
             if replica.failure is not None:
-                # Whether what failed would succeed by now, only a commit can tell.
+                # Only a commit can show whether what failed would now succeed.
                 self._keep_moment(replica)
                 replica.failure = None
             return
@@ -310,7 +310,7 @@ class Applier:
         replica.failure = None
 
     def _keep_moment(self, replica: Replica) -> None:
-        """Commit now and then that an idle log was read to its end: a restart must not look like an absence."""
+        """Commit periodically that an idle log was read to its end: a restart must not look like an absence."""
         tp = replica.topic_partition
         current_until = _epoch(replica.progress.current_until_boot_ms)
         before = replica.store.committed_offset(tp)
@@ -349,7 +349,7 @@ def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_m
     current_until = committed.current_until_epoch_ms
     until = None if current_until is None else now_boot_ms - (now_epoch_ms - current_until)
     as_of = None if committed.pending_end is not None else _as_of_boot(committed, now_boot_ms, now_epoch_ms)
-    # A moment still to come is of a clock that was wrong, then or now.
+    # A moment in the future means that the clock is or was wrong.
     until, as_of = (None if moment is None or moment > now_boot_ms else moment for moment in (until, as_of))
     return Progress(
         committed.position, committed.content_before, committed.consistent_position, 0, None, 0.0, until, as_of

@@ -1,4 +1,4 @@
-"""Bulk restore: brings replicas that are far behind forward in processes of their own.
+"""Bulk restore: brings replicas that are far behind forward in separate processes.
 
 The serving process only ingests the sorted files they make, each together with its offset, in the applier's
 thread. A process that is killed or fails costs a retry from the store's committed offset, never a gap: a file
@@ -31,14 +31,14 @@ from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 log = logging.getLogger(__name__)
 
 MOST_BYTES_IN_MEMORY = 96 << 20
-"""What one restore process holds before it writes a file."""
+"""Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
 _RETRY_S = 1.0
 
 
 @dataclass
 class Restoration:
-    """One replica on its way: how much is done and how fast it goes."""
+    """One replica in progress: how much is done, and how fast."""
 
     replica: Replica
     number: int
@@ -54,9 +54,9 @@ class Restoration:
 
     @property
     def seconds_left(self) -> int | None:
-        """Until the end of the log, at the pace so far; None before the first file, or where no end is known.
+        """Seconds until the end of the log, at the pace so far; None before the first file, or if no end is known.
 
-        By offsets: of a compacted log fewer records are left than those.
+        Based on offsets: a compacted log has fewer records left than that.
         """
         progress = self.replica.progress
         done = progress.position - self.begun_position
@@ -70,7 +70,7 @@ class BulkRestore:
     """A few restore processes and the queue of replicas that wait for one.
 
     ``call`` runs a function in the applier's thread; ``done(restoration)`` is called there at a replica's end.
-    ``obstacle(error)`` says what of the machine's an error shows, None if nothing.
+    ``obstacle(error)`` describes the machine's obstacle behind an error, None if there is none.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class BulkRestore:
         restoration = Restoration(replica, next(self._numbers), boot_ms())
         self.restorations[replica.topic_partition] = restoration
         if not self._threads:
-            # What a worker that was killed left takes room.
+            # Leftovers of a killed worker take up space.
             shutil.rmtree(self._scratch, ignore_errors=True)
         with self._changed:
             self._waiting.append(restoration)
@@ -118,7 +118,7 @@ class BulkRestore:
         return found if found is not None and found.replica is replica else None
 
     def cancel(self, replica: Replica) -> None:
-        """Forget a replica; in the applier's thread. Files still to come for it are dropped."""
+        """Drop a replica; in the applier's thread. Later files for it are discarded."""
         restoration = self.restoring(replica)
         if restoration is not None:
             restoration.cancelled = True
@@ -154,12 +154,12 @@ class BulkRestore:
                 child = child or self._spawn()
             except OSError as error:
                 restoration.replica.failure = f"no restore process could be started: {error}"
-                log.error("restoring %s: %s; it is tried again", _name(restoration), restoration.replica.failure)
+                log.error("restoring %s: %s; it will be retried", _name(restoration), restoration.replica.failure)
             if child is not None:
                 if self._restored(child, restoration):
                     self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
                     continue
-                # Whatever it may still say belongs to a job that is over.
+                # Anything it may still report belongs to a finished job.
                 self._end(child)
                 child = None
             with self._changed:
@@ -203,7 +203,7 @@ class BulkRestore:
                 report = RestoreReport(**json.loads(line))
                 if report.error is not None:
                     restoration.replica.failure = report.error
-                    log.error("restoring %s failed: %s; it is tried again", _name(restoration), report.error)
+                    log.error("restoring %s failed: %s; it will be retried", _name(restoration), report.error)
                     return False
                 if report.path is None:
                     return True
@@ -212,11 +212,11 @@ class BulkRestore:
         except (OSError, ValueError) as error:
             log.warning("restoring %s was interrupted: %s", _name(restoration), error)
         if not self._stopping:
-            log.warning("a restore process ended in the middle of %s; it is tried again", _name(restoration))
+            log.warning("a restore process ended in the middle of %s; it will be retried", _name(restoration))
         return False
 
     def _ingest_in_applier(self, restoration: Restoration, report: RestoreReport) -> bool:
-        """Hand a file to the applier's thread and wait, so that at most one file waits per process."""
+        """Pass a file to the applier's thread and wait, so that at most one file waits per process."""
         outcome: list[bool] = []
         finished = threading.Event()
 
@@ -227,7 +227,7 @@ class BulkRestore:
                 found = self._obstacle(error)
                 restoration.replica.failure = found or str(error) or repr(error)
                 log.error(
-                    "%s: a file could not be ingested; it is tried again. %s", _name(restoration), found or error
+                    "%s: a file could not be ingested; it will be retried. %s", _name(restoration), found or error
                 )
             finally:
                 finished.set()
@@ -270,7 +270,8 @@ class BulkRestore:
 
 
 def ingest(restoration: Restoration, report: RestoreReport) -> bool:
-    """Take a file over if it begins where the store is and the log is the store's; whether the job may go on."""
+    """Ingest a file if it begins at the store's offset and the log is the store's; returns whether the job may
+    continue."""
     replica = restoration.replica
     assert report.path is not None
     path = Path(report.path)

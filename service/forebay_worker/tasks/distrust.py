@@ -1,4 +1,4 @@
-"""When a log cannot be followed from where a replica is: it is another one, or tombstones may have been missed."""
+"""Decides when a replica cannot follow a log: it is a different one, or tombstones may have been missed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from forebay.lag import epoch_ms
 from forebay.stores import CommittedOffset
 
 _TOMBSTONES_TRUSTED = 0.9
-"""A replica trusts tombstones for this part of the time for which the log keeps them."""
+"""A replica trusts tombstones for this fraction of the time that the log keeps them."""
 
 
 def reason_for_distrust(
     log: str | None, before: CommittedOffset, current_until_epoch_ms: float | None, batch: Batch
 ) -> str | None:
-    """Why a batch cannot follow what a replica of ``log`` holds, None where it can.
+    """Why a batch cannot follow the state of a replica of ``log``, None if it can.
 
-    ``current_until_epoch_ms`` is when the replica last had all that the log held.
+    ``current_until_epoch_ms`` is when the replica last had everything in the log.
     """
     topic = batch.topic_partition.topic
     if log is not None and log != batch.identity:
         return f"the log {topic!r} was replaced by another"
     if batch.end.offset < before.position:
         return f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}"
-    # A replay that began with the floor missed nothing below it: tombstones go after what they delete.
+    # A replay that began with the floor missed nothing below it: tombstones are removed after what they delete.
     if before.position > 0 and batch.tombstone_floor > max(before.position, before.tombstone_floor):
         return f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
     if batch.tombstone_life_ms is not None and before.position > 0:

@@ -1,4 +1,4 @@
-"""Expiry: deletes what is past its store's retention."""
+"""Expiry: deletes entries past their store's retention."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from forebay_worker.tasks.replica import Replica
 
 _ENTRIES_PER_SWEEP = 2_000
 _PASSES_PER_HISTORY = 16
-"""A store of versions may be so much larger, by a part of its retention, than it must."""
+"""How much (as a fraction of its retention) a versioned store may exceed its minimum size."""
 
 
 @dataclass
 class _Pass:
-    """One walk over a store: from where it goes on, and the oldest time, or moment of history, that it keeps."""
+    """One walk over a store: where it continues, and the oldest time, or moment of history, that it keeps."""
 
     oldest_ms: int
     start: bytes = USER_TAG
@@ -25,13 +25,13 @@ class _Pass:
 
 @dataclass
 class Expiry:
-    """Deletes what is expired a few thousand entries at a time; reads never return them anyway."""
+    """Deletes expired entries a few thousand at a time; reads never return them anyway."""
 
     _passes: dict[int, _Pass] = field(default_factory=dict)
     _done: dict[int, int] = field(default_factory=dict)
 
     def sweep(self, replica: Replica) -> int:
-        """Walk on through a replica's store; in the applier's thread. Returns how many entries went."""
+        """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
         spec = replica.spec
         versioned = spec.kind == "versioned"
         oldest = (history_begins_ms if versioned else oldest_kept_ms)(spec, replica.stream_time_ms)
@@ -53,12 +53,12 @@ class Expiry:
             del self._passes[id(replica)]
             self._done[id(replica)] = at.oldest_ms
         else:
-            # Whether a version is superseded, only the next one says.
+            # Only the next version shows whether one is superseded.
             at.start = seen[-1] if versioned else seen[-1] + b"\x00"
         return len(expired)
 
     def forget(self, replica: Replica) -> None:
-        """Drop what is remembered of a replica that was released."""
+        """Drop the state kept for a released replica."""
         self._passes.pop(id(replica), None)
         self._done.pop(id(replica), None)
 
@@ -74,7 +74,7 @@ def _ended(spec: StoreSpec, seen: list[bytes], oldest_ms: int) -> list[bytes]:
 
 
 def _superseded(spec: StoreSpec, seen: list[bytes], begins_ms: int) -> list[bytes]:
-    """The versions of which the next was in force already when history begins."""
+    """The versions whose successor was already in force when history begins."""
     keys = spec.stored_keys
     return [
         version

@@ -1,4 +1,4 @@
-"""Folding changelog records into what they change in a store: the last value of each key."""
+"""Folds changelog records into their changes to a store: the last value of each key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forebay.topology import StoreSpec
 from forebay_worker.tasks.foreign import unreadable_key
 
 KEYS_ALL_CHECKED = 1_000
-"""So many of a replica's first keys are held against the partitioner, then a sample."""
+"""This many of a replica's first keys are checked against the partitioner, then a sample."""
 _KEYS_CHECK_EVERY = 127
 _HEARTBEAT_PREFIX = len(b"\x00forebay-heartbeat\x00")
 _PLAIN_AS_STORED = frozenset({"string", "bytes", "json"})
@@ -21,10 +21,10 @@ _PLAIN_AS_STORED = frozenset({"string", "bytes", "json"})
 
 @dataclass
 class Fold:
-    """The outcome of some records on top of what a store has.
+    """The outcome of some records on top of a store's content.
 
     ``changes`` maps stored keys to their last value, None to delete. ``as_of_epoch_ms``, ``queries`` and
-    ``stream_time_ms`` are those of the offset to commit with them.
+    ``stream_time_ms`` belong to the offset to commit with them.
     """
 
     as_of_epoch_ms: dict[str, int | None]
@@ -76,14 +76,14 @@ class Fold:
         beat = Heartbeat.parse(value)
         as_of_ms = beat.as_of_ms
         if as_of_ms is None and self.queries.get(writer) == beat.query_id:
-            # A query that cannot tell for now leaves standing what it said before; another begins its source anew.
+            # A query that cannot tell for now keeps its previous value; a new query restarts its source.
             as_of_ms = self.as_of_epoch_ms.get(writer)
         self.as_of_epoch_ms[writer] = as_of_ms
         self.queries[writer] = beat.query_id
 
 
 def _as_version(value: bytes | None) -> bytes:
-    """A deletion is a version too: it says that from then on there was nothing."""
+    """A deletion is a version too: from then on there was no value."""
     return DELETED_VERSION if value is None else LIVE_VERSION + value
 
 
@@ -94,11 +94,11 @@ def advance(
     current_until_epoch_ms: float | None,
     now_epoch_ms: float,
 ) -> CommittedOffset:
-    """The offset to commit with a batch: where it leaves the replica in the log's history.
+    """The offset to commit with a batch: the replica's place in the log's history after it.
 
-    On a compacted log a value may be gone while its successor is not yet read. So a gap freezes the
-    consistent position until the position reaches the end that the gap's response showed, or one beyond which a
-    later response could not be read.
+    On a compacted log a value may be gone while its successor is not yet read. So a gap freezes the consistent
+    position until the position reaches the end that the gap's response showed, or an offset beyond which a later
+    response could not read.
     """
     pending_end = before.pending_end
     if batch.gap:
@@ -125,7 +125,7 @@ def advance(
 def misplaced_key(spec: StoreSpec, partition: int, records: list[Record], seen_before: int) -> bytes | None:
     """A key that the store's partitioner does not put into this partition, None if none was found.
 
-    Looks at all of a replica's first keys, and at a sample of the rest.
+    Checks all of a replica's first keys, and a sample of the rest.
     """
     partitioner = spec.stream_partitioner
     if partitioner is None:

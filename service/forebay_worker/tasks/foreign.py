@@ -1,4 +1,4 @@
-"""Records that others than the sink write: checked against the store's codecs before they are applied."""
+"""Records written by others than the sink: checked against the store's codecs before they are applied."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class BadRecord(ForebayError):
 
 
 class Fitting(NamedTuple):
-    """What of a batch can be applied."""
+    """The part of a batch that can be applied."""
 
     batch: Batch
     skipped: int
-    """How many records were left out."""
+    """How many records were skipped."""
     stopped_by: BadRecord | None
     """The record before which the batch was cut."""
 
 
 def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
-    """A batch without its bad records, or, as the store says, cut before the first of them."""
+    """A batch without its bad records, or cut before the first of them, as the store demands."""
     bad = [(number, fault) for number, record in enumerate(batch.records) if (fault := _fault(spec, record))]
     if not bad:
         return Fitting(batch, 0, None)
@@ -40,15 +40,15 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
     remedy = 'on_bad_value = "skip"' if spec.foreign else 'foreign = true and on_bad_value = "skip"'
     error = BadRecord(
         f"The record at offset {offset} of {topic!r}, partition {partition}, does not fit the store "
-        f"{spec.name!r}: {fault}. Set {remedy} on the store to leave such records out."
+        f"{spec.name!r}: {fault}. Set {remedy} on the store to skip such records."
     )
-    # The log goes on beyond the record, though this replica does not.
+    # The log continues beyond the record, but this replica does not.
     cut = batch._replace(records=batch.records[:first], position=offset, settled=False)
     return Fitting(cut, 0, error)
 
 
 def unreadable_key(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | None:
-    """What to say of the first record whose key the store cannot hold, though its topic is not called foreign."""
+    """The message for the first record whose key the store cannot store, although it is not declared foreign."""
     for record in records:
         fault = None if record[4] else _key_fault(spec, record)
         if fault is not None:
@@ -68,7 +68,7 @@ def _fault(spec: StoreSpec, record: Record) -> str | None:
     if fault is not None or value is None:
         return fault
     fault = spec.value_codec.fault(value)
-    return None if fault is None else f"its value {value[:40]!r} is no {spec.value}: {fault}"
+    return None if fault is None else f"its value {value[:40]!r} is not a valid {spec.value}: {fault}"
 
 
 def _heartbeat_fault(key: bytes, value: bytes | None) -> str | None:
@@ -83,7 +83,7 @@ def _heartbeat_fault(key: bytes, value: bytes | None) -> str | None:
 
 def _key_fault(spec: StoreSpec, record: Record) -> str | None:
     _, key, _, timestamp_ms, _ = record
-    # Kafka lets producers leave the key out.
+    # Kafka lets producers omit the key.
     if key is None:
         return "it has no key"  # type: ignore[unreachable]
     if not MIN_TIME_MS <= timestamp_ms <= MAX_TIME_MS:
@@ -93,4 +93,4 @@ def _key_fault(spec: StoreSpec, record: Record) -> str | None:
     except ValueError as error:
         return str(error)
     fault = spec.key_codec.fault(plain)
-    return None if fault is None else f"its key {key[:40]!r} is no {spec.key} key: {fault}"
+    return None if fault is None else f"its key {key[:40]!r} is not a valid {spec.key} key: {fault}"

@@ -22,14 +22,14 @@ from forebay_worker.tasks.sweeper import Sweeper
 log = logging.getLogger(__name__)
 
 _OPENING_TURN_MS = 100.0
-"""So long are stores opened at a stretch, before records are applied and assignments heard again."""
+"""How long stores are opened at a stretch before records are applied and assignments received again."""
 _REOPEN_MS = 2_000.0
 
 ReplicaTable = Mapping[tuple[str, int], Replica]
 
 
 class TaskManager:
-    """Holds tasks. Everything but reading ``replicas`` happens in the applier's thread.
+    """Holds tasks. Everything except reading ``replicas`` happens in the applier's thread.
 
     ``replicas`` maps (store, partition) to its replica and is replaced as a whole, so readers need no lock.
     """
@@ -58,11 +58,11 @@ class TaskManager:
         """Tasks found on disk at the start and not opened since."""
         self._unopened: str | None = None
         self._unopenable: set[TaskId] = set()
-        """Tasks that could not be opened, for a reason of their own, since it was last tried with all."""
+        """Tasks that could not be opened, for reasons of their own, since all were last tried."""
         self._reopen_boot_ms: float | None = None
 
     def start(self) -> None:
-        """Learn the offsets of what is on disk, and begin to hold it as standby, before any assignment."""
+        """Read the offsets of what is on disk, and start to hold it as standby, before any assignment."""
         on_disk = {task for task, store in self._directory.stores_on_disk() if self._belongs(task, store)}
         self._never_opened = set(on_disk)
         self._on_disk.load(read_positions(self._directory, self._topology))
@@ -71,15 +71,15 @@ class TaskManager:
         self.applier.call(self._hold_wanted)
 
     def hold(self, active: Iterable[TaskId], standby: Iterable[TaskId]) -> None:
-        """Take over an assignment: open what is new, change roles in place, release the rest."""
+        """Adopt an assignment: open what is new, change roles in place, release the rest."""
         actives = frozenset(active)
         self._wanted = (actives | frozenset(standby), actives)
-        # Roles change at once, in the caller's thread: a lease must never vouch for a role already lost.
+        # Roles change at once, in the caller's thread: a lease must never cover a role already lost.
         self._designate(self.replicas, actives)
         self.applier.call(self._hold_wanted)
 
     def hold_as_standby(self) -> None:
-        """Go on holding what is held, active for nothing."""
+        """Keep holding everything held, active for nothing."""
         self.hold((), self._wanted[0])
 
     def stop(self) -> None:
@@ -97,13 +97,13 @@ class TaskManager:
 
     @property
     def settled(self) -> bool:
-        """Whether what is held is what was last asked for."""
+        """Whether the tasks held are those last requested."""
         return {replica.task for replica in self.replicas.values()} == self._wanted[0]
 
     def offsets(self) -> dict[TaskId, int]:
         """Sum of the store positions of every task on disk, held or not; an incomplete store counts 0.
 
-        A task of which a store is not there, or not known, is left out unless it is held.
+        A task with a store that is missing or of unknown offset is left out unless it is held.
         """
         ordinals = len(self._topology.subtopologies)
         sums = {
@@ -121,11 +121,11 @@ class TaskManager:
         ordinal = self._topology.ordinal_by_store.get(store)
         if ordinal == task.ordinal and task.partition < self._topology.stores[store].partitions:
             return True
-        log.warning("%s/%s is not of this topology and is left alone", task, store)
+        log.warning("%s/%s does not belong to this topology and is left alone", task, store)
         return False
 
     def _hold_wanted(self) -> None:
-        """Bring what is held to what was last asked for, whatever was asked for when this was queued."""
+        """Make the tasks held those last requested, whatever was requested when this was queued."""
         tasks, active = self._wanted
         self._release_all_but(tasks)
         for task in self._never_opened - tasks:
@@ -144,7 +144,7 @@ class TaskManager:
             if boot_ms() >= until:
                 self.applier.call(self._hold_wanted)
                 break
-        # What was asked for meanwhile counts: a role that was lost must not come back.
+        # The latest request counts: a role that was lost must not come back.
         self._designate(self.replicas, self._wanted[1])
 
     def _release_all_but(self, tasks: frozenset[TaskId]) -> None:
@@ -157,7 +157,7 @@ class TaskManager:
                 log.exception("%s could not be closed properly", replica.topic_partition)
 
     def _open_task(self, task: TaskId) -> bool:
-        """Open a task's stores, all or none; False where the machine refuses, which it would to any task."""
+        """Open a task's stores, all or none; False if the machine refuses, as it would for any task."""
         self._released.discard(task)
         self._never_opened.discard(task)
         opened: dict[tuple[str, int], Replica] = {}
@@ -172,7 +172,7 @@ class TaskManager:
                 self._unopenable.add(task)
             self._reopen_boot_ms = boot_ms() + _REOPEN_MS
             log.error(
-                "task %s could not be opened; tried again in %.0f s. %s",
+                "task %s could not be opened; retrying in %.0f s. %s",
                 task,
                 _REOPEN_MS / 1000,
                 self._unopened or error,
@@ -208,7 +208,7 @@ class TaskManager:
         self._recovery.end(replica)
 
     def _keep_house(self) -> None:
-        """Delete what is long released or expired, try again to open, bring forward what waits for that."""
+        """Delete what was released long ago or has expired, retry opening, bring waiting replicas forward."""
         self._released.delete_due(self._wanted[0])
         if self._reopen_boot_ms is not None and boot_ms() >= self._reopen_boot_ms:
             self._reopen_boot_ms = None

@@ -1,7 +1,7 @@
-"""Recovery: brings replicas to the ends of their logs, whatever that takes.
+"""Recovery: brings replicas to the ends of their logs by whatever means necessary.
 
-A replica is followed from its committed offset on; restored in bulk first where it is far behind; and rebuilt
-from its log's beginning where what it holds cannot be trusted.
+A replica is followed from its committed offset on; restored in bulk first if it is far behind; and rebuilt from
+its log's beginning if its content cannot be trusted.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 BULK_RESTORE_RECORDS = 50_000
 """A replica further behind than this is restored in bulk."""
 _FALLEN_BEHIND = 10
-"""So many times further where it is followed already: what is applied in a second or two needs no process."""
+"""This many times further if it is already being followed: a second or two of applying needs no process."""
 _RETRY_MS = 2_000.0
 _ENDS_AT_ONCE = 100
 """Ends asked for at a time, of logs that restore processes read."""
 _PAUSE_BY_ASKING = 20
-"""So many times longer than it took does the next such look wait."""
+"""The next look waits this many times as long as the last one took."""
 
 
 @dataclass(frozen=True)
 class RecoveryPolicy:
-    """How replicas are brought forward; each is the setting of that name."""
+    """The settings for bringing replicas forward, each under its name."""
 
     poll_interval_ms: int
     apply_records_per_second: int
@@ -78,12 +78,12 @@ class Recovery:
         )
         self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
         self._put_off: dict[TopicPartition, tuple[Replica, float]] = {}
-        """Replicas whose store is closed, until another can be opened in its place, and when to try again."""
+        """Replicas whose store is closed until a new one can be opened in its place, and when to retry."""
         self._to_ask: deque[TopicPartition] = deque()
         self._ends_due_boot_ms = 0.0
 
     def begin(self, replica: Replica) -> None:
-        """Follow the log, or restore in bulk first where it is far ahead."""
+        """Follow the log, or restore in bulk first if it is far ahead."""
         self.applier.follow(replica)
         if self._takes_files(replica):
             tp = replica.topic_partition
@@ -93,19 +93,20 @@ class Recovery:
                 self._restore_in_bulk(replica, behind)
 
     def end(self, replica: Replica) -> None:
-        """Bring a replica forward no longer, and close its store."""
+        """Stop bringing a replica forward, and close its store."""
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
         if self._put_off.pop(replica.topic_partition, None) is None:
             replica.store.close()
 
     def open(self, replica: Replica) -> bool:
-        """Whether the replica's store is open and takes writes, as far as is known."""
+        """Whether the replica's store is open and accepts writes, as far as is known."""
         tp = replica.topic_partition
         return tp not in self._put_off and tp not in self.applier.obstacles
 
     def keep_up(self, replicas: Iterable[Replica]) -> None:
-        """Try again to rebuild, publish the ends of logs being restored, hasten what has fallen far behind."""
+        """Retry rebuilds, publish the ends of logs being restored, restore in bulk replicas that fell far
+        behind."""
         now = boot_ms()
         for replica, due in list(self._put_off.values()):
             if due <= now:
@@ -121,7 +122,8 @@ class Recovery:
         return self._in_bulk and isinstance(replica.store, RocksDbStore)
 
     def _hasten(self, replica: Replica) -> None:
-        """Restore in bulk what fell far behind since it was opened, or of which it was not known then."""
+        """Restore in bulk replicas that fell far behind since they were opened, or whose lag was not known
+        then."""
         progress = replica.progress
         if progress.end_offset is None or replica.failure is not None or not self._takes_files(replica):
             return
@@ -150,7 +152,7 @@ class Recovery:
         self.applier.follow(restoration.replica)
 
     def _observe_ends_of_restored(self) -> None:
-        """Of those that no consumer follows meanwhile; of very many, in turn."""
+        """For those that no consumer follows meanwhile; in turn if there are very many."""
         sent = boot_ms()
         if sent < self._ends_due_boot_ms:
             return
@@ -178,13 +180,13 @@ class Recovery:
             try:
                 self._directory.set_aside(replica.task, replica.spec.name)
             except Exception as error:
-                # Opened once more, it is found to be of another log once more.
+                # If opened again, it would again be found to belong to another log.
                 self._try_again(replica, error)
                 return
         self._begin_anew(replica)
 
     def _begin_anew(self, replica: Replica) -> None:
-        """Open an empty store in the place of one that was closed; what prevents it is tried again."""
+        """Open an empty store in the place of one that was closed; failures are retried."""
         tp = replica.topic_partition
         try:
             opened = self._opener.open(replica.task, replica.spec)
@@ -198,14 +200,16 @@ class Recovery:
         self.begin(replica)
 
     def _try_again(self, replica: Replica, error: Exception) -> None:
-        """Say why a rebuild cannot begin, and put it off."""
+        """Log why a rebuild cannot start, and postpone it."""
         tp = replica.topic_partition
         found = self._obstacle_in(error)
         replica.failure = found or str(error) or repr(error)
         if found is not None:
             self.applier.obstacles[tp] = found
         self._put_off[tp] = replica, boot_ms() + _RETRY_MS
-        log.error("%s could not be begun anew; tried again in %.0f s: %s", tp, _RETRY_MS / 1000, replica.failure)
+        log.error(
+            "the rebuild of %s could not be started; retrying in %.0f s: %s", tp, _RETRY_MS / 1000, replica.failure
+        )
 
     def _discard_set_aside(self, replica: Replica) -> None:
         self._directory.discard_set_aside(replica.spec.name, replica.task.partition)

@@ -1,4 +1,4 @@
-"""Released tasks: what they left on disk is deleted once they have been gone for long enough."""
+"""Released tasks: their state on disk is deleted once they were released long enough ago."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReleasedTasks:
         self._since_boot_ms.pop(task, None)
 
     def delete_due(self, wanted: Collection[TaskId]) -> None:
-        """Delete the stores of tasks released long enough ago, but of none that is wanted again."""
+        """Delete the stores of tasks released long enough ago, except those requested again."""
         due = boot_ms() - self._delay_ms
         for task in [task for task, released in self._since_boot_ms.items() if released <= due]:
             del self._since_boot_ms[task]

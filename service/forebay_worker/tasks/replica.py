@@ -24,9 +24,9 @@ def _note_nothing(log: str) -> None:
 
 @dataclass
 class Replica:
-    """What reads need of one store partition.
+    """The state of one store partition that reads need.
 
-    The applier's thread is the one writer; readers take ``progress`` and ``store`` as they stand.
+    The applier's thread is the one writer; readers use ``progress`` and ``store`` as they are.
     """
 
     spec: StoreSpec
@@ -42,25 +42,25 @@ class Replica:
     misplaced_key: bytes | None = None
     """A key that another partitioner put here: misses then prove nothing."""
     partitions_found: int | None = None
-    """How many partitions the log was found to have, None where that cannot change."""
+    """How many partitions the log was found to have, None if that cannot change."""
     stream_time_ms: int | None = None
     designated_boot_ms: float | None = None
     """Since when the newest known generation designates this replica active; None if it does not."""
     ends: EndOffsets = field(default_factory=EndOffsets)
     moment_kept_boot_ms: float = 0.0
-    """When it was last committed up to when the log was read."""
+    """When a commit last recorded up to when the log was read."""
     moment_kept_every_ms: float = _MOMENT_KEPT_EVERY_MS
     records_applied: int = 0
     records_skipped: int = 0
     """Records of a foreign store that its codecs could not read."""
     failure: str | None = None
-    """Why records could not be applied when it was last tried; None since some were."""
+    """Why the last attempt to apply records failed; None after a success."""
     watches: Watches = field(default_factory=Watches)
     identify: Callable[[str], None] = _note_nothing
-    """Has the store tell, from its next commit on, which log it is of."""
+    """Makes the store record, from its next commit on, which log it was built from."""
 
     admitted: object = None
-    """What the last read found the replica to be, kept by the queries while it holds."""
+    """The replica's state as found by the last read, cached by the queries while valid."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -68,24 +68,24 @@ class Replica:
         return TopicPartition(self.spec.topic, self.task.partition)
 
     def learn_log(self, log: str) -> None:
-        """Take note of which log it is of, with the next commit, where nobody could say so when it was opened."""
+        """Record its log's identity with the next commit, if that was not known when it was opened."""
         if self.log is None:
             self.log = log
             self.identify(log)
 
     def learn_tombstone_life(self, life_ms: float | None) -> None:
-        """Take note of how long the log keeps tombstones: a start must find a moment well within that."""
+        """Record how long the log keeps tombstones: a start must find a moment well within that time."""
         every_ms = _MOMENT_KEPT_EVERY_MS if life_ms is None else life_ms * _MOMENT_BY_TOMBSTONE_LIFE
         self.moment_kept_every_ms = min(_MOMENT_KEPT_EVERY_MS, every_ms)
 
     def learn_partitions(self, found: int | None) -> None:
-        """Take note of how many partitions the log has: keys go to others than before once there are more."""
+        """Record how many partitions the log has: once there are more, keys go to different ones."""
         if found is not None and found != self.partitions_found:
             self.partitions_found = found
             if self.repartitioned:
                 log.error(
-                    "%s has %d partitions by now, and the topology says %d: keys go elsewhere than they are "
-                    "looked for, and misses are refused. Give the store a new name, and its log that many.",
+                    "%s now has %d partitions, but the topology has %d: new records of a key may be in "
+                    "another partition, so misses are refused. Give the store a new name and a log of that size.",
                     self.spec.topic,
                     found,
                     self.spec.partitions,
@@ -93,11 +93,11 @@ class Replica:
 
     @property
     def repartitioned(self) -> bool:
-        """Whether the log has another number of partitions than the topology says."""
+        """Whether the log has another number of partitions than the topology."""
         return self.partitions_found not in (None, self.spec.partitions)
 
     def refuse_misses(self, misplaced_key: bytes) -> None:
-        """Say no more that a key does not exist: keys, such as this, are not where the partitioner puts them."""
+        """Stop reporting misses: keys, such as this one, are not where the partitioner puts them."""
         self.misplaced_key = misplaced_key
         log.error(
             "%s: the key %r is in partition %d, where the partitioner %r does not put it; misses are refused. Set "

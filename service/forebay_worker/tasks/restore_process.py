@@ -1,8 +1,8 @@
-"""A restore process: folds a partition's log into sorted files, outside the process that serves reads.
+"""A restore process: folds a partition's log into sorted files, outside the serving process.
 
-Reads jobs from standard input, one JSON object a line, and writes what it made to standard output likewise. It
-holds no lock, writes into its scratch directory only, and ends with its standard input, so it cannot outlive
-the worker.
+Reads jobs from standard input, one JSON object per line, and reports its files on standard output likewise. It
+holds no lock, writes only into its scratch directory, and ends with its standard input, so it cannot outlive the
+worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forebay_worker.tasks.folding import Fold, advance, misplaced_key
 from forebay_worker.tasks.foreign import BadRecord, fitting
 
 RECORDS_PER_POLL = 2_000
-"""What is folded at once should fit the processor's cache: with 50,000 a record took a third more."""
+"""Records folded at once should fit the processor's cache: with 50,000 each took a third longer."""
 _NICENESS = 10
 _PR_SET_PDEATHSIG = 1
 _SIZED_EVERY = 8
@@ -40,11 +40,11 @@ _NEVER_SET = Wake()
 
 @dataclass(frozen=True)
 class RestoreJob:
-    """Fold one partition from a committed offset to the end that the log has when the job begins.
+    """Fold one partition from a committed offset to the end that the log has when the job starts.
 
-    ``store`` and ``committed`` are documents of its specification and of that offset. ``log`` is the identity of
-    the log that the store is of, None if that is not known; ``most_bytes`` bounds what is held in memory before a
-    file is written. Where the log tells nothing for ``patience_s``, the job is given up.
+    ``store`` and ``committed`` are the documents of its specification and of that offset. ``log`` is the identity
+    of the store's log, None if unknown; ``most_bytes`` bounds what is kept in memory before a file is written. If
+    the log delivers nothing for ``patience_s``, the job is abandoned.
     """
 
     job: int
@@ -64,9 +64,9 @@ class RestoreJob:
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What a restore process says: a file covering ``[position_from, committed)``, or the end of a job.
+    """A restore process's report: a file covering ``[position_from, committed)``, or the end of a job.
 
-    ``end_offset`` is the log's end as last seen; ``error`` says why a job was given up.
+    ``end_offset`` is the log's end as last seen; ``error`` says why a job was abandoned.
     """
 
     job: int
@@ -80,19 +80,19 @@ class RestoreReport:
 
     @property
     def offset(self) -> CommittedOffset:
-        """The offset that the file carries."""
+        """The offset in the file."""
         assert self.committed is not None
         return CommittedOffset.from_document(self.committed)
 
 
 class Restorer:
-    """Does jobs one after the other, with one consumer: to connect takes longer than many a partition."""
+    """Does jobs one after the other, with one consumer: connecting takes longer than many a partition."""
 
     def __init__(self) -> None:
         self._consumers: dict[str, Consumer] = {}
 
     def run(self, job: RestoreJob) -> Iterator[RestoreReport]:
-        """The files of a job, in offset order, then its end; early where the log cannot be followed."""
+        """The files of a job, in offset order, then its end; ends early if the log cannot be followed."""
         spec = StoreSpec.from_document(job.store)
         tp = TopicPartition(spec.topic, job.partition)
         if job.changelog not in self._consumers:
@@ -126,7 +126,7 @@ def _fold_files(
         try:
             fold.add(spec, batch.records)
         except BadRecord:
-            # The applier takes over, stops at it and says so: to try again would end the same way.
+            # The applier takes over, stops at it and reports it: a retry would end the same way.
             return
         if committed.misplaced_key is None:
             found = misplaced_key(spec, job.partition, batch.records, records)
@@ -138,7 +138,7 @@ def _fold_files(
         if held_bytes < job.most_bytes and committed.position < target:
             continue
         path = Path(job.scratch) / f"{job.job}-{number}.sst"
-        # Never written over: under this name a store may have taken over the file of an earlier try.
+        # Never overwritten: a store may have ingested the file of an earlier attempt under this name.
         path.unlink(missing_ok=True)
         write_sst(path, fold.changes, tp, committed)
         yield RestoreReport(
@@ -151,7 +151,7 @@ def _fold_files(
 
 
 def _next_batch(consumer: Consumer, tp: TopicPartition, patience_s: float) -> Batch:
-    """What comes next; raises ``OSError`` where nothing does for a while, not even an end."""
+    """The next batch; raises ``OSError`` if nothing arrives for a while, not even an end."""
     deadline = time.monotonic() + patience_s
     while (batch := next(iter(consumer.poll(RECORDS_PER_POLL)), None)) is None:
         if time.monotonic() > deadline:
@@ -165,7 +165,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(_NICENESS)
-    # Nothing here makes cycles, and looking for some in millions of records takes a while.
+    # Nothing here creates cycles, and searching millions of records for some takes a while.
     gc.disable()
     restorer = Restorer()
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""The sweeper: looks through replicas in turn for what is expired, for no longer than others can wait."""
+"""The sweeper: searches replicas in turn for expired entries, for no longer than others can wait."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 
 _MOST_SWEEPING_MS = 10.0
 _PATIENCE_WHERE_EXPIRED = 6
-"""So many times longer may it take where something is deleted: a store must not grow faster than it is swept."""
+"""A sweep that deletes may take this many times longer: a store must not grow faster than it is swept."""
 
 
 class Sweeper:
     """Deletes what is past retention, replica by replica; in the applier's thread.
 
-    ``writable(replica)`` says whether a replica is held and its store takes writes; ``obstacle(error)`` what of
-    the machine's an error shows, None if nothing.
+    ``writable(replica)`` says whether a replica is held and its store accepts writes; ``obstacle(error)``
+    describes the machine's obstacle behind an error, None if there is none.
     """
 
     def __init__(self, writable: Callable[[Replica], bool], obstacle: Callable[[Exception], str | None]) -> None:
@@ -33,7 +33,7 @@ class Sweeper:
         self._failed: set[TopicPartition] = set()
 
     def sweep_some(self, replicas: Collection[Replica]) -> None:
-        """Go on where the last look ended; at most once through all."""
+        """Continue where the last sweep ended; at most once through all."""
         spent_ms = 0.0
         for _ in range(len(replicas)):
             if not self._to_sweep:
@@ -45,12 +45,12 @@ class Sweeper:
                 return
 
     def forget(self, replica: Replica) -> None:
-        """Drop what is remembered of a replica that was released."""
+        """Drop the state kept for a released replica."""
         self._expiry.forget(replica)
         self._failed.discard(replica.topic_partition)
 
     def _sweep(self, replica: Replica) -> int:
-        """Delete some of what is expired, and say how much that was; on a disk that refuses, it waits."""
+        """Delete some expired entries, and return how many; waits if the disk refuses."""
         if not self._writable(replica):
             return 0
         tp = replica.topic_partition
@@ -59,7 +59,7 @@ class Sweeper:
         except Exception as error:
             if tp not in self._failed:
                 self._failed.add(tp)
-                log.error("%s: what is expired could not be deleted: %s", tp, self._obstacle(error) or error)
+                log.error("%s: expired entries could not be deleted: %s", tp, self._obstacle(error) or error)
             return 0
         self._failed.discard(tp)
         return removed

@@ -1,4 +1,4 @@
-"""Watches: who wants to know that a key of a replica changed."""
+"""Watches: notify streams that a key of a replica changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WAKERS_PER_TURN = 64
 class Watches:
     """The watched keys of one replica, each as the prefix of its stored keys.
 
-    The event loop watches and is woken there; the applier's thread says what changed. It pays one look-up a
-    changed key, and nothing while nobody watches.
+    The event loop watches and is woken there; the applier's thread reports changes. That costs one look-up per
+    changed key, and nothing while there are no watches.
     """
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class Watches:
             self._call(watched)
 
     def wake_all(self) -> None:
-        """Wake everyone: what changed is not known."""
+        """Wake all: it is not known what changed."""
         if self._wakers:
             self._call(set(self._wakers.copy()))
 
     def _call(self, watched: set[bytes]) -> None:
-        # A loop that is closed has nobody left to wake.
+        # A closed loop has nothing left to wake.
         with contextlib.suppress(RuntimeError):
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._begin, watched)

@@ -60,7 +60,7 @@ def test_a_foreign_log_is_not_emptied(tmp_path):
     text = TOPOLOGY + '[[subtopology.store]]\nname = "theirs"\ntopic = "theirs"\nforeign = true\n'
     with (
         running_cluster(tmp_path, topology_text=text) as cluster,
-        pytest.raises(SettingError, match="others' to empty"),
+        pytest.raises(SettingError, match="belongs to others"),
     ):
         run(cluster, "reset", "theirs", "--yes")
 

@@ -1,4 +1,4 @@
-"""The Kafka changelog on a real broker: what is made there, what is refused, and what its readers are told."""
+"""The Kafka changelog on a real broker: what it creates, what it refuses, and what its readers get."""
 
 import contextlib
 import secrets
@@ -101,14 +101,14 @@ class Writer:
 
 @dataclass
 class Reader:
-    """A consumer, and all that it was told."""
+    """A consumer, and everything it received."""
 
     changelog: KafkaChangelog
     tp: TopicPartition
     position: int = 0
     batches: list[Batch] = field(default_factory=list)
     looks: list[float] = field(default_factory=list)
-    """When it was asked where the log ends, as often as nothing was new."""
+    """Requests for the log's end, whenever nothing was new."""
 
     def __enter__(self) -> "Reader":
         self.consumer = self.changelog.consumer()
@@ -186,7 +186,7 @@ def test_a_missing_topic_is_named_with_the_remedy_where_none_may_be_made(changel
 def test_another_number_of_partitions_is_refused(changelog, admin):
     store = spec(partitions=4)
     admin.create_topics([NewTopic(store.topic, 3)])[store.topic].result(10)
-    with pytest.raises(PartitionCountMismatch, match=r"has 3 partitions, the topology says 4.*partitions = 3"):
+    with pytest.raises(PartitionCountMismatch, match=r"has 3 partitions, the topology has 4.*partitions = 3"):
         changelog.ensure(store)
 
 
@@ -393,7 +393,7 @@ def compacted(changelog: KafkaChangelog, admin: AdminClient) -> TopicPartition:
     writer = Writer(changelog, tp)
     for n in range(4):
         writer.send(*((b"k%d" % i, b"%d" % n) for i in range(100)))
-    # The segment that is written to is never compacted; another one begins once a record is older.
+    # The active segment is never compacted; a new one starts once a record is older.
     until = time.monotonic() + 60
     while left(changelog, tp) > 150:
         assert time.monotonic() < until, "nothing was compacted"
@@ -414,7 +414,7 @@ def test_what_compaction_took_is_a_gap_until_the_end_that_its_response_showed(ch
         with_gap = [batch for batch in read if batch.gap]
     assert len(read) > 5
     assert with_gap
-    # In the middle of the replay old values are missing whose successors are still to come.
+    # In the middle of the replay, old values are missing whose successors have not arrived yet.
     assert with_gap[0].position < end
     assert all(batch.end.offset >= end for batch in with_gap)
     assert {key: value for _, key, value, _, _ in reader.records}[b"k7"] == b"3"
@@ -554,7 +554,7 @@ def test_a_topic_made_anew_has_another_identity_for_those_who_read_it(changelog,
         assert after != before
         Writer(changelog, tp).send(*((b"k%d" % i, b"new") for i in range(grown_to)))
         reader.poll_until(lambda: reader.newest.identity == after, "the other log")
-        # As a replica does that is rebuilt.
+        # As a rebuilt replica does.
         reader.batches.clear()
         reader.consumer.assign(tp, 0)
         reader.read(to=grown_to)
@@ -579,7 +579,7 @@ def test_a_partition_of_a_broker_that_is_away_is_left_out_and_nothing_raises():
         changelog.identity("t")
     with pytest.raises(ChangelogUnreachable, match="No broker of kafka://") as again:
         changelog.identity("t")
-    # It was not asked again: many stores opened one by one must not wait one after another.
+    # No second request: many stores opened one by one must not each wait.
     assert again.value.__cause__ is None
     assert first.value is not again.value
     with Reader(changelog, tp) as reader:

@@ -85,7 +85,7 @@ def test_a_url_of_another_form_is_refused(url: str, complaint: str):
     ],
 )
 def test_what_forebay_decides_itself_may_not_be_set(name: str):
-    with pytest.raises(SettingError, match=f"sets '{name}', which it cannot: ."):
+    with pytest.raises(SettingError, match=f"sets '{name}', which it must not: ."):
         KafkaUrl.parse(f"kafka://a:1?{name}=x")
 
 

@@ -121,7 +121,7 @@ def test_another_partition_count_is_refused_naming_topic_counts_and_remedy(
 ) -> None:
     with pytest.raises(PartitionCountMismatch, match=r"'t'.* has 2 partitions") as caught:
         changelog.ensure_topic("t", partitions)
-    assert f"says {partitions}" in str(caught.value)
+    assert f"the topology has {partitions}" in str(caught.value)
     assert "set partitions = 2" in str(caught.value)
     assert changelog.partitions("t") == 2
 
@@ -377,7 +377,7 @@ def test_a_log_with_a_lost_partition_can_be_reset(changelog: SqliteChangelog) ->
 
 def test_a_writer_that_nobody_knows_is_not_retired(changelog: SqliteChangelog) -> None:
     changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v")
-    with pytest.raises(ChangelogError, match="'typo'; its writers are w"):
+    with pytest.raises(ChangelogError, match="'typo' of 't'; its writers are w"):
         changelog.retire_writer("t", "typo")
     assert changelog.end_offsets([ZERO, ONE]) == {ZERO: 1, ONE: 1}
 
@@ -576,7 +576,7 @@ def test_a_machine_that_does_not_tell_its_mounts_is_trusted(tmp_path: Path) -> N
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ChangelogError, match="file/log cannot be made"):
+    with pytest.raises(ChangelogError, match="file/log cannot be created"):
         SqliteChangelog(tmp_path / "file" / "log")
 
 

@@ -1,4 +1,4 @@
-"""Compaction takes nothing that any reader of the log would miss."""
+"""Compaction removes nothing that any reader of the log would miss."""
 
 import tempfile
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which files the kernel says were written to."""
+"""Files that the kernel reports as written to."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -48,5 +48,5 @@ def test_what_a_directorys_name_must_not_hold_unescaped_is_refused(url: str) -> 
 
 
 def test_what_is_no_url_is_refused() -> None:
-    with pytest.raises(SettingError, match="is no URL"):
+    with pytest.raises(SettingError, match="is not a URL"):
         open_changelog("kafka://[::1:9092")

@@ -21,7 +21,7 @@ REQUEST = b"GET /v1/stores/s/keys/k HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
 class SlowPeer(asyncio.Transport):
-    """Takes nothing: what is written stays, and beyond 64 KiB the protocol is told to pause."""
+    """Reads nothing: what is written stays, and above 64 KiB the protocol is paused."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the recogniser accepts, full parsers read as the same request; what either rejects, it leaves alone."""
+"""Full parsers read everything the recogniser accepts as the same request; it leaves alone what either rejects."""
 
 import time
 

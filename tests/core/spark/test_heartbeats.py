@@ -1,4 +1,4 @@
-"""What a driver writes of its queries' progress while the log is slow."""
+"""Heartbeats that a driver writes for its queries' progress while the log is slow."""
 
 import threading
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""The worker group on a real broker, its members in one process; what the SQLite group holds, this one holds."""
+"""The worker group on a real broker, its members in one process; it satisfies what the SQLite group does."""
 
 import asyncio
 import contextlib
@@ -312,7 +312,7 @@ def test_a_misconfigured_member_does_not_lead_the_rest(group, caplog):
     other = group.node("0", group.other_topology)
     wait_until(lambda: other.membership.state == "other-topology", "the difference being noticed", 30)
     assert other.running_actives == frozenset()
-    assert "it goes on serving what it holds. That is so for a while where a new topology" in caplog.text
+    assert "it keeps serving what it holds. This is normal while a new topology" in caplog.text
     leader = next(node for node in nodes if node.leads)
     rest = [node for node in nodes if node is not leader]
     leader.membership.leave()
@@ -434,7 +434,8 @@ def test_of_two_that_advertise_one_address_the_second_is_given_nothing_and_it_is
 
 
 async def test_the_client_tells_when_it_was_heard_and_rejoins_when_asked(group):
-    """What is reached into of aiokafka is there: without it no lease would be renewed, and no lag told anew."""
+    """The internals of aiokafka in use exist: without them no lease would be renewed, and no lag reported
+    again."""
     AssignmentTopic(KafkaUrl.parse(group.url), group.application_id).ensure()
     talk, heard = Talker(), []
     consumer = consumer_of(group, talk, heard.append)

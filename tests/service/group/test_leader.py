@@ -1,4 +1,4 @@
-"""What a leader takes from how far the members' copies are."""
+"""A leader's conclusions from the members' offsets."""
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog

@@ -336,10 +336,10 @@ def test_a_member_of_another_topology_gets_no_task_and_keeps_what_it_serves(grou
     assert other.running_actives == frozenset()
     assert roles(a, b) == before
     assert {metadata.host for metadata in a.map.hosts} == {a.host, b.host}
-    said = [record.message for record in caplog.records if "follows topology" in record.message]
+    said = [record.message for record in caplog.records if "leader has topology" in record.message]
     assert said == [
-        f"the group's leader follows topology {TOPOLOGY.fingerprint}, this worker {OTHER_TOPOLOGY.fingerprint}: "
-        "it goes on serving what it holds. That is so for a while where a new topology is rolled out; else "
+        f"the group's leader has topology {TOPOLOGY.fingerprint}, this worker {OTHER_TOPOLOGY.fingerprint}: "
+        "it keeps serving what it holds. This is normal while a new topology is rolled out; otherwise "
         "restart it with the group's."
     ]
 
@@ -583,7 +583,7 @@ def test_the_group_of_another_application_is_refused(group):
     stranger = group.node("b", parse_topology({"application_id": "stranger", "subtopology": [COUNTS]}))
     with pytest.raises(ConfigurationError) as refused:
         stranger.membership.start(stranger.subscription, stranger.on_assignment)
-    assert "is of application 'app' (format 1)" in str(refused.value)
+    assert "belongs to application 'app' (format 1)" in str(refused.value)
     assert "Give each application its own --group" in str(refused.value)
 
 
@@ -591,7 +591,7 @@ def test_a_directory_of_the_group_that_cannot_be_made_is_refused(group, tmp_path
     (tmp_path / "file").touch()
     group.path = tmp_path / "file" / "group.db"
     node = group.node("a")
-    with pytest.raises(ConfigurationError, match="cannot be made"):
+    with pytest.raises(ConfigurationError, match="cannot be created"):
         node.membership.start(node.subscription, node.on_assignment)
 
 

@@ -15,7 +15,7 @@ MEBIBYTE = 1 << 20
 
 
 def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[Admission, Replica]:
-    """A replica with one record, and who decides whether it may answer."""
+    """A replica with one record, and the admission that decides whether it may answer."""
     store = {"name": "counts", **of_the_store}
     topology = parse_topology(
         {"application_id": "a", "subtopology": [{"name": "s", "partitions": partition + 1, "store": [store]}]}

@@ -82,7 +82,7 @@ class Copy:
 
 
 def value_at(log: list[str], position: int) -> int | None:
-    """The key's value once so many records are applied."""
+    """The key's value once this many records are applied."""
     for offset in range(position - 1, -1, -1):
         if log[offset] != "other":
             return offset if log[offset] == "set" else None
@@ -110,7 +110,7 @@ def test_a_session_never_goes_back_through_any_failover(log, compacted, steps):
             assert points, f"{value!r} after {value_at(log, seen)!r}"
             seen = points[0]
     for copy in copies:
-        # Whoever has caught up answers the session.
+        # A replica that has caught up answers the session.
         copy.begin(len(log))
         copy.finish()
         assert copy.read(token)[0] in (200, 404)

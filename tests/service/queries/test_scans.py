@@ -1,4 +1,4 @@
-"""Lists of one worker: what they look at for a page, and which times they let pass."""
+"""Lists of one worker: how much they scan per page, and which times they return."""
 
 import base64
 import json
@@ -114,10 +114,10 @@ async def test_a_list_of_one_key_is_of_that_key_whatever_its_cursor_says(tmp_pat
             parameters = replace(asked, cursor=cursor)
             answer = await Scans(admission).answer(route, "counts", b"k", parameters, frames=False)
             assert b"another key" not in answer.body
-    with pytest.raises(BadParameter, match="The key is of partition 0, not 1"):
+    with pytest.raises(BadParameter, match="The key is in partition 0, not 1"):
         await Scans(admission).answer(route, "counts", b"k", ReadParameters(partition=1), frames=False)
     raw = msgpack.packb((scan.digest, b"\x01", None, (float("inf"),)))
-    with pytest.raises(BadParameter, match="not one that an answer carried"):
+    with pytest.raises(BadParameter, match="cursor is invalid"):
         Cursor.decode(base64.urlsafe_b64encode(raw).decode(), scan)
 
 

@@ -1,4 +1,4 @@
-"""A store that is closed under a read, as in a rebuild: the client is told to look elsewhere."""
+"""A store that is closed under a read, as in a rebuild: the client is sent elsewhere."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_a_version_of_which_it_was_still_to_be_said_why_there_is_none(tmp_path):
 
 
 def test_one_key(closed):
-    with pytest.raises(NotReady, match="opened anew"):
+    with pytest.raises(NotReady, match="being reopened"):
         Reads(closed).key("counts", ReadParameters()).answer(b"k")
 
 
@@ -44,7 +44,7 @@ def test_several_keys(closed):
 
 async def test_a_range(closed):
     entries = next(route for route in SCAN_ROUTES if route.items == "entries")
-    with pytest.raises(NotReady, match="opened anew"):
+    with pytest.raises(NotReady, match="being reopened"):
         await Scans(closed).answer(
             entries, "counts", None, parse_parameters(b"", ENTRIES_PARAMETERS), frames=False
         )

@@ -1,4 +1,4 @@
-"""Kills processes that apply a log, over and over, and holds what each left against the log's fold.
+"""Repeatedly kills processes that apply a log, and compares what each left with the log's fold.
 
 Prints one JSON line: kills, how many hit a batch in flight, and every violation. RocksDB is only ever opened in
 forked children, whose parent has no threads.

@@ -1,4 +1,4 @@
-"""What a state directory knows of the processes that had it."""
+"""A state directory's record of the processes that used it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What of an error is the machine's."""
+"""Errors caused by the machine."""
 
 import errno
 import os

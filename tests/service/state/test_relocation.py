@@ -44,7 +44,7 @@ OFFSET_OF = {"b": 1_002, "c": 1_003}
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing that comes after it runs."""
+    """Stands for SIGKILL: nothing after it runs."""
 
 
 class KillAt:

@@ -387,7 +387,7 @@ def test_a_store_that_keeps_its_records_elsewhere_is_refused(
 
     monkeypatch.setattr("forebay_worker.state.opening._factory", lambda supplier: elsewhere)
     monkeypatch.setattr(LegacyStore, "manages_offsets", manages_offsets)
-    with pytest.raises(TopologyError, match=r"'s' has records although .* was just made.*'legacy' must keep"):
+    with pytest.raises(TopologyError, match=r"'s' has records although .* was just created.*'legacy' must keep"):
         opener.open(TaskId(0, 0), legacy)
     assert not opener.directory.set_asides()
 

@@ -1,4 +1,4 @@
-"""What a replica claims of itself while it follows a log that is compacted, replaced or cut under it."""
+"""A replica's claims about itself while its log is compacted, replaced or truncated."""
 
 import dataclasses
 import errno
@@ -124,7 +124,7 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(steps=STEPS)
 def test_a_replica_never_claims_more_than_it_has(tmp_path_factory, steps: list[tuple[str, Any]]):
-    """At whatever point a log is compacted and a replica started: what it says of itself is true.
+    """Whenever a log is compacted and a replica started, the replica's claims are true.
 
     Where it is consistent it holds exactly the fold of the whole history; elsewhere each key's value is one that
     the key had at or after the consistent position.
@@ -320,7 +320,7 @@ def test_a_log_that_was_given_more_partitions_makes_misses_worthless(log, caplog
         for batch in follower.applier._consumer.poll(10):
             follower.applier.apply(follower.replica, batch._replace(partitions=partitions))
         assert follower.replica.repartitioned is worthless
-    assert "has 2 partitions by now" in caplog.text
+    assert "now has 2 partitions" in caplog.text
     follower.close()
 
 

@@ -1,4 +1,4 @@
-"""What is past its retention goes by stream time: whoever saw it come, or was built later, has the same."""
+"""Expiry follows stream time: replicas that saw an entry arrive and those built later have the same content."""
 
 from itertools import pairwise
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""What a worker holds, and what it says of its disk, from its start to its stop."""
+"""The tasks that a worker holds, and its report of its disk, from start to stop."""
 
 import errno
 import logging

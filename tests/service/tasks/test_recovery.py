@@ -1,4 +1,4 @@
-"""How replicas are brought to the ends of their logs, whatever stands in the way."""
+"""Replicas reach the ends of their logs, whatever stands in the way."""
 
 import errno
 

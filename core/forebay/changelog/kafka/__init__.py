@@ -1,1 +1,1 @@
-"""The Kafka changelog: topics of a Kafka cluster, read as read-committed."""
+"""The Kafka changelog: topics of a Kafka cluster, read read-committed."""

@@ -26,7 +26,7 @@ class KafkaChangelog:
         self._topics = KafkaTopics(self.kafka)
         self._lock = threading.Lock()
         self._writers: dict[tuple[str, str], tuple[threading.Lock, dict[str, HeartbeatWriter]]] = {}
-        """By topic and writer, whose turn it is, and those of all queries that wrote as it."""
+        """By topic and writer: its lock, and the heartbeat writers of all queries that wrote under that name."""
         self._partitions: dict[str, int] = {}
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
@@ -38,7 +38,7 @@ class KafkaChangelog:
         return self._topics.describe(topic).identity
 
     def consumer(self, *, replay: bool = False) -> Consumer:
-        """A new reader; one for a ``replay`` reads further ahead."""
+        """A new reader; for a ``replay`` it reads further ahead."""
         return KafkaConsumer(self.kafka, self._topics, replay=replay)
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
@@ -49,7 +49,7 @@ class KafkaChangelog:
         """Append a heartbeat to every partition; see ``Changelog``."""
         with self._lock:
             turn, queries = self._writers.setdefault((topic, writer), (threading.Lock(), {}))
-        # A topic that is slow holds up no other.
+        # A slow topic must not hold up the others.
         with turn:
             if query_id not in queries:
                 for other in queries.values():
@@ -64,12 +64,12 @@ class KafkaChangelog:
         return self._topics.ensure_assignments(application_id)
 
     def retire_writer(self, topic: str, writer: str) -> None:
-        """Take a writer that is gone for good out of the store's age."""
+        """Remove a writer that is gone for good from the store's age."""
         writing = HeartbeatWriter(self.kafka, topic, writer, None)
         writing.append(self._topics.describe(topic).partitions, None)
 
     def reset(self, spec: StoreSpec) -> str:
-        """Delete a store's topic and make it anew: another topic id, so every replica is rebuilt."""
+        """Delete a store's topic and recreate it: it gets a new topic id, so every replica is rebuilt."""
         before = self.identity(spec.topic)
         self._topics.delete(spec.topic)
         deadline = time.monotonic() + _DELETION_DEADLINE_S
@@ -80,9 +80,9 @@ class KafkaChangelog:
                 after = self.identity(spec.topic)
                 if after != before:
                     return after
-                why = "the old one is still there"
+                why = "the old one still exists"
             except ChangelogError as error:
                 why = str(error)
             if time.monotonic() > deadline:
-                raise ChangelogError(f"The topic {spec.topic!r} could not be made anew: {why}")
+                raise ChangelogError(f"The topic {spec.topic!r} could not be recreated: {why}")
             time.sleep(0.1)

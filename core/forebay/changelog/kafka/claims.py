@@ -1,4 +1,4 @@
-"""Who writes under a name on Kafka, as the topic's own heartbeats tell: they outlive their drivers."""
+"""Which query writes under a name on Kafka, according to the topic's heartbeats, which outlive their drivers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _MOST_SUPERSEDED = 16
 
 
 class Claim(NamedTuple):
-    """The query that last wrote under a name, and those before it, the newest first."""
+    """The query that last wrote under a name, and its predecessors, the newest first."""
 
     query_id: str
     superseded: tuple[str, ...]
 
     def header(self) -> tuple[str, bytes]:
-        """The record header that tells of those before."""
+        """The record header that lists the predecessors."""
         return SUPERSEDED_HEADER, json.dumps(self.superseded).encode()
 
 
 def claim(url: KafkaUrl, topic: str, writer: str, query_id: str) -> Claim | None:
-    """A query's claim to a name, None where a query that superseded it has it. Raises ``KafkaException``."""
+    """A query's claim to a name, None if a query that superseded it has it. Raises ``KafkaException``."""
     last = _last_claim(url, topic, writer)
     if last is None:
         return Claim(query_id, ())
@@ -47,9 +47,9 @@ def claim(url: KafkaUrl, topic: str, writer: str, query_id: str) -> Claim | None
 
 
 def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
-    """What the writer's last heartbeat says, None where there is none near the end, or it was retired.
+    """The claim in the writer's last heartbeat, None if there is none near the end or the writer was retired.
 
-    Every heartbeat is in all partitions, so the first one's will do.
+    Every heartbeat is in all partitions, so reading the first is enough.
     """
     consumer = Consumer(
         url.librdkafka(
@@ -71,7 +71,9 @@ def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
         if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise
         log.warning(
-            "the topic %r may not be read, so whether another query took over as %r cannot be known", topic, writer
+            "no permission to read the topic %r, so it is not known whether another query took over as %r",
+            topic,
+            writer,
         )
     finally:
         consumer.close()
@@ -79,7 +81,7 @@ def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
 
 
 def _last_heartbeat(consumer: Consumer, start: TopicPartition, writer: str) -> Message | None:
-    """The last one from an offset on; raises ``KafkaException`` where nothing comes for a while."""
+    """The last one from an offset on; raises ``KafkaException`` if nothing arrives for a while."""
     key, found = heartbeat_key(writer), None
     consumer.assign([start])
     heard = time.monotonic()
@@ -93,7 +95,7 @@ def _last_heartbeat(consumer: Consumer, start: TopicPartition, writer: str) -> M
             elif error.code() == KafkaError._PARTITION_EOF:
                 return found
             elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-                # It has a group in name only: a right to that is not needed.
+                # The group is only nominal: no right to it is needed.
                 raise KafkaException(error)
     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
@@ -103,5 +105,5 @@ def _claim_of(heartbeat: Message) -> Claim | None:
     try:
         return Claim(Heartbeat.parse(heartbeat.value() or b"").query_id, tuple(json.loads(told)))
     except (ValueError, TypeError):
-        # The writer was retired, or it is no heartbeat of ours.
+        # The writer was retired, or it is not one of our heartbeats.
         return None

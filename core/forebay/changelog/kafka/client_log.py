@@ -9,14 +9,14 @@ _QUIET_FOR_S = 60.0
 
 
 class _Repeats(logging.Filter):
-    """Drops a line whose kind was logged lately: a broker that is away would fill the disk with one message."""
+    """Drops a line whose kind was logged recently: an unreachable broker would fill the disk with one message."""
 
     def __init__(self) -> None:
         super().__init__()
         self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # Its lines begin with their kind, such as FAIL; the rest differs in ports and durations.
+        # Lines begin with their kind, such as FAIL; the rest contains varying ports and durations.
         kind = record.getMessage().partition(" ")[0]
         now = time.monotonic()
         if now - self._logged_at.get(kind, -_QUIET_FOR_S) < _QUIET_FOR_S:

@@ -1,7 +1,7 @@
-"""Reads partitions of Kafka topics, and keeps watching where they end and whether they are still the same.
+"""Reads partitions of Kafka topics, and keeps checking their ends and topic ids.
 
-librdkafka fetches in threads of its own, outside Python's lock. What it delivers are records; a partition's
-position past transaction markers, aborted records and compacted ones comes from its end-of-partition events.
+librdkafka fetches in threads of its own, outside Python's lock. It delivers records; a partition's position past
+transaction markers, aborted records and compacted ones comes from end-of-partition events.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ log = logging.getLogger(__name__)
 
 _END_INTERVAL_MS = 100.0
 _ENDS_AT_ONCE = 250
-"""How many known ends are asked for anew at a time: each costs Python 20 us, so this is a twentieth of a core."""
+"""How many known ends are refreshed at a time: each costs Python 20 us, so this is a twentieth of a core."""
 _BEGINNING_INTERVAL_MS = 30_000.0
 _DESCRIPTION_INTERVAL_MS = 1_000.0
 _CONFIG_INTERVAL_MS = 60_000.0
 _RETRY_INTERVAL_MS = 1_000.0
 _MOST_AT_ONCE = 2_000
-"""Records of all partitions in a poll, unless one alone may have more."""
+"""Records of all partitions in one poll, unless a single partition may have more."""
 _PROVEN_YOUNG = 0.9
-"""Clocks differ: records count as too young for compaction up to this part of the topic's lag."""
+"""Clocks differ: records count as too young for compaction up to this fraction of the topic's lag."""
 _HEARTBEATS = heartbeat_key("")
 _LASTING = frozenset(
     {
@@ -56,7 +56,7 @@ _LASTING = frozenset(
         KafkaError._NOT_IMPLEMENTED,
     }
 )
-"""Errors that do not pass by themselves."""
+"""Errors that do not go away by themselves."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Assigned:
     lost: bool = False
     """The position is not in the log."""
     at_end: bool = False
-    """Whether the last batch brought all up to the end that was last observed."""
+    """Whether the last batch reached the end that was last observed."""
 
 
 @dataclass
@@ -95,10 +95,10 @@ class _Question:
             self._futures = self.ask(admin)
         except KafkaException as error:
             self.failed = True
-            log.debug("a look at the log failed: %s", error)
+            log.debug("a request about the log failed: %s", error)
 
     def answers(self) -> Iterator[tuple[Any, Any]]:
-        """What was answered by now; failures leave no answer, so that what they asked for grows old."""
+        """The answers so far; failed requests have none, so that the information grows old."""
         for about, future in list(self._futures.items()):
             if future.done():
                 del self._futures[about]
@@ -109,7 +109,7 @@ class _Question:
 
 
 class KafkaConsumer:
-    """The consumer of a Kafka changelog; one for a ``replay`` reads further ahead."""
+    """The consumer of a Kafka changelog; for a ``replay`` it reads further ahead."""
 
     def __init__(self, url: KafkaUrl, topics: KafkaTopics, *, replay: bool = False) -> None:
         self._url = url
@@ -119,15 +119,15 @@ class KafkaConsumer:
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._not_fetched: set[TopicPartition] = set()
         self._news: set[TopicPartition] = set()
-        """Those of which more was heard than what ``_current`` says."""
+        """Those with newer information than in ``_current``."""
         self._current: list[TopicPartition] = []
-        """Those whose end was found where it was before, and had been reached, when it was asked for last."""
+        """Those whose end was unchanged, and had been reached, at the last request."""
         self._current_boot_ms = 0.0
         self._descriptions: dict[str, Any] = {}
         self._configs: dict[str, dict[str, str]] = {}
         self._states: dict[str, TopicState] = {}
         self._lag_since_epoch_ms: dict[str, float] = {}
-        """Since when, as far as is known, a topic's compaction has left alone what it leaves alone now."""
+        """Since when a topic is known to have had at least its present ``min.compaction.lag.ms``."""
         self._waiting: list[Message] = []
         self._told: set[tuple[TopicPartition, int]] = set()
         self._to_ask: list[TopicPartition] = []
@@ -163,10 +163,10 @@ class KafkaConsumer:
         )
 
     def _renew_client(self) -> None:
-        """Begin anew with a client that never heard of the topic that was replaced.
+        """Start again with a client that has never seen the replaced topic.
 
-        librdkafka ignores news of a topic's leaders whose epoch is below one that it saw before, and a topic made
-        anew begins at epoch 0: it would wait for ever.
+        librdkafka ignores metadata with a leader epoch below one that it saw before, and a recreated topic starts
+        at epoch 0: the old client would wait for ever.
         """
         self._client.close()
         self._client = self._new_client()
@@ -203,7 +203,7 @@ class KafkaConsumer:
     def poll(self, max_records: int) -> list[Batch]:
         """What is new, and the ends that were observed meanwhile.
 
-        A client cannot be asked for each partition's share, so it is as many records as all shares are together.
+        librdkafka cannot limit each partition, so the limits of all partitions together apply.
         """
         self._take_answers()
         self._fetch_more()
@@ -224,13 +224,13 @@ class KafkaConsumer:
         return [batch for batch in batches if batch is not None]
 
     def current(self) -> tuple[float, list[TopicPartition]]:
-        """When ends were asked for last, and the partitions whose end was where the last batch had come to."""
+        """When ends were last requested, and the partitions whose last batch had reached their end."""
         current, self._current = self._current, []
         return self._current_boot_ms, [tp for tp in current if tp in self._assigned and tp not in self._news]
 
     def _by_partition(self, messages: list[Message]) -> dict[TopicPartition, list[Message]]:
         if messages and len(self._assigned) == 1:
-            # A replay reads one partition: its millions of records need not be told apart.
+            # A replay reads one partition: its millions of records need not be separated.
             (only,) = self._assigned
             if _partition_of(messages[0]) == _partition_of(messages[-1]) == only:
                 return {only: messages}
@@ -246,7 +246,7 @@ class KafkaConsumer:
         if error.code() == KafkaError._PARTITION_EOF:
             reached[tp] = event.offset() or 0
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            # On which side of the log it is, the next look at both of its ends will tell.
+            # The next request for both ends will show on which side of the log it is.
             assigned = self._assigned[tp]
             self._stop_fetching(tp)
             assigned.lost, assigned.since_boot_ms = True, boot_ms()
@@ -279,7 +279,7 @@ class KafkaConsumer:
         if gap:
             end = end._replace(offset=max(end.offset, self._end_at_last_response(tp)))
         floor = assigned.beginning if assigned.lost else 0
-        # Where nothing was read yet, nothing was missed: the log has only let go of its beginning meanwhile.
+        # If nothing was read yet, nothing was missed: the log has only dropped its beginning meanwhile.
         if assigned.lost and (before == 0 or floor <= before <= end.offset):
             assigned.lost = False
         assigned.at_end = after == end.offset and not assigned.lost
@@ -347,7 +347,7 @@ class KafkaConsumer:
             assigned = self._assigned[tp]
             if assigned.beginning is None or assigned.end is None or assigned.lost or tp.topic not in self._states:
                 continue
-            # From a number: to look up a name for it, the client takes half a second.
+            # As a number: the client takes half a second to look up a name for it.
             start = assigned.position or assigned.beginning
             self._client.incremental_assign([KafkaTopicPartition(*tp, start)])
             self._not_fetched.discard(tp)
@@ -365,7 +365,7 @@ class KafkaConsumer:
                 question.send_if_due(admin, now)
 
     def _ends_to_ask(self) -> list[TopicPartition]:
-        """All ends that are not known, or some of those that are, in turn."""
+        """All unknown ends, or some of the known ones, in turn."""
         unknown = [tp for tp, assigned in self._assigned.items() if assigned.end is None]
         if unknown:
             return unknown
@@ -378,15 +378,15 @@ class KafkaConsumer:
 
 
 def _counts(question: _Question, assigned: _Assigned, known: object) -> bool:
-    """Whether an answer counts: the first does not if it was asked for before, perhaps of a replaced topic."""
+    """Whether an answer counts: the first does not if it was requested earlier, perhaps from a replaced topic."""
     return known is not None or question.sent_boot_ms >= assigned.since_boot_ms
 
 
 def _young(newest_epoch_ms: int, state: TopicState, lag_since_epoch_ms: float) -> bool:
-    """Whether records were read that compaction cannot have reached: what is missing after them never was there.
+    """Whether records were read that compaction cannot have reached: offsets missing after them never had records.
 
-    Kafka's cleaner stops at the first segment with a record younger than ``min.compaction.lag.ms``. Nobody tells
-    since when that is what it is, so records from before it was looked at prove nothing.
+    Kafka's cleaner stops at the first segment with a record younger than ``min.compaction.lag.ms``. It may have
+    been raised at any time, so records from before it was first read prove nothing.
     """
     return newest_epoch_ms > max(lag_since_epoch_ms, epoch_ms() - _PROVEN_YOUNG * state.min_compaction_lag_ms)
 
@@ -406,7 +406,7 @@ def _records(messages: list[Message]) -> list[Record]:
 
 
 def _record(message: Message) -> Record:
-    """A message whose headers may make it a heartbeat, or say from when its version is valid."""
+    """A message whose headers may mark it as a heartbeat, or state from when its version is valid."""
     key, stamp, heartbeat = message.key(), message.timestamp()[1], False
     for name, value in message.headers() or ():  # type: ignore[str-unpack]
         if name == HEARTBEAT_HEADER:

@@ -1,4 +1,4 @@
-"""Heartbeats on Kafka, in transactions whose id is the writer's: a second writer of that name fences the first."""
+"""Heartbeats on Kafka, in transactions with the writer's id: a second writer of that name fences the first."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, Kafk
 class HeartbeatWriter:
     """Appends one writer's heartbeats to every partition of a topic, all or none.
 
-    The first heartbeat fences an earlier ``HeartbeatWriter`` of the same topic and writer, whose next one raises
-    ``BatchConflict``. So does the first one of a query that another superseded, even after a restart: the topic
-    tells. ``query_id`` is None for one that only retires the writer.
+    The first heartbeat fences an earlier ``HeartbeatWriter`` of the same topic and writer, whose next heartbeat
+    raises ``BatchConflict``. So does the first heartbeat of a query that another superseded, even after a restart,
+    since the topic records that. ``query_id`` is None if it only retires the writer.
     """
 
     def __init__(self, url: KafkaUrl, topic: str, writer: str, query_id: str | None) -> None:
@@ -37,7 +37,8 @@ class HeartbeatWriter:
         self._superseded: BatchConflict | None = None
 
     def append(self, partitions: int, value: bytes | None) -> dict[int, int]:
-        """Append a heartbeat, or with None a tombstone that retires the writer; returns each one's next offset.
+        """Append a heartbeat, or with None a tombstone that retires the writer; returns each partition's next
+        offset.
 
         Raises ``BatchConflict`` and ``ChangelogError``.
         """
@@ -71,7 +72,7 @@ class HeartbeatWriter:
         return ends
 
     def supersede(self) -> BatchConflict:
-        """Refuse whatever comes from now on: claiming the name again would only throw the other one out."""
+        """Refuse all further heartbeats: claiming the name again would only fence the other query."""
         self.close()
         self._superseded = BatchConflict(
             f"Two queries write as {self._writer!r} to {self._topic!r}: query {self._query_id} was superseded by "
@@ -81,7 +82,7 @@ class HeartbeatWriter:
         return self._superseded
 
     def close(self) -> None:
-        """Let go of the connection; what was not committed is aborted by the next writer or by time."""
+        """Close the connection; what was not committed is aborted by the next writer or by time-out."""
         self._producer = None
 
     def _opened(self) -> Producer:

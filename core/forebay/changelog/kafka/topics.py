@@ -1,4 +1,4 @@
-"""Topics of a Kafka cluster: made for stores, refused where they do not fit, known by their topic ids."""
+"""Topics of a Kafka cluster: created for stores, refused if unsuitable, identified by their topic ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 _DAY_MS = 86_400_000
 _MIN_COMPACTION_LAG_MS = 3_600_000
 _LEAST_TOMBSTONE_LIFE_MS = 60_000.0
-"""A replica that was not read for as long is rebuilt, and every start takes some seconds."""
+"""A replica that did not read for this long is rebuilt, and every start takes some seconds."""
 _TIMEOUT_S = 3.0
 _OFFSETS_TIMEOUT_S = 2.0
 _LOOK_S = 0.02
@@ -35,19 +35,19 @@ _ASSIGNMENTS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min
 
 
 class TopicState(NamedTuple):
-    """What a look at a topic showed."""
+    """What a topic's description showed."""
 
     identity: str
-    """Kafka's topic id; a topic made anew under the same name has another."""
+    """Kafka's topic id; a topic recreated under the same name has a new one."""
     partitions: int
     tombstone_life_ms: float | None
-    """How long compaction keeps tombstones (``delete.retention.ms``); None where nothing is compacted."""
+    """How long compaction keeps tombstones (``delete.retention.ms``); None if nothing is compacted."""
     min_compaction_lag_ms: float
-    """Compaction leaves records alone that are younger, and all that follow one."""
+    """Compaction leaves younger records alone, and all that follow one."""
 
 
 def topic_config(spec: StoreSpec) -> dict[str, str]:
-    """The configuration of a topic that forebay makes for a store."""
+    """The configuration of a topic that forebay creates for a store."""
     if spec.kind == "versioned":
         assert spec.history_retention_ms is not None
         return {
@@ -92,8 +92,8 @@ def assignments_topic(application_id: str) -> str:
 class KafkaTopics:
     """The admin side of a cluster.
 
-    Where no broker answers, ``ChangelogUnreachable`` is raised; for a moment after that at once, so that
-    many stores opened one by one do not each wait.
+    If no broker answers, ``ChangelogUnreachable`` is raised, and for a moment afterwards immediately, so that many
+    stores opened one by one do not each wait.
     """
 
     def __init__(self, url: KafkaUrl) -> None:
@@ -104,7 +104,7 @@ class KafkaTopics:
         self._why_unreachable: str | None = None
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
-        """Create a store's topic unless it is there and fits.
+        """Create a store's topic if it does not exist; check it otherwise.
 
         Raises ``TopicMissing`` (with ``create`` off), ``PartitionCountMismatch``, ``TopicRefused`` and
         ``ChangelogUnreachable``.
@@ -118,9 +118,9 @@ class KafkaTopics:
             found = self._described_soon(spec.topic)
         if found.partitions != spec.partitions:
             raise PartitionCountMismatch(
-                f"The topic {spec.topic!r} at {self._url} has {found.partitions} partitions, the topology says "
-                f"{spec.partitions}. Another count moves keys: set partitions = {found.partitions}, or give the "
-                "store a new name."
+                f"The topic {spec.topic!r} at {self._url} has {found.partitions} partitions, the topology has "
+                f"{spec.partitions}. A different count moves keys: set partitions = {found.partitions}, or give "
+                "the store a new name."
             )
         loss = loss_by(spec, self._config(spec.topic))
         if loss is not None and not spec.accept_uncompacted:
@@ -130,7 +130,7 @@ class KafkaTopics:
         if found.tombstone_life_ms is not None and found.tombstone_life_ms < _LEAST_TOMBSTONE_LIFE_MS:
             raise TopicRefused(
                 f"The topic {spec.topic!r} at {self._url} has delete.retention.ms={found.tombstone_life_ms:.0f}: "
-                "who does not read for as long may miss deletions, so every pause would cost a rebuild. Set it "
+                "a reader that is away for longer may miss deletions, so every pause would cost a rebuild. Set it "
                 f"to at least {_LEAST_TOMBSTONE_LIFE_MS:.0f}; Kafka's default is a day."
             )
 
@@ -142,13 +142,13 @@ class KafkaTopics:
         state = topic_state(found, config)
         if state.identity == _NO_TOPIC_ID:
             raise ChangelogError(
-                f"The brokers tell no id of the topic {topic!r}, so that one made anew could not be told from it. "
-                "Kafka has them since 2.8: upgrade the brokers, and their inter.broker.protocol.version."
+                f"The brokers report no id for topic {topic!r}, so a recreated topic could not be recognised. "
+                "Kafka has topic ids since 2.8: upgrade the brokers, and their inter.broker.protocol.version."
             )
         return state
 
     def _described_soon(self, topic: str) -> TopicState:
-        """A topic just made, by this one or by another: brokers learn of it one after another."""
+        """A topic just created, here or elsewhere: brokers learn of it one after another."""
         deadline = boot_ms() + _TIMEOUT_S * 1000
         while True:
             try:
@@ -195,7 +195,7 @@ class KafkaTopics:
             self._call(lambda admin: admin.create_topics([new], request_timeout=_TIMEOUT_S)[topic])
         except ChangelogError as error:
             cause = error.__cause__
-            # Another one made it meanwhile.
+            # Another process created it meanwhile.
             if not isinstance(cause, KafkaException) or cause.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
 
@@ -214,7 +214,7 @@ class KafkaTopics:
         if boot_ms() < self._unreachable_until:
             raise ChangelogUnreachable(f"No broker of {self._url} answers.")
         try:
-            # Has what happened since the last request handed over: it may be long ago.
+            # Makes the client deliver events since the last request, which may be long ago.
             self.admin.poll(0)
             self._why_unreachable = None
             return request(self.admin)
@@ -222,7 +222,7 @@ class KafkaTopics:
             raise self._translated(error) from error
 
     def _note(self, error: KafkaError) -> None:
-        """Keep why a connection failed, such as a password or a certificate: a request just runs out of time."""
+        """Remember why a connection failed, such as a password or a certificate: a request only times out."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._why_unreachable = error.str()
 
@@ -267,7 +267,7 @@ UNREACHABLE = frozenset(
         KafkaError.BROKER_NOT_AVAILABLE,
     }
 )
-"""Errors of brokers that are away."""
+"""Errors of unreachable brokers."""
 
 
 def ask_offsets(
@@ -302,7 +302,7 @@ def config_values(entries: Mapping[str, Any]) -> dict[str, str]:
 
 
 def topic_state(description: Any, config: Mapping[str, str]) -> TopicState:
-    """What descriptions of a topic and of its configuration say."""
+    """The contents of the descriptions of a topic and of its configuration."""
     compacted = "compact" in config.get("cleanup.policy", "")
     return TopicState(
         str(description.topic_id),

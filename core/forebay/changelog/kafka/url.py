@@ -1,4 +1,4 @@
-"""Kafka URLs: where the brokers are and how to talk to them, for each of the clients in use."""
+"""Kafka URLs: the brokers and the connection properties, for each of the clients in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWN = {
     "group.id": "a worker's group is its application_id",
     "isolation.level": "forebay reads committed records only",
     "enable.auto.commit": "offsets are kept with the state",
-    "auto.offset.reset": "a log that lost what was not applied yet means a rebuild",
+    "auto.offset.reset": "a log that lost unapplied records means a rebuild",
     "enable.partition.eof": "the ends of logs are always watched",
 }
 _DEFAULTS = {"log.connection.close": False, "reconnect.backoff.max.ms": 1000}
@@ -44,7 +44,7 @@ class KafkaUrl:
         if parts.scheme != "kafka" or not servers or parts.path not in ("", "/"):
             raise SettingError(f"{_shown(url)!r} is not of the form {_FORM}.")
         if "@" in parts.netloc:
-            # What stands before it is a secret, so it is not shown.
+            # The text before it is a secret, so it is not shown.
             raise SettingError("A kafka:// URL has no user@: give sasl.username and sasl.password as properties.")
         if parts.fragment:
             raise SettingError(f"{_shown(url)!r}: write '#' as '%23' in a property.")
@@ -57,7 +57,7 @@ class KafkaUrl:
             properties.update(_read_properties(Path(value)) if name == "properties" else {name: value})
         for name, reason in _OWN.items():
             if name in properties:
-                raise SettingError(f"{_shown(url)!r} sets {name!r}, which it cannot: {reason}.")
+                raise SettingError(f"{_shown(url)!r} sets {name!r}, which it must not: {reason}.")
         protocol = properties.get("security.protocol", "PLAINTEXT").upper()
         if protocol not in _SUPPORTED_BY_ALL:
             known = ", ".join(sorted(_SUPPORTED_BY_ALL))
@@ -103,9 +103,9 @@ class KafkaUrl:
         return arguments
 
     def spark(self) -> dict[str, str]:
-        """The options of Spark's Kafka sink, whose client is Java's; what only librdkafka has is left out.
+        """The options of Spark's Kafka sink, whose client is Java's; properties of librdkafka alone are left out.
 
-        Java's client takes a certificate's text (KIP-651): raises ``SettingError`` where it cannot be read.
+        Java's client takes a certificate's text (KIP-651): raises ``SettingError`` if it cannot be read.
         """
         properties = self.properties
         options = {"kafka.bootstrap.servers": self.bootstrap_servers}
@@ -114,7 +114,7 @@ class KafkaUrl:
         if "security.protocol" in properties:
             options["kafka.security.protocol"] = properties["security.protocol"].upper()
         if properties.get("ssl.endpoint.identification.algorithm") == "none":
-            # Java's client knows no such name: to check no host name is to have no algorithm.
+            # Java's client has no such value: an empty algorithm means that no host name is checked.
             options["kafka.ssl.endpoint.identification.algorithm"] = ""
         if "ssl.ca.location" in properties:
             options |= {
@@ -164,11 +164,11 @@ def _read(path: Path) -> str:
 
 
 def _read_key(path: Path) -> str:
-    """A private key as Java's client takes it: PKCS #8, encrypted or not."""
+    """A private key in the form that Java's client accepts: PKCS #8, encrypted or not."""
     text = _read(path)
     if not any(f"-----BEGIN {kind}PRIVATE KEY-----" in text for kind in ("", "ENCRYPTED ")):
         raise SettingError(
-            f"The key in {path} is not PKCS #8 in PEM, and Spark's Kafka client reads no other: "
+            f"The key in {path} is not PKCS #8 in PEM, the only form that Spark's Kafka client reads: "
             f"openssl pkcs8 -topk8 -in {path} -out NEW"
         )
     return text

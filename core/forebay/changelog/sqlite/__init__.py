@@ -1,1 +1,1 @@
-"""The embedded changelog: SQLite databases in a directory of one machine."""
+"""The embedded changelog: SQLite databases in a directory on one machine."""

@@ -42,14 +42,14 @@ _NETWORK_FILE_SYSTEMS = frozenset(
     | {"gpfs", "gfs2", "orangefs", "9p", "virtiofs", "vboxsf", "prl_fs"}
 )
 _LOCAL_IN_USER_SPACE = frozenset({"fuse.fuse-overlayfs", "fuse.ntfs-3g", "fuse.mergerfs", "fuse.lxcfs"})
-"""Any other ``fuse.`` file system counts as one of a network: there are too many of those to name."""
+"""Any other ``fuse.`` file system counts as a network one: there are too many to list."""
 
 
 class SqliteChangelog:
     """Topics in ``<directory>/<topic>/<partition>.db``; ``<directory>/topics.db`` names them.
 
-    ``create`` makes the directory if it is not there. Raises ``ChangelogElsewhere`` on a network file system,
-    where SQLite's locks do not hold, and ``ChangelogUnusable`` where the disk does not let it be opened.
+    ``create`` makes the directory if it does not exist. Raises ``ChangelogElsewhere`` on a network file system,
+    where SQLite's locks do not work, and ``ChangelogUnusable`` if the disk does not let it be opened.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class SqliteChangelog:
         self.url = f"sqlite://{quote(str(self.directory))}"
         if not create and not (self.directory / _TOPICS_FILE).exists():
             raise ChangelogError(
-                f"There is no changelog in {self.directory}: no sink and no worker has made one. Check the URL."
+                f"There is no changelog in {self.directory}: no sink and no worker has created one. Check the URL."
             )
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             kind = ChangelogUnusable if error.errno in _OF_THE_DISK else ChangelogError
-            raise kind(f"The changelog directory {self.directory} cannot be made: {error.strerror}.") from None
+            raise kind(f"The changelog directory {self.directory} cannot be created: {error.strerror}.") from None
         file_system = _file_system(self.directory.resolve(), mounts)
         if _is_shared(file_system):
             raise ChangelogElsewhere(
                 f"The changelog {self.directory} is on a network file system ({file_system}), where SQLite's "
-                "locks do not hold. Use a local disk, or a kafka:// changelog."
+                "locks do not work. Use a local disk, or a kafka:// changelog."
             )
         try:
             self.directory_id = self._directory_id()
@@ -106,8 +106,8 @@ class SqliteChangelog:
     def _require_count(self, topic: str, found: int, partitions: int) -> None:
         if found != partitions:
             raise PartitionCountMismatch(
-                f"The log {topic!r} in {self.directory} has {found} partitions, the topology says {partitions}. "
-                f"Another count moves keys: set partitions = {found}, or give the store a new name."
+                f"The log {topic!r} in {self.directory} has {found} partitions, the topology has {partitions}. "
+                f"A different count moves keys: set partitions = {found}, or give the store a new name."
             )
 
     def partitions(self, topic: str) -> int:
@@ -117,7 +117,7 @@ class SqliteChangelog:
     def identity(self, topic: str, partition: int | None = None) -> str:
         """The identity of a topic, or of one partition's log; raises ``TopicMissing``.
 
-        They differ only where a partition's file was lost, or while a reset is under way.
+        They differ only if a partition's file was lost, or while a reset is under way.
         """
         identity = str(self._topic(topic)[1])
         if partition is None:
@@ -158,7 +158,7 @@ class SqliteChangelog:
                     identity, offset = sqlite_partition.append_heartbeat(
                         path, writer=writer, query_id=query_id, value=value
                     )
-                # A partition that was lost and made anew is of no position of the topic's.
+                # A partition that was lost and recreated is not part of the topic's positions.
                 if identity == log:
                     offsets[partition] = offset
         except sqlite_partition.WriteRefused as error:
@@ -166,15 +166,15 @@ class SqliteChangelog:
         return offsets
 
     def retire_writer(self, topic: str, writer: str) -> None:
-        """Take a writer that is gone for good out of the store's age; see ``Changelog``."""
+        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
         partitions = range(self.partitions(topic))
         known: set[str] = set()
         for partition in partitions:
             with self._writing(topic, partition) as path:
                 known |= sqlite_partition.writers(path)
         if writer not in known:
-            names = ", ".join(sorted(known)) or "nobody"
-            raise ChangelogError(f"Nobody writes to {topic!r} as {writer!r}; its writers are {names}.")
+            names = ", ".join(sorted(known)) or "none"
+            raise ChangelogError(f"There is no writer {writer!r} of {topic!r}; its writers are {names}.")
         for partition in partitions:
             with self._writing(topic, partition) as path:
                 sqlite_partition.retire_writer(path, writer)
@@ -183,7 +183,7 @@ class SqliteChangelog:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
         topic = spec.topic
         identity = sqlite_partition.new_identity()
-        # What was lost must be there to be emptied.
+        # Lost partitions must be recreated before they can be emptied.
         self._restore_partitions(topic, self.partitions(topic))
         for partition in range(self.partitions(topic)):
             with self._writing(topic, partition) as path:
@@ -193,9 +193,9 @@ class SqliteChangelog:
         return identity
 
     def compact(self, spec: StoreSpec, limits: CompactionLimits = _LIMITS) -> int:
-        """Take out of a store's log what it can do without; returns how many records went.
+        """Remove from a store's log what is no longer needed; returns the number of records removed.
 
-        Raises ``ChangelogError`` where a partition could not be compacted, once all others were.
+        Raises ``ChangelogError`` if a partition could not be compacted, after compacting all others.
         """
         removed, failures = 0, []
         for partition in range(self.partitions(spec.topic)):
@@ -214,7 +214,7 @@ class SqliteChangelog:
         return removed
 
     def compacted_ms(self, topic: str) -> int | None:
-        """When a topic's compaction last came to its end, in epoch milliseconds, whoever did it; None if never."""
+        """When any process last completed a topic's compaction, in epoch milliseconds; None if never."""
         with self._topics() as connection:
             row = connection.execute("SELECT ended_ms FROM compaction WHERE topic = ?", (topic,)).fetchone()
         return None if row is None else int(row[0])
@@ -229,7 +229,7 @@ class SqliteChangelog:
 
     @contextlib.contextmanager
     def _writing(self, topic: str, partition: int) -> Iterator[str]:
-        """The database of a partition, whose errors name it."""
+        """The database of a partition; errors name it."""
         path = self.path(TopicPartition(topic, partition))
         try:
             yield path
@@ -246,7 +246,7 @@ class SqliteChangelog:
         return row
 
     def _create_partitions(self, topic: str, partitions: int) -> str:
-        # Files may be left from a creation that was cut short: the first one's identity goes for all.
+        # Files may be left over from an interrupted creation: the first one's identity applies to all.
         (self.directory / topic).mkdir(exist_ok=True)
         identity = sqlite_partition.new_identity()
         for partition in range(partitions):
@@ -256,12 +256,12 @@ class SqliteChangelog:
         return identity
 
     def _restore_partitions(self, topic: str, partitions: int) -> None:
-        """Make deleted files anew: empty logs of another identity, so that old state is not trusted."""
+        """Recreate deleted files as empty logs with a new identity, so that old state is not trusted."""
         (self.directory / topic).mkdir(exist_ok=True)
         for partition in range(partitions):
             path = self.path(TopicPartition(topic, partition))
             if not os.path.exists(path):
-                log.error("the log %s of partition %d was gone; it begins anew, empty", path, partition)
+                log.error("the log %s of partition %d was missing; it was recreated, empty", path, partition)
                 sqlite_partition.create(path, sqlite_partition.new_identity())
 
     def _directory_id(self) -> str:
@@ -298,7 +298,7 @@ def _is_shared(file_system: str) -> bool:
 
 
 def _file_system(directory: Path, mounts: Path) -> str:
-    """The type of the file system that holds a directory, '' where it cannot be told."""
+    """The type of a directory's file system, '' if it cannot be determined."""
     found, longest = "", -1
     try:
         lines = mounts.read_text().splitlines()

@@ -1,7 +1,7 @@
-"""Compaction of one partition of the SQLite changelog: what nobody needs any more goes, and no offset changes.
+"""Compaction of one partition of the SQLite changelog: removes what is no longer needed, without changing offsets.
 
-What may go, may go for good, whatever is written since. So it is looked for without a lock, and deleted some
-thousand records at a time, between which others write.
+A record that may be removed stays removable, whatever is written later. So the search takes no lock, and records
+are deleted a few thousand at a time, so that others can write in between.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _TOMBSTONES = "SELECT offset FROM log WHERE value IS NULL AND offset < :dirty_to
 
 @dataclass(frozen=True)
 class CompactionLimits:
-    """How long ago a record must have been written before compaction takes it, in milliseconds.
+    """How long ago a record must have been written before compaction removes it, in milliseconds.
 
-    Of tombstones that is ``delete_retention_ms``; of all others ``min_compaction_lag_ms``, and where they go by
-    their store's retention that and a day.
+    That is ``delete_retention_ms`` for tombstones and ``min_compaction_lag_ms`` for all others; for those that
+    expire by their store's retention, that retention plus a day.
     """
 
     min_compaction_lag_ms: int = 3_600_000
@@ -48,18 +48,18 @@ class CompactionLimits:
 
 
 def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -> int:
-    """Take out what the log of a store can do without; returns how many records went.
+    """Remove what the log of a store no longer needs; returns the number of records removed.
 
-    Of each key the last record stays, of a versioned store all versions that were in force since history begins;
-    a window or session goes that is past its retention by the stream's own time. Records too young stay, and so
-    does what follows them; a versioned store's tell no time of writing, so there the heartbeats say where they
-    begin. Old tombstones go, and the tombstone floor says up to where; that of the newest window or session
-    stays. The last record always stays. Raises ``sqlite3.Error``.
+    The last record of each key stays; in a versioned store, all versions that were in force since history begins.
+    Windows and sessions past their retention by the stream's own time are removed. Records that are too young
+    stay, and so does everything after them; in a versioned store records carry no time of writing, so heartbeats
+    show where the young ones begin. Old tombstones are removed, and the tombstone floor records up to which
+    offset; that of the newest window or session stays. The last record always stays. Raises ``sqlite3.Error``.
     """
     with contextlib.closing(connect(path)) as connection:
         found = _look(connection, spec, limits, now_ms)
         removed = _delete(connection, found.identity, found.replaced)
-        # Only now: without what they delete.
+        # Only now that what they delete is gone.
         removed += _delete(connection, found.identity, found.tombstones, raise_floor=True)
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     return removed
@@ -67,7 +67,7 @@ def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -
 
 @dataclass(frozen=True)
 class _Found:
-    """Offsets of what may go, each in ascending order, and the log that they are of."""
+    """Offsets of removable records, each list in ascending order, and the identity of their log."""
 
     identity: str
     replaced: array[int]
@@ -76,12 +76,12 @@ class _Found:
 
 def _look(connection: sqlite3.Connection, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -> _Found:
     connection.create_function("time_ms", 1, lambda key: _time_ms(spec, key), deterministic=True)
-    # A read transaction, so that all is of one moment.
+    # A read transaction, for a consistent view.
     connection.execute("BEGIN")
     try:
         identity, end = connection.execute("SELECT identity, next_offset FROM state").fetchone()
         young_ms, dead_ms = now_ms - limits.min_compaction_lag_ms, now_ms - limits.delete_retention_ms
-        # Stream time may be far ahead by a wrong record's fault; so the clock must agree.
+        # A wrong record may put stream time far ahead, so the clock must agree.
         old_ms = now_ms - (spec.history_retention_ms or spec.retention_ms or 0) - _DAY_MS
         values: dict[str, int | None] = {"dead_ms": dead_ms}
         if spec.kind == "versioned":
@@ -104,11 +104,11 @@ def _look(connection: sqlite3.Connection, spec: StoreSpec, limits: CompactionLim
                     "oldest": oldest_kept_ms(spec, stream_time_ms),
                 }
                 replaced = f"{_ALL_BUT_THE_LAST} UNION {_ENDED}"
-                # The newest stays, or stream time would go back for whoever reads the log from here.
+                # The newest stays, or stream time would go back for readers that start here.
                 tombstones = f"{_TOMBSTONES} AND (heartbeat OR time_ms(key) < :newest)"
         gone = _offsets(connection, replaced, values)
         dead = _offsets(connection, tombstones, values)
-        # One that was itself replaced kept nothing from coming back, so the floor need not rise for it.
+        # One that was itself replaced prevented nothing from coming back, so the floor need not rise for it.
         return _Found(identity, gone, array("q", (offset for offset in dead if not _has(gone, offset))))
     finally:
         connection.execute("COMMIT")
@@ -130,7 +130,7 @@ def _time_ms(spec: StoreSpec, key: bytes) -> int | None:
     try:
         return spec.stored_keys.split_changelog(key, 0).times_ms[0]
     except ValueError:
-        # No key of this store: workers refuse it.
+        # Not a key of this store: workers refuse it.
         return None
 
 
@@ -141,7 +141,7 @@ def _offsets(connection: sqlite3.Connection, query: str, values: dict[str, int |
 def _delete(
     connection: sqlite3.Connection, identity: str, offsets: array[int], *, raise_floor: bool = False
 ) -> int:
-    """Delete records of a log; returns how many were still there. Stops where it became another log meanwhile."""
+    """Delete records of a log; returns how many still existed. Stops if the log was replaced meanwhile."""
     removed = 0
     for begin in range(0, len(offsets), _RECORDS_AT_ONCE):
         some = offsets[begin : begin + _RECORDS_AT_ONCE]
@@ -153,6 +153,6 @@ def _delete(
             removed += deleted.rowcount
             if raise_floor:
                 connection.execute("UPDATE state SET tombstone_floor = max(tombstone_floor, ?)", (some[-1] + 1,))
-        # Whoever waits to write has as long.
+        # Waiting writers get as much time.
         time.sleep(time.monotonic() - began)
     return removed

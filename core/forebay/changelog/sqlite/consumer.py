@@ -1,4 +1,4 @@
-"""Reads partitions of the SQLite changelog, each when the kernel says that it was written to."""
+"""Reads partitions of the SQLite changelog, each when the kernel reports a write to it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ log = logging.getLogger(__name__)
 
 _NO_MORE_WATCHES = frozenset({errno.ENOSPC, errno.ENOMEM})
 _MOST_BYTES_AT_ONCE = 8 << 20
-"""Values that one poll of a partition returns, but for the last few."""
+"""Limit for the values that one poll of a partition returns, not counting the last few."""
 _SIZED_AT_ONCE = 32
 _LOOK_AT_EACH_MS = 5_000.0
 _LEAST_PAUSE_MS = 1.0
 _LONGEST_PAUSE_MS = 250.0
 _PAUSE_BY_LOOK_AT_SOME = 10
-"""By what a look at logs that are being written to takes, until the next."""
+"""Pause until the next poll of logs that are being written to, as a multiple of the time a poll takes."""
 _PAUSE_BY_LOOK_AT_ALL = 3
-"""The same where nobody tells which: a thousand should not take most of a core."""
+"""The same if the kernel does not report which: a thousand should not take most of a core."""
 _CACHE_KIB_PER_PARTITION = 64
-"""What a consumer keeps of each log; SQLite's own 2 MB, times thousands of partitions, would bound nothing."""
+"""Cache per log; SQLite's default of 2 MB, times thousands of partitions, would not be a bound."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _Assigned:
     path: str
     connection: sqlite3.Connection
     cursor: sqlite3.Cursor
-    """The one that all is read by: the connection keeps a reference to each that was made of it."""
+    """The one cursor for all reads: the connection keeps a reference to every cursor made from it."""
     inode: int
     data_version: int = -1
     end: int = 0
@@ -48,9 +48,9 @@ class _Assigned:
 
 
 class SqliteConsumer:
-    """Reads partitions, each over a connection of its own, once the kernel says that their files were written to.
+    """Reads partitions, each over a connection of its own, once the kernel reports writes to their files.
 
-    Where it cannot, and for a ``replay``, every one is looked at each time.
+    If it cannot, and for a ``replay``, every partition is polled each time.
     """
 
     def __init__(self, path: Callable[[TopicPartition], str], *, replay: bool = False) -> None:
@@ -60,9 +60,10 @@ class SqliteConsumer:
         self._failing: dict[TopicPartition, str] = {}
         """Why partitions cannot be read, as it was logged."""
         self._unread: set[TopicPartition] = set()
-        """Those that may hold more than was read of them."""
+        """Those that may contain more than was read."""
         self._unsettled: set[TopicPartition] = set()
-        """Those that were read while somebody was about to write: the kernel may have told of it already."""
+        """Those that were read while a write was about to be committed: the kernel may have reported it
+        already."""
         self._look_took_ms = 0.0
         self._events = None if replay else _file_events()
         self._files: dict[str, TopicPartition] = {}
@@ -91,13 +92,13 @@ class SqliteConsumer:
     def wait(self, wake: Wake, timeout_s: float) -> None:
         """Return once a file is written to, when ``wake`` is set, or after the time-out.
 
-        Later where the kernel does not tell and the last look took long.
+        Later if the kernel does not report writes and the last poll took long.
         """
         if self._events is None:
             pause_ms = min(_PAUSE_BY_LOOK_AT_ALL * self._look_took_ms, _LONGEST_PAUSE_MS)
             wake.wait(max(timeout_s, pause_ms / 1000))
         elif self._unsettled:
-            # A long transaction has the kernel tell of writes all the time.
+            # A long transaction makes the kernel report writes all the time.
             pause_ms = max(_PAUSE_BY_LOOK_AT_SOME * self._look_took_ms, _LEAST_PAUSE_MS)
             wake.wait(min(timeout_s, pause_ms / 1000))
         elif self._unread <= self._failing.keys():
@@ -114,8 +115,8 @@ class SqliteConsumer:
         """What is new in each partition; those that cannot be read are left out."""
         begun_boot_ms = boot_ms()
         self._take_events()
-        # One by one: so many new objects at once would have Python look through all that it has for garbage,
-        # which holds everything up for a tenth of a second where there are a thousand partitions.
+        # One by one: so many new objects at once would trigger a full garbage collection, which holds everything
+        # up for a tenth of a second with a thousand partitions.
         for tp in [tp for tp in self._positions if tp in self._unread or tp in self._unsettled]:
             if tp not in self._positions:
                 continue
@@ -131,7 +132,7 @@ class SqliteConsumer:
                 self._unread.add(tp)
                 if self._failing.get(tp) != str(error):
                     self._failing[tp] = str(error)
-                    log.error("%s cannot be read; it is tried again: %s", tp, error)
+                    log.error("%s cannot be read, will retry: %s", tp, error)
             else:
                 self._failing.pop(tp, None)
                 if batch.position < batch.end.offset:
@@ -140,7 +141,7 @@ class SqliteConsumer:
         self._look_took_ms = boot_ms() - begun_boot_ms
 
     def current(self) -> tuple[float, list[TopicPartition]]:
-        """A time, and the partitions whose files were not written to between their last look and then."""
+        """A time, and the partitions whose files were not written to between their last poll and then."""
         asked = boot_ms()
         self._take_events()
         return asked, [tp for tp in self._positions if tp not in self._unread and tp not in self._unsettled]
@@ -154,7 +155,7 @@ class SqliteConsumer:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Look at each now and then regardless: nobody tells that the whole changelog was replaced."""
+        """Poll each now and then regardless: nothing reports that the whole changelog was replaced."""
         now = boot_ms()
         due = int(len(self._positions) * (now - self._looked_again_boot_ms) / _LOOK_AT_EACH_MS)
         if due:
@@ -171,7 +172,7 @@ class SqliteConsumer:
         is_cut = False
         position = self._positions[tp]
         if data_version != source.data_version or position < source.end:
-            # One read transaction, so that records and end are of one moment.
+            # One read transaction, so that records and end are consistent.
             cursor.execute("BEGIN")
             try:
                 state = cursor.execute("SELECT identity, next_offset, tombstone_floor FROM state").fetchone()
@@ -203,9 +204,9 @@ class SqliteConsumer:
     def _source(self, tp: TopicPartition) -> _Assigned:
         source = self._assigned.get(tp)
         path = self._path(tp) if source is None else source.path
-        # What is written from now on is told, so that it must be watched before it is read.
+        # Only writes from now on are reported, so it must be watched before it is read.
         self._watch(os.path.dirname(path))
-        # A log that was deleted and made anew is another file under the same name.
+        # A log that was deleted and recreated is a new file under the same name.
         if source is not None and os.stat(source.path).st_ino != source.inode:
             self._disconnect(tp)
             source = None
@@ -244,8 +245,8 @@ def _file_events() -> FileEvents | None:
 
 def _warn_of_no_events(error: OSError) -> None:
     log.warning(
-        "The kernel will not say which logs are written to (%s), so all are looked at again and again, which "
-        "takes a part of a core where they are many. Raise fs.inotify.max_user_instances or max_user_watches.",
+        "The kernel does not report which logs are written to (%s), so all are polled repeatedly, which takes "
+        "part of a core if there are many. Raise fs.inotify.max_user_instances or max_user_watches.",
         error.strerror,
     )
 

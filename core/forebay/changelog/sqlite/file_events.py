@@ -1,4 +1,4 @@
-"""Which files were written to, as the kernel tells: inotify(7)."""
+"""Which files were written to, as reported by the kernel: inotify(7)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _DIRECTORY_GONE = _OF_THE_DIRECTORY | flags.IGNORED | flags.UNMOUNT
 class FileEvents:
     """Watches the files of some directories.
 
-    The kernel queues an event before the write that it tells of returns: a file that ``changed`` does not name
-    was not written to, by whoever, before ``changed`` was called. Raises ``OSError`` where the system's bounds are
+    The kernel queues an event before the write it reports returns: a file that ``changed`` does not name was not
+    written to, by any process, before ``changed`` was called. Raises ``OSError`` if the system's limits are
     reached (``fs.inotify`` in sysctl).
     """
 
@@ -25,14 +25,14 @@ class FileEvents:
         self._directories: dict[int, str] = {}
 
     def watch(self, directory: str) -> None:
-        """Watch the files of what has this name now; where that is watched already, nothing changes."""
+        """Watch the files in the directory that has this name now; does nothing if that is already watched."""
         mask = _OF_FILES | _OF_THE_DIRECTORY | flags.ONLYDIR
         self._directories[self._inotify.add_watch(directory, mask)] = directory
 
     def changed(self) -> set[str] | None:
-        """The paths of files that changed since the last call, None where any may have.
+        """The paths of files that changed since the last call, None if any may have.
 
-        It is None too once a directory is gone or has another name: it is not watched any more then.
+        It is None too once a directory is deleted or renamed, since it is no longer watched then.
         """
         paths: set[str] = set()
         all_may_have = False
@@ -55,5 +55,5 @@ class FileEvents:
         return int(self._inotify.fileno())
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self._inotify.close()

@@ -18,7 +18,7 @@ _FORMAT = 1
 _BATCHES_KEPT = 64
 _WAL_ATTEMPTS = 250
 _PATIENCE_S = 30
-"""How long to wait for whoever else has a log's write lock."""
+"""How long to wait for another holder of a log's write lock."""
 _CHUNK = 4096
 DIRECTORY_ID_FILE = "directory.id"
 
@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS writer (
 
 
 class WriteRefused(Exception):
-    """A batch that must not be written; nothing of it was."""
+    """A batch that must not be written; none of it was."""
 
 
 def heartbeat_key(writer: str) -> bytes:
@@ -54,7 +54,7 @@ def partition_path(directory: str, topic: str, partition: int) -> str:
 
 
 def connect(path: str, *, create: bool = False) -> sqlite3.Connection:
-    """A connection in autocommit mode; raises ``sqlite3.OperationalError`` where the file is missing."""
+    """A connection in autocommit mode; raises ``sqlite3.OperationalError`` if the file is missing."""
     mode = "rwc" if create else "rw"
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode={mode}",
@@ -80,11 +80,11 @@ def enable_wal(connection: sqlite3.Connection) -> None:
 
 
 def check_format(connection: sqlite3.Connection, path: str) -> None:
-    """Raise ``WriteRefused`` for a log of a format newer than this version."""
+    """Raise ``WriteRefused`` if the log's format is newer than this version."""
     (found,) = connection.execute("SELECT format FROM state").fetchone()
     if found > _FORMAT:
         raise WriteRefused(
-            f"{path} is of log format {found}; this version knows up to {_FORMAT}. Upgrade forebay."
+            f"{path} has log format {found}; this version supports formats up to {_FORMAT}. Upgrade forebay."
         )
 
 
@@ -102,7 +102,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def is_written_to(cursor: sqlite3.Cursor) -> bool:
-    """Whether somebody has the log's write lock: what its file holds by now may become visible any time."""
+    """Whether the log's write lock is taken: what its file already contains may become visible any time."""
     cursor.execute("PRAGMA busy_timeout=0")
     try:
         cursor.execute("BEGIN IMMEDIATE")
@@ -115,7 +115,7 @@ def is_written_to(cursor: sqlite3.Cursor) -> bool:
 
 
 def create(path: str, identity: str) -> str:
-    """Create the partition unless it exists; returns the identity that it has."""
+    """Create the partition unless it exists; returns its identity."""
     with contextlib.closing(connect(path, create=True)) as connection:
         enable_wal(connection)
         with transaction(connection):
@@ -128,7 +128,7 @@ def create(path: str, identity: str) -> str:
 
 
 def check_directory(directory: str, directory_id: str, driver_host: str, host: str) -> None:
-    """Refuse to write where the driver's directory is not: SQLite is one machine's."""
+    """Refuse to write if the driver's directory is not here: SQLite serves one machine."""
     try:
         with open(os.path.join(directory, DIRECTORY_ID_FILE)) as file:
             found = file.read().strip()
@@ -172,9 +172,9 @@ def append_batch(
 ) -> tuple[int, int]:
     """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
 
-    A batch that was written before is compared with its marker and skipped; with other rows it raises
+    A batch that was already written is compared with its marker and skipped; with different rows it raises
     ``WriteRefused``. Returns the number of rows and the partition's next offset after them. ``timed`` rows have
-    timestamps of their own, as versions have; others that of the attempt, which a repeat need not match.
+    their own timestamps, as versions do; others have that of the attempt, which a repeat need not match.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         check_format(connection, path)
@@ -191,8 +191,8 @@ def append_batch(
         ).fetchone()
         if newest is not None and batch_id <= newest - _BATCHES_KEPT:
             raise WriteRefused(
-                f"Batch {batch_id} of query {query_id} is older than all that the log remembers of it, so whether "
-                "it was written cannot be said: its checkpoint is too old. Begin anew with another checkpoint."
+                f"Batch {batch_id} of query {query_id} is older than everything the log remembers of it, so it is "
+                "not known whether it was written: its checkpoint is too old. Start again with a new checkpoint."
             )
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
         digest = hashlib.blake2b(digest_size=16)
@@ -232,7 +232,7 @@ def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> 
 
 
 def writers(path: str) -> set[str]:
-    """The names under which somebody has written."""
+    """The names of all writers so far."""
     with contextlib.closing(connect(path)) as connection:
         return {name for (name,) in connection.execute("SELECT DISTINCT writer FROM writer")}
 
@@ -250,7 +250,7 @@ def retire_writer(path: str, writer: str) -> None:
 
 
 def reset(path: str, identity: str) -> None:
-    """Empty the partition and give it a new identity, in place: open readers see it at their next look."""
+    """Empty the partition and give it a new identity, in place: open readers see it at their next poll."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         for table in ("log", "batch", "writer"):
             connection.execute(f"DELETE FROM {table}")
@@ -277,8 +277,8 @@ def _verify_repeat(
         count += len(chunk)
     if (count, digest.digest()) != (marker[0], marker[1]):
         raise WriteRefused(
-            f"Batch {batch_id} of {write_name!r} was written to {path} with {marker[0]} rows, and now comes "
-            f"with {count} other rows. The query is not deterministic (random values, current time or a "
+            f"Batch {batch_id} of {write_name!r} was written to {path} with {marker[0]} rows, and now has "
+            f"{count} different rows. The query is not deterministic (random values, current time or a "
             "changed source): make it so, or start it with a new checkpoint."
         )
     return count, marker[2]

@@ -1,4 +1,5 @@
-"""The compacted topic with the group's newest assignment: new leaders start from it, large ones travel there."""
+"""The compacted topic with the group's newest assignment: new leaders start from it; large ones are sent through
+it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class AssignmentTopic:
         self._topics.ensure_assignments(self._application_id)
 
     def write(self, raw: bytes) -> None:
-        """Append an assignment and wait until the brokers have it."""
+        """Append an assignment and wait until the brokers have stored it."""
         producer = Producer(self._url.librdkafka(linger_ms=0, acks="all"), logger=CLIENT_LOG)
         failures: list[KafkaError] = []
 
@@ -55,7 +56,7 @@ class AssignmentTopic:
         return max(readable, key=lambda info: info.generation, default=None)
 
     def find(self, wanted_digest: str) -> bytes | None:
-        """The assignment of that digest."""
+        """The assignment with that digest."""
         return next((raw for raw in self._read() if digest(raw) == wanted_digest), None)
 
     def _read(self) -> list[bytes]:
@@ -66,14 +67,15 @@ class AssignmentTopic:
                 enable_partition_eof=True,
                 isolation_level="read_committed",
                 auto_offset_reset="earliest",
-                # The end is told by an empty answer, and members wait for it.
+                # Only an empty answer reveals the end, and members wait for it.
                 fetch_wait_max_ms=10,
             ),
             logger=CLIENT_LOG,
         )
         found: list[bytes] = []
         try:
-            # Asked for an end, the client looks at once for the partition's leader, else after half a second.
+            # A request for the end makes the client look up the partition's leader at once instead of after half a
+            # second.
             consumer.get_watermark_offsets(KafkaTopicPartition(self.name, 0), _DEADLINE_S)
             consumer.assign([KafkaTopicPartition(self.name, 0, OFFSET_BEGINNING)])
             while True:
@@ -94,5 +96,5 @@ class AssignmentTopic:
 
 
 def digest(raw: bytes) -> str:
-    """What tells one assignment from another."""
+    """A digest that identifies an assignment."""
     return hashlib.sha256(raw).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""A Kafka consumer that is in a group for the group's sake: it is assigned no partition and reads nothing.
+"""A Kafka consumer that only takes part in a group: it is assigned no partition and reads nothing.
 
-The one module that reaches into ``aiokafka``: its public API neither asks for a rebalance nor says when the
-coordinator last heard of a member. A test fails where a version of it has neither any more.
+The only module that uses internals of ``aiokafka``: its public API can neither request a rebalance nor report when
+the coordinator last heard of a member. A test fails if a version no longer has these internals.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _MAX_POLL_INTERVAL_MS = 30_000
 _VERSION = 0
 _LEAVE_S = 3.0
 
-# It tells every heartbeat of a rebalance and all empty assignments; what matters is logged by the membership.
+# It logs every heartbeat of a rebalance and all empty assignments; the membership logs what matters.
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 class Talk(Protocol):
-    """What a member has to say; all three are called in the consumer's event loop."""
+    """A member's callbacks; all three are called in the consumer's event loop."""
 
     def subscription(self) -> bytes:
-        """What to tell the leader, asked at each join."""
+        """The message to the leader, requested at each join."""
         ...
 
     def lead(self, members: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """From what each member told to what each is told; called where this member leads."""
+        """Turns all members' messages into the message for each; called if this member leads."""
         ...
 
     def follow(self, assignment: bytes) -> None:
-        """Take what the leader told."""
+        """Accept the leader's message."""
         ...
 
 
 class _Assignor:
-    """The strategy as aiokafka calls it; KIP-535 does it the same way with user data."""
+    """The assignment strategy for aiokafka; KIP-535 uses user data in the same way."""
 
     name = PROTOCOL
 
@@ -64,10 +64,10 @@ class _Assignor:
 
 
 class GroupConsumer:
-    """One member of a consumer group; raises aiokafka's ``KafkaError`` where no broker answers.
+    """One member of a consumer group; raises aiokafka's ``KafkaError`` if no broker answers.
 
-    ``on_heard(sent_boot_ms)`` is called with the send time of every request by which the coordinator knows that
-    this member lives.
+    ``on_heard(sent_boot_ms)`` is called with the send time of every request that shows the coordinator that this
+    member is alive.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class GroupConsumer:
         self._on_heard = on_heard
 
     async def join(self, topic: str) -> None:
-        """Connect and join, in the background; the topic only has to exist."""
+        """Connect and join, in the background; the topic only needs to exist."""
         await self._consumer.start()
         coordinator = self._consumer._coordinator
         send = coordinator._send_req
@@ -108,15 +108,15 @@ class GroupConsumer:
         self._consumer.subscribe([topic])
 
     async def poll(self, timeout_ms: int) -> None:
-        """Show that this member is not stuck; raises what the coordination could not get over."""
+        """Show that this member is not stuck; raises errors from which the coordination cannot recover."""
         await self._consumer.getmany(timeout_ms=timeout_ms)
 
     def request_rejoin(self) -> None:
-        """Ask for a rebalance, in which every member tells its lags anew."""
+        """Ask for a rebalance, in which every member reports its lags again."""
         self._consumer._coordinator.request_rejoin()
 
     async def leave(self) -> None:
-        """Leave the group and disconnect; brokers that do not answer find out by themselves."""
+        """Leave the group and disconnect; brokers that do not answer notice by themselves."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._consumer.stop(), _LEAVE_S)
 

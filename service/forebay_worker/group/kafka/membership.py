@@ -1,7 +1,7 @@
 """Membership by Kafka's consumer-group protocol, as in KIP-535: a custom assignor's user data are the messages.
 
-The group is control plane only. Its members are assigned no partitions, since tasks are read by consumers of their
-own; so a rebalance touches no tail, is cheap, and can be asked for whenever lags have changed.
+The group is control plane only. Its members are assigned no partitions, since separate consumers read the tasks;
+so a rebalance touches no tail, is cheap, and can be requested whenever lags have changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, Unsuppor
 log = logging.getLogger(__name__)
 
 MOST_INLINE_BYTES = 512 * 1024
-"""Assignments that are larger in sum over the members travel through the topic."""
+"""Assignments that are larger than this, summed over the members, are sent through the topic."""
 _POLL_MS = 100
 _LOOK_MS = 1_000.0
 _RETRY_S = 1.0
@@ -81,7 +81,7 @@ class KafkaMembership:
         brokers = [server.rpartition(":")[0] for server in self._url.bootstrap_servers.split(",")]
         if _is_loopback(host.host) and not all(map(_is_loopback, brokers)):
             log.warning(
-                "this worker advertises %s, where nobody on another machine reaches it: set --advertise to an "
+                "this worker advertises %s, which other machines cannot reach: set --advertise to an "
                 "address of its own.",
                 host,
             )
@@ -102,11 +102,11 @@ class KafkaMembership:
                     log.warning("the worker group at %s cannot be reached: %s", self._url, error)
                 self._unreachable = True
             except Exception:
-                log.exception("the membership failed; it is tried again")
+                log.exception("the membership failed; it will be retried")
             await self._pause(_RETRY_S)
 
     async def _be_member(self) -> None:
-        """Join and stay until told to stop, or until another had better lead."""
+        """Join and stay until stopped, or until another member should lead."""
         await asyncio.to_thread(self._topic.ensure)
         await asyncio.to_thread(self._look_at_topic)
         consumer = GroupConsumer(
@@ -138,12 +138,12 @@ class KafkaMembership:
 
     def _heard(self, sent_boot_ms: float) -> None:
         self._heard_boot_ms = sent_boot_ms
-        # Before an assignment is known there is no role that the lease could vouch for.
+        # Before an assignment is known there is no role for the lease to cover.
         if self._fingerprint is not None:
             self.lease_until_boot_ms = sent_boot_ms + self._times.session_timeout_ms
 
     def _wants_rebalance(self) -> bool:
-        """Whether a copy got near enough since the join to move on, or the time has come that the leader set."""
+        """Whether a copy has caught up enough since the join, or the leader's next rebalance is due."""
         if boot_ms() >= self._rejoin_at:
             return True
         newest = self._newest
@@ -157,14 +157,14 @@ class KafkaMembership:
         return frozenset(task for task, lag in lags.items() if lag <= self._leader.policy.acceptable_recovery_lag)
 
     def subscription(self) -> bytes:
-        """What to tell the leader, asked at each join."""
+        """The message to the leader, requested at each join."""
         self._led_before, self._leads = self._leads, False
         newest = self._newest
         self._near_at_join = frozenset() if newest is None or newest.assignment.settled else self._near()
         return replace(self._subscription(), known_generation=self._known).encode()
 
     def lead(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
-        """From what each member told to what each is told."""
+        """Turns all members' messages into the message for each."""
         now = boot_ms()
         told = _readable(members)
         newest_by_process = _one_an_address(_one_each(told))
@@ -181,7 +181,7 @@ class KafkaMembership:
         return {} if info is None else self._messages(info, members)
 
     def follow(self, assignment: bytes) -> None:
-        """Take what the leader told, if it is newer than what is known."""
+        """Accept the leader's message, if it is newer than the known assignment."""
         if not assignment:
             return
         raw = self._topic.find(_referred(assignment)) if assignment.startswith(_REFERENCE) else assignment
@@ -190,8 +190,8 @@ class KafkaMembership:
         info = AssignmentInfo.decode(raw)
         if info.fingerprint != self._topology.fingerprint and self._fingerprint != info.fingerprint:
             log.warning(
-                "the group's leader follows topology %s, this worker %s: it goes on serving what it holds. "
-                "That is so for a while where a new topology is rolled out; else restart it with the group's.",
+                "the group's leader has topology %s, this worker %s: it keeps serving what it holds. "
+                "This is normal while a new topology is rolled out; otherwise restart it with the group's.",
                 info.fingerprint,
                 self._topology.fingerprint,
             )
@@ -206,7 +206,7 @@ class KafkaMembership:
     def _next(
         self, members: Mapping[str, SubscriptionInfo], known: Generation, now: float
     ) -> AssignmentInfo | None:
-        """The assignment to tell: a new one, or the newest again; None where the group is to wait."""
+        """The assignment to send: a new one, or the newest again; None if the group should wait."""
         present = self._leader.alike(members)
         previous = self._newest
         before = self._leader.before(previous)
@@ -214,7 +214,7 @@ class KafkaMembership:
         missing = holders(before) - present.keys()
         self._group_began = self._group_began or now
         waited_until = self._group_began + self._times.initial_rebalance_delay_ms
-        # A group that all had left waits for those that hold something: they may be about to be back.
+        # A group that all had left waits for members that hold something, which may be about to return.
         if now < waited_until and (not before.actual or (missing and self._fingerprint is None)):
             self._rejoin_at = waited_until
             return None
@@ -248,7 +248,7 @@ class KafkaMembership:
         return dict.fromkeys(members, _reference(raw, info.generation) if large else raw)
 
     def _look_at_topic(self) -> None:
-        """Learn the newest assignment that was ever written, to start from where this member comes to lead."""
+        """Read the newest assignment ever written, to start from it if this member leads."""
         found = self._topic.newest()
         if found is not None and (self._newest is None or found.generation > self._newest.generation):
             self._newest = found
@@ -262,7 +262,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _readable(members: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
-    """What members tell; one that speaks a newer version must not keep the rest from being led."""
+    """Members' messages; one in a newer version must not keep the rest from being led."""
     told = {}
     for name, raw in members.items():
         try:
@@ -273,7 +273,7 @@ def _readable(members: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
 
 
 def _one_each(told: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
-    """By process: of one that crashed and came back, both are members until the first one's session ends."""
+    """By process: if one crashed and came back, both are members until the first one's session ends."""
     newest: dict[str, SubscriptionInfo] = {}
     for info in sorted(told.values(), key=lambda info: info.incarnation):
         newest[info.process_id] = info
@@ -281,13 +281,13 @@ def _one_each(told: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInf
 
 
 def _one_an_address(members: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
-    """Of several that advertise one address the first: routers could not tell them apart."""
+    """Of several that advertise the same address, the first: routers could not distinguish them."""
     of_address: dict[HostInfo, SubscriptionInfo] = {}
     for info in sorted(members.values(), key=lambda info: (info.incarnation, info.process_id)):
         first = of_address.setdefault(info.host, info)
         if first is not info:
             log.error(
-                "the worker %s is given no tasks: it advertises %s, as the worker %s does. Give each its own "
+                "the worker %s gets no tasks: it advertises %s, as the worker %s does. Give each its own "
                 "--advertise or --listen.",
                 info.process_id,
                 info.host,

@@ -1,7 +1,7 @@
 """The database of an embedded worker group: its members, their leases, its leader and the assignment.
 
-Leases are on the boot-time clock, which all processes of a machine share and nobody steps; a database from before
-a reboot holds no valid lease.
+Leases use the boot-time clock, which all processes of a machine share and which is never stepped; a database from
+before a reboot contains no valid lease.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS member (
 
 
 class GroupRow(NamedTuple):
-    """What the group's row says: the newest generation with its assignment, and who leads until when."""
+    """The group's row: the newest generation with its assignment, the leader, and the end of its lease."""
 
     generation: Generation
     assignment: bytes | None
@@ -51,7 +51,7 @@ class LivingMember(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    """A member: what it told last, encoded, and until when its lease lasts."""
+    """A member: its last message, encoded, and the end of its lease."""
 
     process_id: str
     subscription: bytes
@@ -60,7 +60,7 @@ class MemberRow(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupTransaction:
-    """What can be read and changed under the database's write lock; all of it becomes visible at once."""
+    """Reads and changes under the database's write lock; all changes become visible at once."""
 
     connection: sqlite3.Connection
 
@@ -72,12 +72,12 @@ class GroupTransaction:
         return GroupRow(Generation(incarnation, number), *rest)
 
     def members(self) -> list[MemberRow]:
-        """Everybody that is alive or not away for long."""
+        """All members that are alive or have not been away for long."""
         rows = self.connection.execute("SELECT id, subscription, lease_until FROM member")
         return [MemberRow(*row) for row in rows]
 
     def living(self, now: float) -> list[LivingMember]:
-        """Everybody whose lease is valid."""
+        """All members whose lease is valid."""
         rows = self.connection.execute(
             "SELECT id, incarnation, host, fingerprint FROM member WHERE lease_until > ?", (now,)
         )
@@ -91,7 +91,7 @@ class GroupTransaction:
         )
 
     def end_lease(self, mine: SubscriptionInfo, now: float) -> bool:
-        """End a member's lease; False, and nothing done, where another process has its id by now."""
+        """End a member's lease; False, without effect, if another process has its id by now."""
         ended = self.connection.execute(
             "UPDATE member SET lease_until = ? WHERE id = ? AND incarnation = ?",
             (now, mine.process_id, mine.incarnation),
@@ -99,7 +99,7 @@ class GroupTransaction:
         return ended.rowcount > 0
 
     def forget_members(self, gone_since: float) -> None:
-        """Delete those whose lease ended by then."""
+        """Delete members whose lease ended by then."""
         self.connection.execute("DELETE FROM member WHERE lease_until <= ?", (gone_since,))
 
     def put_leader(self, process_id: str, until: float) -> None:
@@ -111,13 +111,13 @@ class GroupTransaction:
         self.connection.execute("UPDATE grp SET leader = NULL, leader_until = 0 WHERE leader = ?", (process_id,))
 
     def begin_incarnation(self, incarnation: int) -> None:
-        """Begin anew above what members know, with no assignment."""
+        """Start again above the generations that members know, without an assignment."""
         self.connection.execute(
             "UPDATE grp SET incarnation = ?, generation = 0, assignment = NULL", (incarnation,)
         )
 
     def put_assignment(self, info: AssignmentInfo, leader: str, now: float, read: Generation) -> bool:
-        """Write a generation if that member still leads and nobody wrote since ``read``."""
+        """Write a generation if that member still leads and nothing was written since ``read``."""
         written = self.connection.execute(
             "UPDATE grp SET generation = ?, assignment = ? "
             "WHERE leader = ? AND leader_until > ? AND incarnation = ? AND generation = ?",
@@ -126,7 +126,7 @@ class GroupTransaction:
         return written.rowcount == 1
 
     def void_leases_of_another_boot(self, boot_id: str, now: float) -> None:
-        """End the leases from before a reboot: those members are absent, not gone, and expected back."""
+        """End the leases from before a reboot: those members count as absent and expected back, not as gone."""
         (of,) = self.connection.execute("SELECT boot_id FROM grp").fetchone()
         if of != boot_id:
             self.connection.execute("UPDATE member SET lease_until = ?", (now,))
@@ -134,7 +134,7 @@ class GroupTransaction:
 
 
 class GroupDatabase:
-    """The database file, made where it is missing; used by one thread at a time."""
+    """The database file, created if missing; used by one thread at a time."""
 
     def __init__(self, path: Path, application_id: str) -> None:
         self.path = path
@@ -145,9 +145,8 @@ class GroupDatabase:
 
     @contextlib.contextmanager
     def transaction(self, now: float, first_incarnation: int) -> Iterator[GroupTransaction]:
-        """A write transaction; a database that has to be made for it begins with that incarnation.
-
-        Raises ``ConfigurationError`` where it is another application's or cannot be made, ``sqlite3.Error``.
+        """A write transaction; a database created for it starts with that incarnation. Raises
+        ``ConfigurationError`` if it belongs to another application or cannot be created, and ``sqlite3.Error``.
         """
         connection = self._connect(first_incarnation)
         with transaction(connection):
@@ -163,7 +162,7 @@ class GroupDatabase:
 
     def _connect(self, first_incarnation: int) -> sqlite3.Connection:
         if self._connection is not None:
-            # One that was removed and made anew by another member is another file under the same name.
+            # One that another member removed and recreated is a new file under the same name.
             if self._file == _file_id(self.path):
                 return self._connection
             self.close()
@@ -171,7 +170,8 @@ class GroupDatabase:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(
-                f"The directory of the group {self.path} cannot be made: {error.strerror}. Name another --group."
+                f"The directory of the group {self.path} cannot be created: {error.strerror}. "
+                "Name another --group."
             ) from None
         file = _file_id(self.path)
         connection = sqlite3.connect(self.path, timeout=5, isolation_level=None, check_same_thread=False)
@@ -185,7 +185,7 @@ class GroupDatabase:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection, first_incarnation: int) -> None:
-        # Leases mean nothing after a crash of the machine, so they need not survive one.
+        # Leases are meaningless after a crash of the machine, so they need not survive one.
         enable_wal(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
         with transaction(connection):
@@ -198,8 +198,8 @@ class GroupDatabase:
             format_, application_id = connection.execute("SELECT format, application_id FROM grp").fetchone()
         if (format_, application_id) != (_FORMAT, self._application_id):
             raise ConfigurationError(
-                f"The group {self.path} is of application {application_id!r} (format {format_}), this worker "
-                f"of {self._application_id!r} (format {_FORMAT}). Give each application its own "
+                f"The group {self.path} belongs to application {application_id!r} (format {format_}), this worker "
+                f"to {self._application_id!r} (format {_FORMAT}). Give each application its own "
                 "--group."
             )
 

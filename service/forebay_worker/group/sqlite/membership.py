@@ -1,8 +1,8 @@
-"""Membership of the embedded group: a lease that is renewed, and the leader's if it falls to this member.
+"""Membership of the embedded group: renews a lease, and the leader's lease if this member leads.
 
 Every member renews its lease a few times per session timeout. The holder of the leader lease computes the
-assignment and writes it in a transaction that checks that it still leads and that nobody wrote since, so a
-leader that was stopped and woke up changes nothing.
+assignment and writes it in a transaction that checks that it still leads and that nothing was written since, so a
+leader that was stopped and resumed changes nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, Unsuppor
 log = logging.getLogger(__name__)
 
 _MOST_SESSIONS = 3
-"""Of a leader's lease, beyond the half of one that it lasts where a round takes no time."""
+"""Extra time on a leader's lease, beyond the half session that it lasts if a round takes no time."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one look at the database showed a member."""
+    """A member's view of the database after one round."""
 
     generation: Generation
     assignment: bytes | None
@@ -68,7 +68,7 @@ class SqliteMembership:
         self._unreadable: set[str] = set()
         self._trouble: str | None = None
         self._round_ms = 0.0
-        """How long this member took to work out an assignment when it led last."""
+        """How long this member took to compute an assignment when it last led."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -80,7 +80,7 @@ class SqliteMembership:
         return "member" if self._fingerprint == self._topology.fingerprint else "other-topology"
 
     def check(self) -> None:
-        """Look whether the database is this application's; raises ``ConfigurationError`` where it is another's."""
+        """Check that the database belongs to this application; raises ``ConfigurationError`` otherwise."""
         try:
             with self._transaction(self._clock()):
                 pass
@@ -100,7 +100,7 @@ class SqliteMembership:
         try:
             self._refuse_taken_address()
         except sqlite3.Error as error:
-            # What is on disk can be served meanwhile; the thread goes on trying.
+            # What is on disk can be served meanwhile; the thread keeps trying.
             log.warning("the worker group %s cannot be reached: %s", self._database.path, error)
             self._database.close()
         self._thread = threading.Thread(target=self._run, name="forebay-group", daemon=True)
@@ -115,7 +115,7 @@ class SqliteMembership:
         now = self._clock()
         with contextlib.suppress(sqlite3.Error, ForebayError), self._transaction(now) as group:
             mine = self._subscription()
-            # Of another with the same id, from a copied state directory, everything stays.
+            # Another process with the same id, from a copied state directory, keeps everything.
             if group.end_lease(mine, now):
                 group.end_leadership(mine.process_id)
         self._database.close()
@@ -132,19 +132,19 @@ class SqliteMembership:
             except ForebayError as error:
                 trouble = str(error)
             except Exception:
-                log.exception("a round of the worker group failed; it is tried again")
+                log.exception("a round of the worker group failed; it will be retried")
             if trouble is not None and trouble != self._trouble:
                 log.warning("%s", trouble)
             self._trouble = trouble
             self._stopping.wait(pause_s)
 
     def tick(self) -> None:
-        """Renew the lease, lead if it falls to this member, and take over a newer generation."""
+        """Renew the lease, lead if it is this member's turn, and adopt a newer generation."""
         mine = replace(self._subscription(), known_generation=self._known)
         now = self._clock()
         seen = self._renew(mine, now)
         self._take_over(seen)
-        # Published after the roles that it vouches for.
+        # Published after the roles that it covers.
         self.lease_until_boot_ms = now + self._times.session_timeout_ms
         if seen.leads:
             self._lead(seen, now)
@@ -159,7 +159,7 @@ class SqliteMembership:
             _refuse_copy(living, mine)
             group.put_member(mine, now + self._times.session_timeout_ms)
             if self._known > generation:
-                # The database was made anew, or restored from before: go on above what members know.
+                # The database was recreated, or restored from a backup: continue above what members know.
                 generation, assignment = Generation(self._known.incarnation + 1, 0), None
                 group.begin_incarnation(generation.incarnation)
             others = {row.process_id: row.fingerprint for row in living if row.process_id != mine.process_id}
@@ -171,7 +171,7 @@ class SqliteMembership:
             if leads:
                 self._lead_on(group, mine.process_id, now)
             elif led:
-                # Most have another topology by now: one of them is to lead.
+                # Most have another topology by now: one of them should lead.
                 group.end_leadership(mine.process_id)
             members = group.members()
         if self.lease_until_boot_ms == 0.0 and not others:
@@ -191,7 +191,7 @@ class SqliteMembership:
         group.forget_members(now - self._times.standby_rebuild_delay_ms)
 
     def _readable(self, subscriptions: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
-        """What members tell; one that speaks a newer version must not keep the rest from being led."""
+        """Members' messages; one in a newer version must not keep the rest from being led."""
         read: dict[str, SubscriptionInfo] = {}
         for name, raw in subscriptions.items():
             try:
@@ -210,15 +210,15 @@ class SqliteMembership:
         info = _read_assignment(seen.assignment)
         if info.fingerprint != self._topology.fingerprint and self._fingerprint != info.fingerprint:
             log.warning(
-                "the group's leader follows topology %s, this worker %s: it goes on serving what it holds. "
-                "That is so for a while where a new topology is rolled out; else restart it with the group's.",
+                "the group's leader has topology %s, this worker %s: it keeps serving what it holds. "
+                "This is normal while a new topology is rolled out; otherwise restart it with the group's.",
                 info.fingerprint,
                 self._topology.fingerprint,
             )
         self._fingerprint = info.fingerprint
         if info.fingerprint == self._topology.fingerprint:
             self._on_assignment(info)
-        # Last: one that could not be followed is tried again, and no lease vouches for the roles before it.
+        # Last: a generation that could not be followed is retried, and no lease covers the roles before it.
         self._known = info.generation
 
     def _lead(self, seen: _Seen, now: float) -> None:
@@ -246,24 +246,25 @@ class SqliteMembership:
         else:
             log.warning(
                 "an assignment came too late, after %.1f s: another member leads by now, or has written one. If "
-                "that goes on, raise session_timeout_ms.",
+                "this continues, raise session_timeout_ms.",
                 self._round_ms / 1000,
             )
 
     def _write(self, info: AssignmentInfo, read: Generation) -> bool:
-        """Write a generation if this member still leads and nobody wrote since ``read``."""
+        """Write a generation if this member still leads and nothing was written since ``read``."""
         with self._transaction(self._clock()) as group:
-            # By the time that the lock is had: the leader's lease may have run out while it was waited for.
+            # As of getting the lock: the leader's lease may have run out while waiting for it.
             return group.put_assignment(info, self._subscription().process_id, self._clock(), read)
 
     def _waited_for_members(self, incarnation: int, now: float) -> bool:
-        # A database made anew is empty anew: the members that it does not know yet hold copies.
+        # A recreated database is empty: members that it does not know yet may hold copies.
         if self._empty_since is None or self._empty_since[0] != incarnation:
             self._empty_since = (incarnation, now)
         return now - self._empty_since[1] >= self._times.initial_rebalance_delay_ms
 
     def _waits_for_holders(self, missing: set[str], now: float) -> bool:
-        """Whether a group that all had left waits for those that hold something: they may be about to be back."""
+        """Whether a group that all had left waits for members that hold something, which may be about to
+        return."""
         return (
             self._founded_at is not None
             and bool(missing)
@@ -283,23 +284,24 @@ class SqliteMembership:
             )
 
     def _transaction(self, now: float) -> contextlib.AbstractContextManager[GroupTransaction]:
-        # A database made anew begins above one that was here before.
+        # A recreated database starts above its predecessor.
         return self._database.transaction(now, max(self._known.incarnation + 1, int(epoch_ms())))
 
 
 def _refuse_copy(living: list[LivingMember], mine: SubscriptionInfo) -> None:
-    """Of two processes with one id the one that was started last counts; raises ``ConfigurationError``."""
+    """Of two processes with the same id, the one started last counts; raises ``ConfigurationError`` in the
+    other."""
     for row in living:
         later = row.process_id == mine.process_id and row.incarnation > mine.incarnation
         if later and row.host != str(mine.host):
             raise ConfigurationError(
                 f"The worker at {row.host} was started later with this one's process id: the state directory of "
-                f"one is a copy of the other's. This one, at {mine.host}, is given no tasks. Stop one, and remove "
+                f"one is a copy of the other's. This one, at {mine.host}, gets no tasks. Stop one, and remove "
                 "process.json from its state directory."
             )
 
 
 @lru_cache(maxsize=2)
 def _read_assignment(raw: bytes) -> AssignmentInfo:
-    """The assignment as it was written; every look at the database brings the same bytes again."""
+    """The assignment as it was written; every round reads the same bytes again."""
     return AssignmentInfo.decode(raw)
