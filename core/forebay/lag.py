@@ -1,27 +1,16 @@
 """Lag: how far an answer may be behind the stream, never understated.
 
-Times here are milliseconds on the boot-time clock (``boot_ms``) unless a name contains ``epoch``: elapsed time
-must neither depend on a wall clock that can be stepped, nor stop while the machine sleeps.
+Times here are milliseconds on the boot-time clock (``forebay.clock.boot_ms``) unless a name contains ``epoch``:
+elapsed time must neither depend on a wall clock that can be stepped, nor stop while the machine sleeps.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _RING_LIMIT = 64
-
-
-def boot_ms() -> float:
-    """Milliseconds since the machine started, suspension included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) * 1000.0
-
-
-def epoch_ms() -> float:
-    """Milliseconds since 1970 by the wall clock."""
-    return time.time() * 1000.0
 
 
 class Lag(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from forebay.clock import boot_ms
 from forebay.errors import SettingError
-from forebay.lag import boot_ms
 
 log = logging.getLogger(__name__)
 

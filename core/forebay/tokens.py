@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from forebay.clock import boot_ms
 from forebay.errors import Unauthenticated
-from forebay.lag import boot_ms
 from forebay.reloaded_file import ReloadedFile
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")

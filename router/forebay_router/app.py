@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
+from forebay.clock import boot_ms
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -31,7 +32,6 @@ from forebay.errors import (
     UnknownStore,
     WrongStoreKind,
 )
-from forebay.lag import boot_ms
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere, Problem
-from forebay.lag import UNLIMITED, Lag, Tolerance, boot_ms
+from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import KeyResult, batch_answer, key_result, read_batch_frames, read_batch_keys
@@ -22,11 +23,11 @@ from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
 from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, refusal
-from forebay_router.keys import settled, verdict
+from forebay_router.keys import decides, verdict
+from forebay_router.lag_aging import aged, came_too_early, time_to_ask_again_ms
 from forebay_router.metrics import RouterMetrics
 from forebay_router.replica_read import Came, ReplicaRead, ReplicaRequest
 from forebay_router.router import Router
-from forebay_router.waited import aged, came_too_early, time_to_ask_again_ms
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 _WITH_LAG = frozenset({200, 404})
@@ -151,7 +152,7 @@ class _Batch:
             async for some in coming:
                 for index, (status, body), came_boot_ms in some:
                     came[index].append(Came(Answer(status, b"", body), came_boot_ms))
-                if all(any(settled(answer) for answer, _ in of_one) for of_one in came.values()):
+                if all(any(decides(answer) for answer, _ in of_one) for of_one in came.values()):
                     break
         return [self._verdict(index, of_one) for index, of_one in came.items()]
 

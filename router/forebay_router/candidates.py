@@ -60,7 +60,7 @@ def candidates(
     ranked = sorted(holders, key=lambda holder: _order(holder, tolerance))
     order = [holder.host for holder in ranked]
     if prefer == "any" and choose is not None:
-        good = equals(ranked, tolerance)
+        good = equally_good(ranked, tolerance)
         if good:
             load = {holder.host: holder.load for holder in ranked}
             first = less_loaded(good, load.__getitem__, choose)
@@ -69,7 +69,7 @@ def candidates(
     return tuple(order)
 
 
-def equals(holders: Iterable[Holder], tolerance: Tolerance) -> tuple[HostInfo, ...]:
+def equally_good(holders: Iterable[Holder], tolerance: Tolerance) -> tuple[HostInfo, ...]:
     """The hosts that are as good as the active for a read with ``prefer="any"``: healthy, and within its
     tolerance."""
     return tuple(holder.host for holder in holders if _rank(holder, tolerance) <= _Rank.WITHIN_TOLERANCE)

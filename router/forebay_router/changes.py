@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from forebay.client.problems import problem_of
+from forebay.clock import boot_ms
 from forebay.codecs import from_segment, to_segment
 from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
-from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.position import decode_position, encode_position
 from forebay.rest.answers import Answer
-from forebay.rest.changes import KEEP_ALIVE_MS, passes, require_followed
+from forebay.rest.changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
 from forebay.rest.parameters import ReadParameters
@@ -78,7 +78,7 @@ class RoutedChanges:
                 self._parameters = replace(self._parameters, min_position=None)
                 yield problem_event(problem, event_id="")
             except Problem as problem:
-                if not passes(problem):
+                if not is_transient(problem):
                     raise
                 if boot_ms() >= self._due_boot_ms:
                     self._due_boot_ms = self._router.deadline(self._parameters)

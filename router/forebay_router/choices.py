@@ -10,7 +10,7 @@ from forebay.lag import Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.topology import StoreSpec
-from forebay_router.candidates import candidates, equals, less_loaded
+from forebay_router.candidates import candidates, equally_good, less_loaded
 from forebay_router.hedging import MOST_DELAY_MS
 from forebay_router.router import Router
 from forebay_router.upstream import Upstream
@@ -124,7 +124,7 @@ class Choices:
         """Find the workers to choose among; none if one of them is recovering."""
         router = self._router
         holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
-        hosts = equals(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]
+        hosts = equally_good(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]
         if not all(map(router.cluster.recovered, hosts)):
             hosts = ()
         targets = tuple(self._target(host, partition) for host in hosts)

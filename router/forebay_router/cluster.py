@@ -9,15 +9,16 @@ import logging
 from collections.abc import Callable, Set
 from typing import Any
 
+from forebay.clock import boot_ms
 from forebay.errors import PartitionerMissing, UnknownStore
-from forebay.lag import UNKNOWN_LAG, boot_ms
+from forebay.lag import UNKNOWN_LAG
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.candidates import Holder
 from forebay_router.credentials import REFUSALS
 from forebay_router.polls import Pace, PollRefused, WorkerDocuments
-from forebay_router.provenance import told_by
+from forebay_router.provenance import reported_in
 from forebay_router.seeds import Seeds
 from forebay_router.strangers import Strangers
 from forebay_router.worker_view import Held, Report, WorkerView
@@ -137,11 +138,11 @@ class Cluster:
         if report is not None:
             role = report.role
             lag = report.lag if boot_ms() - report.at_boot_ms <= self._lag_report_max_age_ms else UNKNOWN_LAG
-        return Holder(host, role, lag, worker.live, worker.suspect, load, worker.recovery.window, worker.ceiling)
+        return Holder(host, role, lag, worker.live, worker.suspect, load, worker.slow_start.window, worker.ceiling)
 
     def heard(self, host: HostInfo, held: Held, head: bytes) -> None:
         """Record the state of the answering replica from the header lines of a worker's answer."""
-        told, worker = told_by(head), self.workers.get(host)
+        told, worker = reported_in(head), self.workers.get(host)
         if worker is not None and told is not None and told.role:
             worker.replicas[held] = Report(told.role, told.lag, boot_ms())
             self._holding.setdefault(held, set()).add(host)
@@ -152,7 +153,7 @@ class Cluster:
         if worker is not None:
             worker.silent_reads = 0
             if not late:
-                worker.recovery.answered()
+                worker.slow_start.answered()
 
     def silent(self, host: HostInfo) -> None:
         """A worker let a read wait past the hedge delay."""
@@ -172,7 +173,7 @@ class Cluster:
         worker = self.workers.get(host)
         if worker is not None and worker.live:
             worker.live = False
-            worker.recovery.lose()
+            worker.slow_start.lose()
             log.warning("worker %s is down", host)
 
     def well(self, host: HostInfo) -> bool:
@@ -183,7 +184,7 @@ class Cluster:
     def recovered(self, host: HostInfo) -> bool:
         """Whether a worker answers and may have as many reads at once as any other."""
         worker = self.workers.get(host)
-        return worker is not None and worker.well and worker.recovery.window is None
+        return worker is not None and worker.well and worker.slow_start.window is None
 
     def refresh(self, host: HostInfo) -> None:
         """Read a worker's status now: it answered as if the map here were out of date."""

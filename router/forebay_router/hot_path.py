@@ -14,10 +14,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import InternalError, Problem
 from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, Slot
-from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.routes import READ_ROUTES
@@ -45,7 +45,7 @@ class _Outstanding:
     slot: Slot
     target: Target
     sent_boot_ms: float
-    settled: bool = False
+    done: bool = False
     """Answered, or continued as an ordinary read."""
     ordinary: asyncio.Task[None] | None = None
     hedged: bool = False
@@ -125,18 +125,18 @@ class RouterHotPath:
         took_ms = boot_ms() - read.sent_boot_ms
         if answer is not None:
             target = read.target
-            router.cluster.answered(target.host, late=read.settled)
+            router.cluster.answered(target.host, late=read.done)
             router.delay.observe(took_ms)
             if not target.reported:
                 target.reported = True
                 router.cluster.heard(target.host, (read.asked.spec.name, read.partition), answer.head)
-        if read.settled:
+        if read.done:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer, took_ms)
         elif answer is None or not is_final(answer):
             self._go_on_as_ordinary(read, None)
         else:
-            read.settled = True
+            read.done = True
             router.in_flight -= 1
             self._fill(read, answer, took_ms)
 
@@ -152,7 +152,7 @@ class RouterHotPath:
         read.slot.fill(answer)
 
     def _go_on_as_ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
-        read.settled = True
+        read.done = True
         self._router.in_flight -= 1
         read.ordinary = self._begin(self._ordinary(read, silent))
 
@@ -180,9 +180,9 @@ class RouterHotPath:
         self._ticking = False
         router = self._router
         late = boot_ms() - router.delay.delay_ms
-        while self._outstanding and (self._outstanding[0].settled or self._outstanding[0].sent_boot_ms < late):
+        while self._outstanding and (self._outstanding[0].done or self._outstanding[0].sent_boot_ms < late):
             read = self._outstanding.popleft()
-            if read.settled:
+            if read.done:
                 continue
             router.cluster.silent(read.target.host)
             self._hedge(read)
@@ -219,7 +219,7 @@ class RouterHotPath:
         asyncio.get_running_loop().call_later(pause_ms / 1000, self._look_again, read)
 
     def _look_again(self, read: _Outstanding) -> None:
-        if read.settled:
+        if read.done:
             return
         if self._left_ms(read) <= 0:
             self._go_on_as_ordinary(read, read.target.host)

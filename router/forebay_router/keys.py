@@ -10,17 +10,18 @@ import asyncio
 import json
 from collections.abc import Sequence
 
+from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
-from forebay.lag import UNKNOWN_LAG, Lag, boot_ms, worst_lag
+from forebay.lag import UNKNOWN_LAG, Lag, worst_lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
 from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
 from forebay.topology import StoreSpec
+from forebay_router.lag_aging import aged, came_too_early, time_to_ask_again_ms
 from forebay_router.replica_read import Came, ReplicaRequest
 from forebay_router.router import Router
-from forebay_router.waited import aged, came_too_early, time_to_ask_again_ms
 
 _SETTLED = frozenset({200, 400, 409, 410})
 _GRAVEST_FIRST = (503, 504, 429, 412)
@@ -83,7 +84,7 @@ async def _search_once(
         for task in asyncio.as_completed(asked):
             answer = await task
             came.append(Came(answer, boot_ms()))
-            if settled(answer):
+            if decides(answer):
                 break
     finally:
         for one in asked:
@@ -91,7 +92,7 @@ async def _search_once(
     return verdict(spec, came)
 
 
-def settled(answer: Answer) -> bool:
+def decides(answer: Answer) -> bool:
     """Whether one partition's answer settles the read: it has the key, had it, or the request is at fault."""
     return answer.status in _SETTLED
 
@@ -100,7 +101,7 @@ def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:
     """The partitions' combined answer: one that settles it, else the gravest refusal, else a miss."""
     answers = [answer for answer, _ in came]
     for answer in answers:
-        if settled(answer):
+        if decides(answer):
             return answer
     for status in _GRAVEST_FIRST:
         for answer in answers:

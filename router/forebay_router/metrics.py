@@ -13,7 +13,7 @@ from forebay import __version__
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Answer
 from forebay_router.histogram import Histogram
-from forebay_router.provenance import RawFigures, Told, raw_figures, read_figures
+from forebay_router.provenance import RawFigures, ReportedProvenance, raw_figures, read_figures
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
 
@@ -49,7 +49,7 @@ class RouterMetrics(Collector):
     def _read(self) -> None:
         unread, self._unread = self._unread, Counter()
         for (route, store, status, raw), count in unread.items():
-            told = Told("", UNKNOWN_LAG) if raw is None else read_figures(raw)
+            told = ReportedProvenance("", UNKNOWN_LAG) if raw is None else read_figures(raw)
             self._reads[route, status, told.role] += count
             if raw is not None and status in _SERVED:
                 self._lag.observe(store, told.lag, count)

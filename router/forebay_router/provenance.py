@@ -14,20 +14,20 @@ _LINES = re.compile(
 )
 
 
-class Told(NamedTuple):
+class ReportedProvenance(NamedTuple):
     """Role, empty if several replicas answered, and lag."""
 
     role: str
     lag: Lag
 
 
-def told_by(head: bytes) -> Told | None:
+def reported_in(head: bytes) -> ReportedProvenance | None:
     """The contents of header lines, in the order in which they are sent; None if they contain no figures."""
     found = _match(head)
     if found is None:
         return None
     record_lag, time_lag_ms, age_ms, role = found.groups()
-    return Told(
+    return ReportedProvenance(
         "" if role is None else role.decode(), Lag(_number(record_lag), _number(time_lag_ms), _number(age_ms))
     )
 
@@ -43,10 +43,12 @@ def raw_figures(head: bytes) -> RawFigures | None:
     return None if found is None else (found[1], found[2], found[4])
 
 
-def read_figures(raw: RawFigures) -> Told:
+def read_figures(raw: RawFigures) -> ReportedProvenance:
     """Parsed raw figures; age is not among them."""
     record_lag, time_lag_ms, role = raw
-    return Told("" if role is None else role.decode(), Lag(_number(record_lag), _number(time_lag_ms), None))
+    return ReportedProvenance(
+        "" if role is None else role.decode(), Lag(_number(record_lag), _number(time_lag_ms), None)
+    )
 
 
 def _match(head: bytes) -> re.Match[bytes] | None:

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
-from forebay.lag import boot_ms
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
 from forebay.rest.parameters import ReadParameters

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import NotReady, Overloaded, Problem
-from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import Answer
 from forebay.rest.event_streams import EventStreams
@@ -112,7 +112,7 @@ class Router:
                     "host": str(host),
                     "live": worker.live,
                     "suspect": worker.suspect,
-                    "recovering": worker.recovery.window is not None,
+                    "recovering": worker.slow_start.window is not None,
                     "in_flight": self.upstreams.load(host),
                 }
                 for host, worker in sorted(self.cluster.workers.items())

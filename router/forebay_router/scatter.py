@@ -11,16 +11,17 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import LagExceedsTolerance, NoReplica
-from forebay.lag import Lag, Tolerance, boot_ms, worst_lag
+from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
+from forebay_router.lag_aging import came_too_early, time_to_ask_again_ms
 from forebay_router.replica_read import Came, ReplicaRequest
 from forebay_router.router import Router
-from forebay_router.waited import came_too_early, time_to_ask_again_ms
 
 _FIRST_PAGE = 1_000
 """Entries; each page is twice as large as the previous one, so that merging starts early and pages are few."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
-from forebay_router.recovery import Recovery
+from forebay_router.slow_start import SlowStart
 
 _SILENT_READS_TO_SUSPECT = 3
 
@@ -37,7 +37,7 @@ class WorkerView:
     silent_reads: int = 0
     refused_read: bool = False
     seen_boot_ms: float = 0.0
-    recovery: Recovery = field(default_factory=Recovery)
+    slow_start: SlowStart = field(default_factory=SlowStart)
     ceiling: Tolerance = UNLIMITED
     replicas: dict[Held, Report] = field(default_factory=dict)
     _status: bytes = b""
@@ -55,7 +55,7 @@ class WorkerView:
     def suspected(self) -> None:
         """It was silent on a poll, which counts like several reads."""
         self.silent_reads = max(self.silent_reads, _SILENT_READS_TO_SUSPECT)
-        self.recovery.lose()
+        self.slow_start.lose()
 
     def take(self, body: bytes, status: Mapping[str, Any], now_boot_ms: float) -> None:
         """Adopt a status, given both raw and parsed."""

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from forebay.authentication import Authenticator
+from forebay.clock import boot_ms
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -28,7 +29,6 @@ from forebay.errors import (
     UnknownStore,
     WrongStoreKind,
 )
-from forebay.lag import boot_ms
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.application import body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES, KeyResult, batch_answer, read_batch_keys

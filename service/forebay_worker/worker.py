@@ -9,8 +9,9 @@ import shutil
 from typing import Any
 
 from forebay.changelog import open_changelog
+from forebay.clock import epoch_ms
 from forebay.errors import NotReady, Problem
-from forebay.lag import Lag, Tolerance, epoch_ms
+from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.event_streams import EventStreams
 from forebay.settings import WorkerSettings
@@ -131,7 +132,7 @@ class Worker:
                 return NotReady(self._topics.obstacle, retry_after_s=1)
             # A leader with another topology assigns nothing, and held replicas are served meanwhile.
             joined = self._assigned or self.membership.state == "other-topology"
-            if not joined or not self.tasks.settled:
+            if not joined or not self.tasks.matches_assignment:
                 return NotReady("The worker has not joined its group yet.", retry_after_s=1)
             behind = [
                 f"{replica.spec.name}-{replica.task.partition}"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
-from forebay_router.candidates import Holder, candidates, equals
+from forebay_router.candidates import Holder, candidates, equally_good
 
 FIGURE = st.one_of(st.none(), st.integers(0, 100))
 HOLDERS = st.lists(
@@ -94,7 +94,7 @@ def test_one_that_recovers_gets_its_probe_and_no_more_while_others_can_answer():
 @given(holders=HOLDERS, tolerance=TOLERANCES, seed=st.integers(0, 99))
 def test_any_begins_with_one_that_is_as_good_as_the_best(holders, tolerance, seed):
     order = candidates(holders, tolerance, "any", random.Random(seed))
-    good = equals(holders, tolerance)
+    good = equally_good(holders, tolerance)
     assert set(good) <= {holder.host for holder in holders if takes_more(holder)}
     assert not good or order[0] in good
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from forebay.lag import Lag, Tolerance, boot_ms
+from forebay.clock import boot_ms
+from forebay.lag import Lag, Tolerance
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.rest.answers import Provenance, provenance_head
 from forebay.tasks import TopicPartition
@@ -38,7 +39,7 @@ def test_a_worker_that_hangs_is_suspect_also_where_it_never_said_what_it_holds()
 
 def test_a_worker_that_comes_back_is_given_few_reads_also_before_it_said_what_it_holds():
     view = WorkerView(HOST, live=True)
-    view.recovery.lose()
+    view.slow_start.lose()
     (holder,) = cluster(view).holders(SPEC, 0, lambda host: 0)
     assert holder.window == 1
 

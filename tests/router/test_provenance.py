@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from forebay.errors import UnknownKey
 from forebay.lag import Lag
 from forebay.rest.answers import JSON_HEAD, NO_STORE, Provenance, lag_head, problem_answer, provenance_head
-from forebay_router.provenance import told_by
+from forebay_router.provenance import reported_in
 
 FIGURES = st.none() | st.integers(0, 2**40)
 SOURCES = st.builds(
@@ -25,13 +25,13 @@ def test_a_replica_is_read_off_the_lines_that_name_it(source):
         JSON_HEAD + NO_STORE + provenance_head(source),
         problem_answer(UnknownKey("No.", retry_after_s=1), source).head,
     ):
-        assert told_by(head) == (source.role, source.lag)
+        assert reported_in(head) == (source.role, source.lag)
 
 
 def test_a_lag_of_several_has_no_role():
-    assert told_by(JSON_HEAD + lag_head(Lag(1, None, 2))) == ("", Lag(1, None, 2))
+    assert reported_in(JSON_HEAD + lag_head(Lag(1, None, 2))) == ("", Lag(1, None, 2))
 
 
 @pytest.mark.parametrize("head", [b"", JSON_HEAD + NO_STORE])
 def test_lines_without_figures_tell_nothing(head):
-    assert told_by(head) is None
+    assert reported_in(head) is None

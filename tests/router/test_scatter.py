@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from forebay.clock import boot_ms
 from forebay.errors import Overloaded
-from forebay.lag import Lag, boot_ms
+from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import Answer
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters

@@ -80,7 +80,7 @@ class Batch(NamedTuple):
     decides."""
     partitions: int | None = None
     """How many partitions the topic has now; None if that cannot change."""
-    settled: bool = False
+    end_reached: bool = False
     """Whether a response at least as new as any with a gap could read the log up to ``position`` and no further:
     the successor of a value that compaction removed is not beyond it, though a transaction may still be open."""
 

@@ -10,7 +10,7 @@ from forebay.client.results import Change, change_of
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Provenance
-from forebay.rest.changes import passes
+from forebay.rest.changes import is_transient
 from forebay.rest.events import Event, EventReader
 
 _LEAST_PAUSE_S = 0.1
@@ -90,7 +90,7 @@ class Following:
         try:
             self._opened = yield from self._reads.open(self._wanted, self._last_event_id)
         except Problem as problem:
-            if not self._began or not passes(problem):
+            if not self._began or not is_transient(problem):
                 raise
             self._reads.turn()
             yield from self._pause()

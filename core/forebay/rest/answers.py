@@ -84,7 +84,7 @@ def provenance_head(source: Provenance) -> bytes:
     return lag_head(lag) + _lasting(partition, position, role, host)[1]
 
 
-class Told(NamedTuple):
+class EncodedProvenance(NamedTuple):
     """A provenance with the bytes that it adds to every answer."""
 
     source: Provenance
@@ -94,9 +94,9 @@ class Told(NamedTuple):
     """The members of the document, without braces."""
 
 
-def tell(source: Provenance) -> Told:
+def encode_provenance(source: Provenance) -> EncodedProvenance:
     """A provenance in bytes, reused until it changes."""
-    return Told(source, JSON_HEAD + NO_STORE + provenance_head(source), provenance_json(source))
+    return EncodedProvenance(source, JSON_HEAD + NO_STORE + provenance_head(source), provenance_json(source))
 
 
 def problem_answer(problem: Problem, source: Provenance | None = None) -> Answer:

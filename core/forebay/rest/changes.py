@@ -17,7 +17,7 @@ from forebay.topology import StoreSpec
 KEEP_ALIVE_MS = 15_000
 """A stream sends a comment after this long without an event."""
 
-PASSING = frozenset({412, 421, 429, 502, 503, 504})
+TRANSIENT = frozenset({412, 421, 429, 502, 503, 504})
 """Statuses of problems that another replica, or a later attempt, may not have."""
 
 LAST_EVENT_ID_PARAMETER = {
@@ -55,6 +55,6 @@ def require_followed(spec: StoreSpec) -> None:
         raise
 
 
-def passes(problem: Problem) -> bool:
+def is_transient(problem: Problem) -> bool:
     """Whether another replica, or a later attempt, may not have a problem."""
-    return problem.status in PASSING and not isinstance(problem, PartitionerMissing)
+    return problem.status in TRANSIENT and not isinstance(problem, PartitionerMissing)

@@ -28,7 +28,7 @@ from forebay.changelog.sqlite.partition import (
     partition_path,
 )
 from forebay.partitioning import StreamPartitioner
-from forebay.spark.many_keys import murmur2_partitions
+from forebay.spark.batch_murmur2 import murmur2_partitions
 
 Batches = Iterable["pa.RecordBatch"]
 

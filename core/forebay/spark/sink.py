@@ -25,7 +25,7 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogUnreachable, SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import Position, encode_position, log_digest
-from forebay.spark import executor, many_keys
+from forebay.spark import batch_murmur2, executor
 from forebay.spark.columns import Layout, lay_out
 from forebay.spark.destinations import BatchId, open_destination
 from forebay.spark.executor import partition_rows
@@ -39,7 +39,7 @@ _COMPACTION_INTERVAL_S = 600.0
 _PATIENCE_S = 120.0
 """How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
 _PAUSE_S = 1.0
-_BY_VALUE = (partitioning, many_keys, record_headers, sqlite_partition, executor)
+_BY_VALUE = (partitioning, batch_murmur2, record_headers, sqlite_partition, executor)
 
 
 class Sink:

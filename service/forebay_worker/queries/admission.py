@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from forebay.clock import boot_ms
 from forebay.errors import (
     BadParameter,
     HistoryExpired,
@@ -25,10 +26,17 @@ from forebay.errors import (
     UnknownPartitioner,
     UnknownStore,
 )
-from forebay.lag import UNLIMITED, Lag, Progress, Tolerance, boot_ms, lag_of, provable
+from forebay.lag import UNLIMITED, Lag, Progress, Tolerance, lag_of, provable
 from forebay.metadata import StreamsMetadataState
 from forebay.position import Position, encode_position, log_digest
-from forebay.rest.answers import Answer, Provenance, Told, problem_answer, provenance_members, tell
+from forebay.rest.answers import (
+    Answer,
+    EncodedProvenance,
+    Provenance,
+    encode_provenance,
+    problem_answer,
+    provenance_members,
+)
 from forebay.rest.parameters import ReadParameters
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology
@@ -50,14 +58,14 @@ class Refused(Exception):
         """Whether the replica may be able to answer soon."""
         return isinstance(self.problem, LagExceedsTolerance | PositionNotReached | NotReady)
 
-    def told(self) -> Problem:
+    def with_provenance(self) -> Problem:
         """The problem with the replica's lag, role and position among its members."""
         self.problem.members = {**self.problem.members, **provenance_members(self.source)}
         return self.problem
 
     def answer(self) -> Answer:
         """The same as an answer with its headers."""
-        return problem_answer(self.told(), self.source)
+        return problem_answer(self.with_provenance(), self.source)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +84,7 @@ class Admitted:
     complete: bool
     role: str
     lag: Lag
-    told: Told
+    provenance: EncodedProvenance
     tolerated_by: ReadParameters | None = None
     """The last parameters that it was checked against, and met."""
 
@@ -208,9 +216,9 @@ class Admission:
             return kept
         now = float(moment)
         role, lag = replica.role(lease, now), lag_of(progress, now)
-        told = tell(self._provenance(replica, role, lag))
+        provenance = encode_provenance(self._provenance(replica, role, lag))
         admitted = Admitted(
-            replica, moment, lease, designated, progress, replayed, replica.complete, role, lag, told
+            replica, moment, lease, designated, progress, replayed, replica.complete, role, lag, provenance
         )
         replica.admitted = admitted
         return admitted
@@ -281,12 +289,12 @@ class Admission:
         if not isinstance(problem, UnknownKey):
             raise self._refuse(admitted, problem)
 
-    def told(self, admitted: Admitted) -> Told:
+    def provenance(self, admitted: Admitted) -> EncodedProvenance:
         """An answer's provenance; taken after its content, so that the position is an upper bound for it."""
         replica = admitted.replica
         if replica.progress is admitted.progress:
-            return admitted.told
-        return tell(self._provenance(replica, admitted.role, admitted.lag))
+            return admitted.provenance
+        return encode_provenance(self._provenance(replica, admitted.role, admitted.lag))
 
     def _provenance(self, replica: Replica, role: str, lag: Lag) -> Provenance:
         partition = replica.task.partition
@@ -294,7 +302,7 @@ class Admission:
         return Provenance(partition, token, role, self._host, lag)
 
     def _refuse(self, admitted: Admitted, problem: Problem) -> Refused:
-        return Refused(problem, self.told(admitted).source)
+        return Refused(problem, self.provenance(admitted).source)
 
 
 @lru_cache(maxsize=4096)

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 
+from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import LogDiverged, PositionOfAnotherLog, Problem
-from forebay.lag import boot_ms
-from forebay.rest.changes import KEEP_ALIVE_MS, passes, require_followed
+from forebay.rest.changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
 from forebay.rest.parameters import ReadParameters
@@ -81,13 +81,13 @@ class KeyChanges:
                         yield event
                     await self._pause()
         except Refused as refused:
-            yield problem_event(refused.told())
+            yield problem_event(refused.with_provenance())
         except PositionOfAnotherLog as problem:
             if not self._resuming:
                 raise
             yield problem_event(problem, event_id="")
         except Problem as problem:
-            if not passes(problem):
+            if not is_transient(problem):
                 raise
             yield problem_event(problem)
 
@@ -116,9 +116,9 @@ class KeyChanges:
         admitted = self._admission.admit(replica, self._parameters)
         if not lag_due and admitted.role == self._role:
             return None
-        told = self._admission.told(admitted)
-        self._note_sent(told.source.role)
-        return Event("lag", b"{%b}" % told.members, told.source.position)
+        provenance = self._admission.provenance(admitted)
+        self._note_sent(provenance.source.role)
+        return Event("lag", b"{%b}" % provenance.members, provenance.source.position)
 
     def _changed(self, replica: Replica) -> Event | None:
         """The key read again, None if unchanged since last sent."""
@@ -131,9 +131,9 @@ class KeyChanges:
             return None
         self._digest = digest
         self._changed_boot_ms = boot_ms()
-        source = found.told.source
+        source = found.provenance.source
         self._note_sent(source.role)
-        document = key_document(self._spec, self._plain, found.value, found.told.members)
+        document = key_document(self._spec, self._plain, found.value, found.provenance.members)
         return Event("absent" if found.value is None else "value", document, source.position)
 
     def _note_sent(self, role: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from forebay.codecs import from_segment
 from forebay.errors import NotReady, Problem, UnknownKey
-from forebay.rest.answers import Answer, Told, problem_answer
+from forebay.rest.answers import Answer, EncodedProvenance, problem_answer
 from forebay.rest.batches import KeyResult, key_result
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
@@ -26,7 +26,7 @@ class Found(NamedTuple):
     """The stored value of a key, None if there is none, and its provenance."""
 
     value: bytes | None
-    told: Told
+    provenance: EncodedProvenance
 
 
 class Batched(NamedTuple):
@@ -55,10 +55,10 @@ class KeyRead:
         replica = admission.replica(spec, admission.partition(spec, plain, parameters.partition))
         admitted = admission.admit(replica, parameters)
         value = value_of(replica, plain, parameters)
-        told = admission.told(admitted)
+        provenance = admission.provenance(admitted)
         if value is None:
-            raise Refused(admission.miss(admitted, plain, parameters.as_of_ms), told.source)
-        return Answer(200, told.json_head, key_document(spec, plain, value, told.members))
+            raise Refused(admission.miss(admitted, plain, parameters.as_of_ms), provenance.source)
+        return Answer(200, provenance.json_head, key_document(spec, plain, value, provenance.members))
 
 
 class Reads:
@@ -74,11 +74,11 @@ class Reads:
     def look(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> Found:
         """A replica's result for a key, including a proven miss; raises ``Refused``."""
         admitted = self._admission.admit(replica, parameters)
-        found = Found(value_of(replica, plain, parameters), self._admission.told(admitted))
+        found = Found(value_of(replica, plain, parameters), self._admission.provenance(admitted))
         if found.value is None:
             problem = self._admission.miss(admitted, plain)
             if not isinstance(problem, UnknownKey):
-                raise Refused(problem, found.told.source)
+                raise Refused(problem, found.provenance.source)
         return found
 
     def batch(self, store: str, keys: Sequence[Any], parameters: ReadParameters) -> Batched:
@@ -122,11 +122,11 @@ class Reads:
             values = values_of(admitted.replica, plains, parameters)
         except NotReady as problem:
             return _refused(len(plains), problem_answer(problem), True)
-        told = self._admission.told(admitted)
-        documents = key_documents(spec, plains, values, told.members)
+        provenance = self._admission.provenance(admitted)
+        documents = key_documents(spec, plains, values, provenance.members)
         batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:
-            miss = Refused(self._admission.miss(admitted, plains[index], parameters.as_of_ms), told.source)
+            miss = Refused(self._admission.miss(admitted, plains[index], parameters.as_of_ms), provenance.source)
             batched.results[index] = key_result(miss.answer())
             if miss.may_wait:
                 batched.waiting.append(index)

@@ -6,8 +6,9 @@ import asyncio
 import itertools
 from typing import Any
 
+from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
-from forebay.lag import Lag, boot_ms
+from forebay.lag import Lag
 from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
@@ -126,7 +127,7 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) 
 
 
 def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:
-    return provenance_members(admission.told(admitted).source)
+    return provenance_members(admission.provenance(admitted).source)
 
 
 def _source_head(*pages: Page) -> bytes:

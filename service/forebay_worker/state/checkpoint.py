@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forebay.clock import epoch_ms
 from forebay.errors import ForebayError
-from forebay.lag import epoch_ms
 from forebay.tasks import TopicPartition
 from forebay_worker.state.durable import remove_durably, write_durably
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from forebay.lag import boot_ms, epoch_ms
+from forebay.clock import boot_ms, epoch_ms
 from forebay.stores import CommittedOffset, StateStore
 from forebay.tasks import TopicPartition
 from forebay_worker.state.checkpoint import CheckpointFile

@@ -12,8 +12,9 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from forebay.changelog import Batch, Changelog, Consumer, Wake
+from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import ForebayError
-from forebay.lag import EndOffset, Progress, boot_ms, epoch_ms
+from forebay.lag import EndOffset, Progress
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.tasks.distrust import reason_for_distrust

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.lag import boot_ms
+from forebay.clock import boot_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.state.rocksdb import RocksDbStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.changelog import Batch
-from forebay.lag import epoch_ms
+from forebay.clock import epoch_ms
 from forebay.stores import CommittedOffset
 
 _TOMBSTONES_TRUSTED = 0.9

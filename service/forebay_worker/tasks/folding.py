@@ -104,7 +104,7 @@ def advance(
     if batch.gap:
         pending_end = max(batch.end.offset, pending_end or 0)
     consistent = before.consistent_position
-    if pending_end is None or batch.settled or batch.position >= pending_end:
+    if pending_end is None or batch.end_reached or batch.position >= pending_end:
         consistent, pending_end = batch.position, None
     reached = batch.position >= batch.end.offset and consistent == batch.position
     return CommittedOffset(

@@ -43,7 +43,7 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
         f"{spec.name!r}: {fault}. Set {remedy} on the store to skip such records."
     )
     # The log continues beyond the record, but this replica does not.
-    cut = batch._replace(records=batch.records[:first], position=offset, settled=False)
+    cut = batch._replace(records=batch.records[:first], position=offset, end_reached=False)
     return Fitting(cut, 0, error)
 
 

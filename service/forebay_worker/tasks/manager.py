@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from forebay.changelog import Changelog
-from forebay.lag import boot_ms
+from forebay.clock import boot_ms
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
@@ -96,7 +96,7 @@ class TaskManager:
         return next(iter([*self.applier.obstacles.values(), self._unopened]), None)
 
     @property
-    def settled(self) -> bool:
+    def matches_assignment(self) -> bool:
         """Whether the tasks held are those last requested."""
         return {replica.task for replica in self.replicas.values()} == self._wanted[0]
 

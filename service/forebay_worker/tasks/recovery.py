@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from forebay.changelog import Changelog
-from forebay.lag import EndOffset, boot_ms
+from forebay.clock import boot_ms
+from forebay.lag import EndOffset
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.state.directory import StateDirectory

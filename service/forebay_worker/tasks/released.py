@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from forebay.lag import boot_ms
+from forebay.clock import boot_ms
 from forebay.tasks import TaskId
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory

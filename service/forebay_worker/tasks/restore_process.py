@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.changelog import Batch, Consumer, Wake, open_changelog
-from forebay.lag import epoch_ms
+from forebay.clock import epoch_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 
-from forebay.lag import boot_ms
+from forebay.clock import boot_ms
 from forebay.tasks import TopicPartition
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.lag import boot_ms
+from forebay.clock import boot_ms
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology

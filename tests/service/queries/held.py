@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from forebay.lag import Progress, boot_ms
+from forebay.clock import boot_ms
+from forebay.lag import Progress
 from forebay.metadata import StreamsMetadataState
 from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition

@@ -16,7 +16,8 @@ from forebay.changelog import Batch, Heartbeat
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.lag import EndOffset, boot_ms, lag_of
+from forebay.clock import boot_ms
+from forebay.lag import EndOffset, lag_of
 from forebay.partitioning import Murmur2Partitioner
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
@@ -188,7 +189,7 @@ def test_a_replay_is_consistent_where_the_log_can_be_read_no_further():
     within = advance(CommittedOffset(0), gap, empty, None, 0.0)
     assert (within.consistent_position, within.pending_end) == (None, 9)
     # A transaction is open at 5, so the end at 9 cannot be reached.
-    settled = advance(within, gap._replace(gap=False, settled=True), empty, None, 0.0)
+    settled = advance(within, gap._replace(gap=False, end_reached=True), empty, None, 0.0)
     assert (settled.consistent_position, settled.pending_end) == (5, None)
 
 

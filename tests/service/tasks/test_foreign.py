@@ -105,7 +105,7 @@ def test_what_comes_before_a_bad_record_is_applied_and_what_comes_after_it_is_no
 def test_a_replica_that_stops_in_the_middle_of_a_replay_is_at_no_point_of_history():
     # What compaction took had its successor beyond the bad record, where the log was read to its end.
     read = batch((b"b", b"1"), (b"c", b"{bad"), (b"a", b"2"))
-    read = read._replace(gap=True, settled=True, end=EndOffset(read.position, 0.0))
+    read = read._replace(gap=True, end_reached=True, end=EndOffset(read.position, 0.0))
     before = CommittedOffset(0)
     skipped = advance(before, fitting(SKIPS, read).batch, Fold.after(before), None, 0.0)
     assert (skipped.consistent_position, skipped.pending_end) == (read.position, None)

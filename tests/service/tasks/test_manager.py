@@ -27,9 +27,9 @@ def test_the_offsets_of_all_on_disk_are_known_before_any_store_is_open(tmp_path,
 
     with started(tmp_path, changelog, SlowOpener) as manager:
         assert manager.offsets() == offsets()
-        assert not manager.settled
+        assert not manager.matches_assignment
         SlowOpener.let.release(PARTITIONS)
-        wait_until(lambda: manager.settled, "all stores open")
+        wait_until(lambda: manager.matches_assignment, "all stores open")
         wait_until(lambda: manager.offsets() == offsets(), "all logs followed")
 
 
@@ -45,7 +45,7 @@ def test_what_is_assigned_active_while_stores_are_opened_is_opened_next(tmp_path
         wait_until(lambda: len(held(manager)) == 3, "three are open")
         assert TASKS[4] in held(manager)
         SlowOpener.let.release(PARTITIONS)
-        wait_until(lambda: manager.settled, "all stores open")
+        wait_until(lambda: manager.matches_assignment, "all stores open")
 
 
 def test_what_is_open_is_followed_while_others_are_still_to_be_opened(tmp_path, changelog, monkeypatch):
@@ -57,9 +57,9 @@ def test_what_is_open_is_followed_while_others_are_still_to_be_opened(tmp_path, 
         wait_until(lambda: held(manager) == {TASKS[0]}, "the first is open")
         SlowOpener.let.release()
         wait_until(lambda: manager.replicas["a", 0].progress.end_offset == 1, "its log is followed")
-        assert not manager.settled
+        assert not manager.matches_assignment
         SlowOpener.let.release(PARTITIONS)
-        wait_until(lambda: manager.settled, "all stores open")
+        wait_until(lambda: manager.matches_assignment, "all stores open")
 
 
 def test_a_role_that_was_lost_while_stores_were_opened_does_not_come_back(tmp_path, changelog):
@@ -71,7 +71,7 @@ def test_a_role_that_was_lost_while_stores_were_opened_does_not_come_back(tmp_pa
         # The second store is being opened meanwhile.
         manager.hold((), TASKS[:2])
         SlowOpener.let.release(PARTITIONS)
-        wait_until(lambda: manager.settled, "the second store")
+        wait_until(lambda: manager.matches_assignment, "the second store")
         assert {replica.designated_boot_ms for replica in manager.replicas.values()} == {None}
 
 
@@ -101,7 +101,7 @@ def test_a_store_that_cannot_be_opened_keeps_no_other_closed(tmp_path, changelog
     with started(tmp_path, changelog, Choosy) as manager:
         manager.hold(TASKS, ())
         wait_until(lambda: held(manager) == set(TASKS[3:]), "all others are open")
-        assert not manager.settled
+        assert not manager.matches_assignment
 
 
 def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_long(tmp_path, changelog, caplog):

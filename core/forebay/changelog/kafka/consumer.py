@@ -31,7 +31,8 @@ from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.changelog.wake import Wake
-from forebay.lag import EndOffset, boot_ms, epoch_ms
+from forebay.clock import boot_ms, epoch_ms
+from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -295,7 +296,7 @@ class KafkaConsumer:
             state.tombstone_life_ms,
             state.partitions,
             # The cleaner never passes the last stable offset, which is where a partition ends for a reader.
-            settled=bool(reached) and reached == after,
+            end_reached=bool(reached) and reached == after,
         )
 
     def _end_at_last_response(self, tp: TopicPartition) -> int:

@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.url import KafkaUrl
+from forebay.clock import boot_ms
 from forebay.errors import ChangelogError, ChangelogUnreachable, PartitionCountMismatch, TopicMissing, TopicRefused
-from forebay.lag import boot_ms
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 

@@ -13,7 +13,8 @@ from forebay.changelog.base import Batch, Record
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.file_events import FileEvents
 from forebay.changelog.wake import Wake
-from forebay.lag import EndOffset, boot_ms
+from forebay.clock import boot_ms
+from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 from aiokafka.errors import KafkaError, NoError, RebalanceInProgressError
 
-from forebay.lag import boot_ms
+from forebay.clock import boot_ms
 
 PROTOCOL = "forebay"
 _KEEPS_ALIVE = frozenset({"HeartbeatRequest", "JoinGroupRequest", "SyncGroupRequest"})

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from forebay.changelog.kafka.url import KafkaUrl
+from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import ChangelogError
-from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest

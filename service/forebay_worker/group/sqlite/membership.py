@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from forebay.changelog import Changelog
+from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import AdvertisedByAnother, ConfigurationError, ForebayError
-from forebay.lag import boot_ms, epoch_ms
 from forebay.metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy

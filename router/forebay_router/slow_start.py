@@ -1,11 +1,11 @@
-"""Recovery: a worker that was lost regains its share of reads step by step."""
+"""Slow start: a worker that was lost regains its share of reads step by step."""
 
 from __future__ import annotations
 
 _ANSWERS_TO_RECOVER = 64
 
 
-class Recovery:
+class SlowStart:
     """How many reads a worker may have at once before others are preferred.
 
     After a loss it is one, a probe; each answer allows one more (TCP's slow start, in reads), and after 64 answers

@@ -1,31 +1,31 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay_router.recovery import Recovery
+from forebay_router.slow_start import SlowStart
 
 
 def test_a_worker_that_was_never_lost_has_no_bound():
-    recovery = Recovery()
-    recovery.answered()
-    assert recovery.window is None
+    slow_start = SlowStart()
+    slow_start.answered()
+    assert slow_start.window is None
 
 
 def test_after_a_loss_there_is_one_probe_then_one_more_with_each_answer_then_no_bound():
-    recovery = Recovery()
-    recovery.lose()
+    slow_start = SlowStart()
+    slow_start.lose()
     windows = []
-    while recovery.window is not None:
-        windows.append(recovery.window)
-        recovery.answered()
+    while slow_start.window is not None:
+        windows.append(slow_start.window)
+        slow_start.answered()
     assert windows == list(range(1, 65))
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.booleans(), max_size=200))
 def test_nothing_but_answers_since_the_last_loss_counts(answers):
-    recovery = Recovery()
-    recovery.lose()
+    slow_start = SlowStart()
+    slow_start.lose()
     for answered in answers:
-        recovery.answered() if answered else recovery.lose()
+        slow_start.answered() if answered else slow_start.lose()
     since = answers[::-1].index(False) if False in answers else len(answers)
-    assert recovery.window == (None if since >= 64 else since + 1)
+    assert slow_start.window == (None if since >= 64 else since + 1)
