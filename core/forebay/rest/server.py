@@ -47,7 +47,6 @@ def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
     except OSError as error:
         listener.close()
         raise cannot_listen(listen, error) from None
-    listener.set_inheritable(True)
     return listener
 
 
