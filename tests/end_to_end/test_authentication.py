@@ -360,7 +360,7 @@ def test_commands_show_a_token_from_a_file_or_the_environment(served, tmp_path):
     assert (refused.exit_code, "unauthenticated" in refused.output) == (1, True)
     for command, remedy in (
         (["status", *url], "--token-file or FOREBAY_TOKEN"),
-        (["status", *url, "--token-file", str(empty)], "empty gives no token"),
+        (["status", *url, "--token-file", str(empty)], "empty does not contain a token"),
     ):
         error = run(commands, command).exception
         assert isinstance(error, ForebayError)

@@ -68,7 +68,7 @@ def test_a_full_disk_under_a_worker(disk, tmp_path):
     with worker_on(disk, tmp_path) as (cluster, address):
         filler = fill(disk)
         overwrite(cluster)
-        assert_serves_what_it_has_and_says_why(address, disk, "No space left on device. Make room")
+        assert_serves_what_it_has_and_says_why(address, disk, "No space left on device. Free some space")
         filler.unlink()
         cluster.wait_ready(address)
         cluster.wait_settled(address, replicas=1)
