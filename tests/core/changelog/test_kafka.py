@@ -571,6 +571,19 @@ def test_heartbeats_go_on_after_a_reset(changelog):
     assert changelog.append_heartbeat(store.topic, writer="w", query_id="q", value=value) == {0: 1}
 
 
+def test_an_admin_client_without_answers_is_replaced(changelog, monkeypatch):
+    monkeypatch.setattr("forebay.changelog.kafka.topics._RENEWED_AFTER_MS", 1_500.0)
+    store = spec()
+    changelog.ensure(store)
+    tp = TopicPartition(store.topic, 0)
+    Writer(changelog, tp).send((b"a", b"1"))
+    silent = AdminClient({"bootstrap.servers": f"127.0.0.1:{free_port()}", "log_level": 0})
+    changelog._topics._admin = silent
+    with Reader(changelog, tp) as reader:
+        assert reader.read(to=1)
+    assert changelog._topics.admin is not silent
+
+
 def test_a_partition_of_a_broker_that_is_away_is_left_out_and_nothing_raises():
     changelog = KafkaChangelog(f"kafka://127.0.0.1:{free_port()}")
     tp = TopicPartition("t", 0)

@@ -85,7 +85,14 @@ class _Question:
     at_once: bool = False
     failed: bool = False
     """Whether any answer to the last request was an error; it is then repeated soon."""
+    answered: bool = False
+    """Whether the brokers answered since that was last reset."""
     _futures: dict[Any, Future[Any]] = field(default_factory=dict)
+
+    def abandon(self) -> None:
+        """Expect no answer to the last request any more."""
+        self._futures = {}
+        self.failed = True
 
     def send_if_due(self, admin: AdminClient, now_boot_ms: float) -> None:
         interval_ms = min(self.interval_ms, _RETRY_INTERVAL_MS) if self.failed else self.interval_ms
@@ -104,6 +111,7 @@ class _Question:
             if future.done():
                 del self._futures[about]
                 if future.exception() is None:
+                    self.answered = True
                     yield about, future.result()
                 else:
                     self.failed = True
@@ -130,6 +138,7 @@ class KafkaConsumer:
         self._lag_since_epoch_ms: dict[str, float] = {}
         """Since when a topic is known to have had at least its present ``min.compaction.lag.ms``."""
         self._waiting: list[Message] = []
+        self._asked: AdminClient | None = None
         self._told: set[tuple[TopicPartition, int]] = set()
         self._to_ask: list[TopicPartition] = []
         self._ends = _Question(
@@ -360,10 +369,23 @@ class KafkaConsumer:
         self._waiting = [message for message in self._waiting if (message.topic(), message.partition()) != tp]
 
     def _ask_what_is_due(self) -> None:
-        if self._assigned:
-            now, admin = boot_ms(), self._topics.admin
-            for question in (self._ends, self._beginnings, self._describing, self._configuring):
-                question.send_if_due(admin, now)
+        if not self._assigned:
+            return
+        questions = (self._ends, self._beginnings, self._describing, self._configuring)
+        if any(question.answered for question in questions):
+            self._topics.heard()
+            for question in questions:
+                question.answered = False
+        else:
+            self._topics.renew_if_silent()
+        now, admin = boot_ms(), self._topics.admin
+        if admin is not self._asked:
+            # What was requested of another client may never be answered.
+            for question in questions:
+                question.abandon()
+            self._asked = admin
+        for question in questions:
+            question.send_if_due(admin, now)
 
     def _ends_to_ask(self) -> list[TopicPartition]:
         """All unknown ends, or some of the known ones, in turn."""

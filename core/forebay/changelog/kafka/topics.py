@@ -30,6 +30,8 @@ _TIMEOUT_S = 3.0
 _OFFSETS_TIMEOUT_S = 2.0
 _LOOK_S = 0.02
 _UNREACHABLE_FOR_MS = 5_000.0
+_RENEWED_AFTER_MS = 15_000.0
+"""An admin client without answers for this long is replaced: some wait minutes for a controller that is there."""
 _NO_TOPIC_ID = str(Uuid(0, 0))
 _ASSIGNMENTS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min.compaction.lag.ms": "60000"}
 
@@ -102,6 +104,8 @@ class KafkaTopics:
         self._lock = threading.Lock()
         self._unreachable_until = 0.0
         self._why_unreachable: str | None = None
+        self._heard_boot_ms = boot_ms()
+        """When the admin client was made, or answered last."""
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic if it does not exist; check it otherwise.
@@ -178,7 +182,18 @@ class KafkaTopics:
             if self._admin is None:
                 config = self._url.librdkafka(socket_timeout_ms=int(_TIMEOUT_S * 1000))
                 self._admin = AdminClient(config, error_cb=self._note, logger=CLIENT_LOG)
+                self._heard_boot_ms = boot_ms()
             return self._admin
+
+    def heard(self) -> None:
+        """The admin client answered."""
+        self._heard_boot_ms = boot_ms()
+
+    def renew_if_silent(self) -> None:
+        """Replace an admin client that has not answered for too long."""
+        with self._lock:
+            if boot_ms() - self._heard_boot_ms >= _RENEWED_AFTER_MS:
+                self._admin = None
 
     def ensure_assignments(self, application_id: str) -> str:
         """Create the topic where a worker group keeps its assignments, unless it is there; returns its name."""
@@ -206,7 +221,9 @@ class KafkaTopics:
         """A request's result; raises ``ChangelogUnreachable``, ``TopicMissing`` or ``ChangelogError``."""
         future = self._requested(request)
         try:
-            return future.result(_TIMEOUT_S + 1)
+            result = future.result(_TIMEOUT_S + 1)
+            self.heard()
+            return result
         except (KafkaException, TimeoutError) as error:
             raise self._translated(error) from error
 
@@ -228,7 +245,9 @@ class KafkaTopics:
 
     def _settled(self, future: Future[Any]) -> int | None:
         try:
-            return int(future.result(_TIMEOUT_S + 1).offset)
+            offset = int(future.result(_TIMEOUT_S + 1).offset)
+            self.heard()
+            return offset
         except (KafkaException, TimeoutError) as error:
             self._translated(error)
             return None
@@ -240,6 +259,7 @@ class KafkaTopics:
             self._unreachable_until = boot_ms() + _UNREACHABLE_FOR_MS
             self.admin.poll(0)
             why = self._why_unreachable or ("time-out" if kafka_error is None else kafka_error.str())
+            self.renew_if_silent()
             return ChangelogUnreachable(f"No broker of {self._url} answers: {why}.")
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return TopicMissing(f"There is no such topic at {self._url}.")
