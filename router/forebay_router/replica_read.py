@@ -24,6 +24,8 @@ _FINAL = frozenset({200, 400, 404, 409, 410})
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
 _LOOK_AGAIN_MS = 50.0
 """How soon a read notices that a worker it asked has been found to hang."""
+_LOOK_FOR_OTHERS_MS = 250.0
+"""How soon it is noticed that another worker took over what the hanging one, asked last, was to answer."""
 _LARGE_ANSWER_MS = 250.0
 """A page or a batch takes longer than the single keys from which the hedge delay is learnt."""
 
@@ -89,7 +91,10 @@ class ReplicaRead:
         self._parameters = parameters
         self._wait_ms = parameters.wait_ms
         self._deadline = deadline_boot_ms
+        self._generation = router.metadata.map.generation
         self._met = set(request.excluded)
+        self._refused: set[HostInfo] = set()
+        """Those whose answer was not final."""
         self._waiting: list[HostInfo] = []
         self._look()
         # A stable sort: all others stay in order.
@@ -145,6 +150,12 @@ class ReplicaRead:
 
     def _look(self) -> None:
         """Find the workers to ask, best first, except those already encountered."""
+        generation = self._router.metadata.map.generation
+        if generation != self._generation:
+            # A worker may have been assigned since what it refused before.
+            self._generation = generation
+            self._met -= self._refused
+            self._refused.clear()
         found = self._router.candidates(self._request.spec, self._request.partition, self._parameters)
         self._waiting = [host for host in found if host not in self._met]
         self._met.update(self._waiting)
@@ -163,6 +174,8 @@ class ReplicaRead:
         pause_ms = self._deadline - now
         if self._waiting:
             pause_ms = min(pause_ms, self._hedge_due_boot_ms - now, _LOOK_AGAIN_MS)
+        else:
+            pause_ms = min(pause_ms, _LOOK_FOR_OTHERS_MS)
         done, _ = await asyncio.wait(
             self._asked, timeout=max(pause_ms, 0.0) / 1000, return_when=asyncio.FIRST_COMPLETED
         )
@@ -210,14 +223,18 @@ class ReplicaRead:
     def _hurry(self) -> None:
         """No answer yet: record silent workers, and ask one more if those asked hang, or as a hedge."""
         cluster, now = self._router.cluster, boot_ms()
-        for host in self._asked.values():
-            if host not in self._silent and now - self._asked_boot_ms[host] >= self._silence_ms():
-                self._silent.add(host)
-                cluster.silent(host)
+        if self._waiting:
+            for host in self._asked.values():
+                if host not in self._silent and now - self._asked_boot_ms[host] >= self._silence_ms():
+                    self._silent.add(host)
+                    cluster.silent(host)
         if not any(cluster.well(host) for host in self._asked.values()):
+            if not self._waiting:
+                # Another worker may have taken over meanwhile.
+                self._look()
             # This is not a hedge: workers that hang are not expected to answer.
             self._ask_next()
-        elif now >= self._hedge_due_boot_ms:
+        elif self._waiting and now >= self._hedge_due_boot_ms:
             self._hedge()
 
     def _hedge(self) -> None:
@@ -254,6 +271,7 @@ class ReplicaRead:
             self.answered_by = host
             return answer
         self.attempts.append(Attempt(host, "answered", answer))
+        self._refused.add(host)
         if answer.status in REFUSALS:
             cluster.refused(host, answer.status)
         if answer.status == NotHostedHere.status:

@@ -130,7 +130,9 @@ def test_keys_of_a_batch_that_nobody_answers_each_name_their_partition(served):
 
 
 def test_what_waits_for_a_worker_that_hangs_is_read_again_once_it_has_left_its_bounds(tmp_path):
-    with running_cluster(tmp_path, worker_options=("--num-standby-replicas", "0")) as cluster:
+    # Nobody takes over from it meanwhile.
+    options = ("--num-standby-replicas", "0", "--session-timeout-ms", "60000")
+    with running_cluster(tmp_path, worker_options=options) as cluster:
         keys = [f"k{i}" for i in range(20)]
         cluster.put("counts", {key.encode(): b"1" for key in keys})
         cluster.start_workers(2)
@@ -185,3 +187,19 @@ def test_reads_find_partitions_that_moved_since_the_router_last_looked(tmp_path)
         assert [result.get("value") for result in batch["results"]] == list(range(20))
         entries = httpx.get(f"{all_of_them}/entries")
         assert (entries.status_code, len(entries.json().get("entries", ()))) == (200, 20)
+
+
+def test_a_read_that_waits_for_a_worker_that_hangs_is_answered_by_the_one_that_takes_over(tmp_path):
+    with running_cluster(tmp_path, worker_options=("--num-standby-replicas", "0")) as cluster:
+        cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(20)})
+        cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router, replicas=1)
+        hung = cluster.active_for(router, "counts", "k1")
+        cluster.workers[hung].send_signal(signal.SIGSTOP)
+        try:
+            answer = httpx.get(f"http://{router}/v1/stores/counts/keys/k1?timeout_ms=20000", timeout=30)
+        finally:
+            cluster.workers[hung].send_signal(signal.SIGCONT)
+        assert (answer.status_code, answer.json().get("value")) == (200, 1)
+        assert answer.json()["host"] != hung
