@@ -21,6 +21,8 @@ _LOOKS_BACK = (1_000, 30_000, 1_000_000)
 _MESSAGES = 10_000
 _TIMEOUT_S = 10.0
 _MOST_SUPERSEDED = 16
+_RETRY_S = 0.1
+_ELECTING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 
 
 class Claim(NamedTuple):
@@ -61,7 +63,7 @@ def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
         logger=CLIENT_LOG,
     )
     try:
-        beginning, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), _TIMEOUT_S)
+        beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
         for look_back in _LOOKS_BACK:
             start = max(beginning, end - look_back)
             found = _last_heartbeat(consumer, TopicPartition(topic, 0, start), writer)
@@ -78,6 +80,20 @@ def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
     finally:
         consumer.close()
     return None
+
+
+def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """The first offset and the end; a topic just created may not have a leader yet. Raises ``KafkaException``."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            beginning, end = consumer.get_watermark_offsets(partition, _TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() not in _ELECTING or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return beginning, end
 
 
 def _last_heartbeat(consumer: Consumer, start: TopicPartition, writer: str) -> Message | None:
