@@ -455,8 +455,8 @@ def test_records_of_before_a_longer_compaction_lag_prove_nothing(changelog, admi
         longer = ConfigEntry("min.compaction.lag.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
         topic = ConfigResource(ConfigResource.Type.TOPIC, tp.topic, incremental_configs=[longer])
         admin.incremental_alter_configs([topic])[topic].result(10)
-        reader.consumer._configuring.at_once = True
-        reader.poll_until(lambda: reader.consumer._states[tp.topic].min_compaction_lag_ms, "the news of it")
+        reader.consumer._states.configuring.at_once = True
+        reader.poll_until(lambda: reader.consumer._states.get(tp.topic).min_compaction_lag_ms, "the news of it")
         known = len(reader.batches)
         with writer.transaction(commit=True):
             writer.send((b"b", b"1"), timestamp=int(time.time() * 1000) - 1_000_000)

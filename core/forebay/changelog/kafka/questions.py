@@ -1,0 +1,87 @@
+"""Requests that a consumer repeats to know its log: sent when due, never waited for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from forebay.changelog.kafka.topics import KafkaTopics
+from forebay.clock import boot_ms
+
+log = logging.getLogger(__name__)
+
+_RETRY_INTERVAL_MS = 1_000.0
+
+
+@dataclass
+class Question:
+    """A request that is repeated, one at a time, and never waited for."""
+
+    interval_ms: float
+    ask: Callable[[AdminClient], dict[Any, Future[Any]]]
+    sent_boot_ms: float = float("-inf")
+    at_once: bool = False
+    failed: bool = False
+    """Whether any answer to the last request was an error; it is then repeated soon."""
+    answered: bool = False
+    """Whether the brokers answered since that was last reset."""
+    _futures: dict[Any, Future[Any]] = field(default_factory=dict)
+
+    def abandon(self) -> None:
+        """Expect no answer to the last request any more."""
+        self._futures = {}
+        self.failed = True
+
+    def send_if_due(self, admin: AdminClient, now_boot_ms: float) -> None:
+        interval_ms = min(self.interval_ms, _RETRY_INTERVAL_MS) if self.failed else self.interval_ms
+        if self._futures or not (self.at_once or now_boot_ms - self.sent_boot_ms >= interval_ms):
+            return
+        self.at_once, self.failed, self.sent_boot_ms = False, False, now_boot_ms
+        try:
+            self._futures = self.ask(admin)
+        except KafkaException as error:
+            self.failed = True
+            log.debug("a request about the log failed: %s", error)
+
+    def answers(self) -> Iterator[tuple[Any, Any]]:
+        """The answers so far; failed requests have none, so that the information grows old."""
+        for about, future in list(self._futures.items()):
+            if future.done():
+                del self._futures[about]
+                if future.exception() is None:
+                    self.answered = True
+                    yield about, future.result()
+                else:
+                    self.failed = True
+
+
+class Questions:
+    """Questions to one admin client, which is replaced if it answers none of them for too long."""
+
+    def __init__(self, topics: KafkaTopics, *questions: Question) -> None:
+        self._topics = topics
+        self._questions = questions
+        self._asked: AdminClient | None = None
+
+    def send_due(self) -> None:
+        """Send those that are due."""
+        if any(question.answered for question in self._questions):
+            self._topics.heard()
+            for question in self._questions:
+                question.answered = False
+        else:
+            self._topics.renew_if_silent()
+        now, admin = boot_ms(), self._topics.admin
+        if admin is not self._asked:
+            # Requests to another client may never be answered.
+            for question in self._questions:
+                question.abandon()
+            self._asked = admin
+        for question in self._questions:
+            question.send_if_due(admin, now)

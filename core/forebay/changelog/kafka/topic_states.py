@@ -1,0 +1,68 @@
+"""The topics that a consumer reads, as last described: which they are, and what compaction cannot have touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from forebay.changelog.kafka.questions import Question
+from forebay.changelog.kafka.topics import TopicState, ask_configs, ask_descriptions, config_values, topic_state
+from forebay.clock import epoch_ms
+
+_DESCRIPTION_INTERVAL_MS = 1_000.0
+_CONFIG_INTERVAL_MS = 60_000.0
+_PROVEN_YOUNG = 0.9
+"""Clocks differ: records count as too young for compaction up to this fraction of the topic's lag."""
+
+
+class Changes(NamedTuple):
+    """Topics that changed in any way, and those among them that were deleted and recreated."""
+
+    changed: set[str]
+    replaced: set[str]
+
+
+class TopicStates:
+    """Keeps the states of the topics that ``names`` returns."""
+
+    def __init__(self, names: Callable[[], list[str]]) -> None:
+        self.describing = Question(_DESCRIPTION_INTERVAL_MS, lambda admin: ask_descriptions(admin, names()))
+        self.configuring = Question(_CONFIG_INTERVAL_MS, lambda admin: ask_configs(admin, names()))
+        self._descriptions: dict[str, Any] = {}
+        self._configs: dict[str, dict[str, str]] = {}
+        self._states: dict[str, TopicState] = {}
+        self._lag_since_epoch_ms: dict[str, float] = {}
+        """Since when a topic is known to have had at least its present ``min.compaction.lag.ms``."""
+
+    def get(self, topic: str) -> TopicState | None:
+        """A topic's state, None until it was described."""
+        return self._states.get(topic)
+
+    def take_answers(self) -> Changes:
+        """Take over what was answered since the last call."""
+        changes = Changes(set(), set())
+        self._descriptions |= self.describing.answers()
+        self._configs |= ((topic, config_values(found)) for topic, found in self.configuring.answers())
+        for topic in self._descriptions.keys() & self._configs.keys():
+            state = topic_state(self._descriptions.pop(topic), self._configs[topic])
+            known = self._states.get(topic)
+            if state == known:
+                continue
+            self._states[topic] = state
+            changes.changed.add(topic)
+            replaced = known is not None and known.identity != state.identity
+            if replaced:
+                changes.replaced.add(topic)
+            if known is None or replaced or known.min_compaction_lag_ms < state.min_compaction_lag_ms:
+                self._lag_since_epoch_ms[topic] = epoch_ms()
+        return changes
+
+    def is_young(self, topic: str, newest_epoch_ms: int) -> bool:
+        """Whether compaction cannot have reached a record of this time, nor anything that follows it.
+
+        Kafka's cleaner stops at the first segment with a record younger than ``min.compaction.lag.ms``. It may
+        have been raised at any time, so records from before it was first read prove nothing.
+        """
+        state = self._states[topic]
+        youngest = epoch_ms() - _PROVEN_YOUNG * state.min_compaction_lag_ms
+        return newest_epoch_ms > max(self._lag_since_epoch_ms[topic], youngest)
