@@ -21,7 +21,7 @@ from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
 from forebay.stored_keys import StoredKeys
 from forebay.tasks import TaskId, TopicPartition
 
-MOST_PARTITIONS = 65_536
+_MOST_PARTITIONS = 65_536
 """More are probably a typing error, and each would be a file or a topic's partition."""
 KINDS = ("key-value", "window", "session", "versioned")
 PARTITIONER_ENTRY_POINTS = "forebay.partitioners"
@@ -260,8 +260,8 @@ def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) ->
     _refuse_unknown(table, {"name", "partitions", "store"}, where)
     name = _name(table, "name", where)
     partitions = _integer(table, "partitions", where, least=1)
-    if partitions > MOST_PARTITIONS:
-        raise TopologyError(f"{where}: partitions = {partitions} is more than {MOST_PARTITIONS}; use fewer.")
+    if partitions > _MOST_PARTITIONS:
+        raise TopologyError(f"{where}: partitions = {partitions} is more than {_MOST_PARTITIONS}; use fewer.")
     stores = table.get("store")
     if not isinstance(stores, list) or not stores:
         raise TopologyError(f"{where} ({name!r}) has no [[subtopology.store]]; add at least one.")

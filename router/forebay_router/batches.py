@@ -147,8 +147,8 @@ class _Batch:
         """Ask every partition for all keys, until each key is settled or all have answered."""
         came: dict[int, list[Came]] = {index: [] for index, _ in plains}
         everywhere = range(self.spec.partitions) if came else ()
-        everyones = [{partition: list(came)} for partition in everywhere]
-        async with contextlib.aclosing(self._as_they_come(everyones, until, _History())) as coming:
+        groups = [{partition: list(came)} for partition in everywhere]
+        async with contextlib.aclosing(self._as_they_come(groups, until, _History())) as coming:
             async for some in coming:
                 for index, (status, body), came_boot_ms in some:
                     came[index].append(Came(Answer(status, b"", body), came_boot_ms))

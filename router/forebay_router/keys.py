@@ -23,7 +23,7 @@ from forebay_router.lag_aging import aged, came_too_early, time_to_ask_again_ms
 from forebay_router.replica_read import Came, ReplicaRequest
 from forebay_router.router import Router
 
-_SETTLED = frozenset({200, 400, 409, 410})
+_DECISIVE = frozenset({200, 400, 409, 410})
 _GRAVEST_FIRST = (503, 504, 429, 412)
 
 
@@ -94,7 +94,7 @@ async def _search_once(
 
 def decides(answer: Answer) -> bool:
     """Whether one partition's answer settles the read: it has the key, had it, or the request is at fault."""
-    return answer.status in _SETTLED
+    return answer.status in _DECISIVE
 
 
 def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:

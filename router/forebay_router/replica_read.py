@@ -25,7 +25,7 @@ _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
 _LOOK_AGAIN_MS = 50.0
 """How soon a read notices that a worker it asked has been found to hang."""
 _LOOK_FOR_OTHERS_MS = 250.0
-"""How soon it is noticed that another worker took over what the hanging one, asked last, was to answer."""
+"""How soon a read whose last candidate hangs notices that another worker took over."""
 _LARGE_ANSWER_MS = 250.0
 """A page or a batch takes longer than the single keys from which the hedge delay is learnt."""
 

@@ -59,10 +59,11 @@ class Worker:
                 settings.probing_rebalance_interval_ms,
             ),
         )
+        self._ends = contextlib.ExitStack()
+        """What has to be ended, the last to start first."""
         self._topics = TopicCreation(self._changelog, self.topology, settings.create_topics)
         self._topics.start()
-        self._ends = contextlib.ExitStack()
-        """What there is to end, last first."""
+        self._ends.callback(self._topics.stop)
         self._directory = StateDirectory(settings.state_dir, self.topology.application_id)
         self._ends.callback(self._directory.close)
         prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
@@ -107,7 +108,6 @@ class Worker:
         """Serve what is on disk, then join the group; where that fails, ``stop`` ends what did start."""
         self.tasks.start()
         self._ends.callback(self.tasks.stop)
-        self._ends.callback(self._topics.stop)
         self.membership.start(self._subscription, self._on_assignment)
         self._ends.callback(self.membership.leave)
 

@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -258,9 +258,9 @@ def _add_ops_routes(
 
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
-        told = list((await collect()).collect())
+        collected = _Collected(list((await collect()).collect()))
         # Of thousands of replicas the text takes a quarter of a second, in which no read would be answered.
-        text = await asyncio.to_thread(_exposition, told)
+        text = await asyncio.to_thread(generate_latest, collected)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def add(path: str, endpoint: Callable[[], Awaitable[Response]], answers: dict[int | str, Any]) -> None:
@@ -282,19 +282,13 @@ def _add_ops_routes(
 
 
 class _Collected(Collector):
-    """What was collected, for a registry."""
+    """Metrics that were collected before."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
     def collect(self) -> list[Metric]:
         return self._metrics
-
-
-def _exposition(metrics: list[Metric]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_Collected(metrics))
-    return generate_latest(registry)
 
 
 async def _options() -> Response:

@@ -571,6 +571,22 @@ def test_heartbeats_go_on_after_a_reset(changelog):
     assert changelog.append_heartbeat(store.topic, writer="w", query_id="q", value=value) == {0: 1}
 
 
+def test_a_poll_takes_the_share_of_every_partition(changelog):
+    store = spec(partitions=4)
+    changelog.ensure(store)
+    for partition in range(4):
+        Writer(changelog, TopicPartition(store.topic, partition)).send(*[(b"k%d" % i, b"1") for i in range(50)])
+    with Reader(changelog, TopicPartition(store.topic, 0)) as reader:
+        for partition in (1, 2, 3):
+            reader.consumer.assign(TopicPartition(store.topic, partition), 0)
+        most, taken = 0, 0
+        while taken < 200:
+            polled = sum(len(batch.records) for batch in reader.poll(10))
+            most, taken = max(most, polled), taken + polled
+    # Beside the one that ends the wait for records.
+    assert 10 + 1 < most <= 4 * 10 + 1
+
+
 def test_an_admin_client_without_answers_is_replaced(changelog, monkeypatch):
     monkeypatch.setattr("forebay.changelog.kafka.topics._RENEWED_AFTER_MS", 1_500.0)
     store = spec()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from forebay.errors import BatchConflict
 from tests.cluster import wait_until
 
 pytestmark = pytest.mark.spark
@@ -48,3 +49,24 @@ def test_a_heartbeat_that_fails_keeps_no_other_from_being_written():
     for at_ms in (1_000, 2_000):
         listener.onQueryIdle(idle("a", at_ms))
         wait_until(lambda: written[-1:] == [at_ms], "a heartbeat")  # noqa: B023
+
+
+def test_a_heartbeat_that_keeps_failing_is_reported_once(caplog):
+    from forebay.spark.heartbeats import HeartbeatListener
+
+    tried: list[int] = []
+
+    def beat(query: str, as_of_ms: int, batch: int) -> None:
+        tried.append(as_of_ms)
+        if as_of_ms < 4_000:
+            raise BatchConflict("two queries write as 'a'")
+        if as_of_ms == 5_000:
+            raise OSError("the log is away")
+
+    listener = HeartbeatListener(beat, lambda: None)
+    for at_ms in range(1_000, 6_000, 1_000):
+        listener.onQueryIdle(idle("a", at_ms))
+        wait_until(lambda: tried[-1:] == [at_ms], "a heartbeat")  # noqa: B023
+    wait_until(lambda: "the log is away" in caplog.text, "another reason")
+    assert len(caplog.records) == 2
+    assert caplog.text.count("two queries write as 'a'") == 1

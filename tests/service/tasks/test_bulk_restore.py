@@ -239,3 +239,11 @@ def test_a_file_that_the_disk_refuses_is_told_and_made_again(changelog, folded, 
     assert "No space left" in caplog.text
     assert restore.replica.failure is None
     restore.close()
+
+
+def test_a_process_that_is_started_while_all_are_ended_is_ended_too(changelog, tmp_path):
+    bulk = BulkRestore(changelog.url, 1, tmp_path / "scratch", lambda function: function(), lambda _: None, repr)
+    bulk.stop()
+    child = bulk._spawn()
+    assert child.wait(20) == -signal.SIGKILL
+    bulk._end(child)

@@ -190,6 +190,8 @@ def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changel
         append(changelog, 0, 1, [(b"new", b"1", 0)])
         wait_until(lambda: replica.store is not old, "another store")
         wait_until(lambda: replica.store.get(USER_TAG + b"new") == b"1" and not replica.diverged, "the rebuild")
+        # All of its first keys are checked against the partitioner again.
+        assert replica.records_applied == 1
 
 
 def test_a_store_that_was_opened_while_nobody_knew_its_log_is_not_taken_for_that_of_another(
