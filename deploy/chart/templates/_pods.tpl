@@ -1,0 +1,75 @@
+{{/* What both tiers' objects have in common; each takes a dict of root, the top context, and tier. */}}
+
+{{- define "forebay.selector" -}}
+app.kubernetes.io/name: forebay-{{ .tier }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- end }}
+
+{{- define "forebay.labels" -}}
+{{ include "forebay.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: forebay
+{{- end }}
+
+{{- define "forebay.pod" -}}
+{{- $values := index .root.Values .tier -}}
+enableServiceLinks: false
+automountServiceAccountToken: false
+terminationGracePeriodSeconds: {{ add 35 (div (int64 (default 25000 $values.settings.shutdown_timeout_ms)) 1000) }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "forebay.container" -}}
+{{- $values := index .root.Values .tier -}}
+image: "{{ .root.Values.image.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}"
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+ports: [{ name: http, containerPort: 8080 }]
+livenessProbe: { httpGet: { path: /livez, port: http }, periodSeconds: 10, timeoutSeconds: 5 }
+readinessProbe: { httpGet: { path: /readyz, port: http }, periodSeconds: 2, timeoutSeconds: 2 }
+resources:
+  {{- toYaml $values.resources | nindent 2 }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: { drop: [ALL] }
+{{- end }}
+
+{{/* The settings as environment variables. Helm reads numbers as floats, and would write large ones as 1e+06. */}}
+{{- define "forebay.settings" -}}
+{{- range $name, $value := (index .root.Values .tier).settings }}
+{{- if not (kindIs "invalid" $value) }}
+- name: FOREBAY_{{ upper $name }}
+  {{- if kindIs "slice" $value }}
+  value: {{ join "," $value | quote }}
+  {{- else if kindIs "float64" $value }}
+  value: {{ int64 $value | quote }}
+  {{- else }}
+  value: {{ $value | quote }}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "forebay.secretMounts" -}}
+{{- range .root.Values.secrets }}
+- { name: "secret-{{ . }}", mountPath: "/etc/forebay/secrets/{{ . }}", readOnly: true }
+{{- end }}
+{{- end }}
+
+{{- define "forebay.secretVolumes" -}}
+{{- range .root.Values.secrets }}
+- name: secret-{{ . }}
+  secret: { secretName: {{ . }}, defaultMode: 0440 }
+{{- end }}
+{{- end }}

@@ -1,0 +1,216 @@
+"""What the Helm chart renders fits together, and fits the code."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deploy.generate import SCHEMA, SET_BY_THE_CHART, text_of, values_schema
+from helm_python.chart import Chart, lint
+from helm_python.errors import HelmError
+
+from forebay.settings import settings_for
+from forebay.topology import parse_topology
+from tests.deploy.command_lines import settings_of
+
+CHART = SCHEMA.parent
+
+
+def rendered(release: str = "forebay", **values: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    """The chart's objects by kind and name, as ``helm template`` makes them."""
+    texts = Chart.load(CHART).render(values, name=release)
+    items = [item for path, text in texts.items() if path.endswith(".yaml") for item in yaml.safe_load_all(text)]
+    return {(item["kind"], item["metadata"]["name"]): item for item in items if item}
+
+
+def pods_of(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        name: item["spec"]["template"] for (_, name), item in objects.items() if "template" in item.get("spec", {})
+    }
+
+
+KUBERNETES = rendered()
+PODS = pods_of(KUBERNETES)
+
+
+def settings_of_pod(name: str, pods: dict[str, dict[str, Any]] = PODS) -> dict[str, Any]:
+    """The settings of a pod's one container, with what Kubernetes puts in for the first replica."""
+    [container] = pods[name]["spec"]["containers"]
+    variables = container["env"] or ()
+    environment = {variable["name"]: variable.get("value", f"{name}-0") for variable in variables}
+    expanded = [re.sub(r"\$\((\w+)\)", lambda m: environment[m[1]], argument) for argument in container["args"]]
+    return settings_of(expanded, environment)
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_is_started_probed_and_ended_as_the_code_has_it(name):
+    settings = settings_of_pod(name)
+    [container] = PODS[name]["spec"]["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": settings["listen"].port}]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    for probe in {"startupProbe", "livenessProbe"} & container.keys():
+        assert container[probe]["httpGet"] == {"path": "/livez", "port": "http"}
+    assert PODS[name]["spec"]["terminationGracePeriodSeconds"] * 1000 > settings["shutdown_timeout_ms"]
+
+
+def test_routers_find_the_workers_by_the_headless_service():
+    worker, router = settings_of_pod("forebay-worker"), settings_of_pod("forebay-router")
+    [seed] = router["seeds"]
+    assert str(worker["advertise"]) == f"forebay-worker-0.{seed}"
+    assert KUBERNETES["StatefulSet", "forebay-worker"]["spec"]["serviceName"] == seed.host
+    service = KUBERNETES["Service", seed.host]["spec"]
+    assert service["clusterIP"] == "None"
+    assert service["publishNotReadyAddresses"] is True
+
+
+def test_a_pods_files_are_where_its_settings_say():
+    settings = settings_of_pod("forebay-worker")
+    [container] = PODS["forebay-worker"]["spec"]["containers"]
+    mounted = {mount["name"]: Path(mount["mountPath"]) for mount in container["volumeMounts"]}
+    assert settings["topology"].parent == mounted["topology"]
+    assert settings["state_dir"].is_relative_to(mounted["state"])
+    text = KUBERNETES["ConfigMap", "forebay-topology"]["data"][settings["topology"].name]
+    assert parse_topology(tomllib.loads(text)).stores
+
+
+def test_whatever_selects_pods_selects_those_of_its_release():
+    pods = pods_of(rendered(release="shop"))
+    selected = {}
+    for release in ("shop", "forebay"):
+        for (kind, name), item in rendered(release, podMonitor={"enabled": True}).items():
+            if "selector" in item.get("spec", {}):
+                selector = item["spec"]["selector"]
+                wanted = selector.get("matchLabels", selector).items()
+                selected[kind, name] = [pod for pod in pods if wanted <= pods[pod]["metadata"]["labels"].items()]
+    worker, router = ["shop-worker"], ["shop-router"]
+    assert {key: found for key, found in selected.items() if found} == {
+        ("Service", "shop-workers"): worker,
+        ("StatefulSet", "shop-worker"): worker,
+        ("PodDisruptionBudget", "shop-worker"): worker,
+        ("Service", "shop"): router,
+        ("Deployment", "shop-router"): router,
+        ("PodDisruptionBudget", "shop-router"): router,
+        ("PodMonitor", "shop"): list(pods),
+    }
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_is_admitted_where_pod_security_is_restricted(name):
+    spec = PODS[name]["spec"]
+    [container] = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {kind for volume in spec["volumes"] for kind in volume} <= {"name", "configMap", "emptyDir"}
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_neither_a_node_nor_its_upgrade_takes_all_pods(name):
+    labels = KUBERNETES["PodDisruptionBudget", name]["spec"]["selector"]
+    assert labels["matchLabels"].items() <= PODS[name]["metadata"]["labels"].items()
+    spread = PODS[name]["spec"]["topologySpreadConstraints"]
+    assert [constraint["labelSelector"] for constraint in spread] == [labels, labels]
+    assert spread[0]["topologyKey"] == "kubernetes.io/hostname"
+    assert spread[0]["whenUnsatisfiable"] == "DoNotSchedule"
+    assert KUBERNETES["PodDisruptionBudget", name]["spec"] == {"maxUnavailable": 1, "selector": labels}
+
+
+def test_the_schema_is_current():
+    assert SCHEMA.read_text() == text_of(values_schema()), "run python -m deploy.generate"
+
+
+def test_helm_finds_nothing_to_warn_of():
+    findings = [message for message in lint(CHART, strict=True)["messages"] if message["severity"] > 1]
+    assert findings == []
+
+
+@pytest.mark.parametrize("tier", ["worker", "router"])
+def test_every_setting_arrives(tier):
+    given = {}
+    for setting in settings_for(tier):
+        if setting.name in SET_BY_THE_CHART[tier]:
+            continue
+        match setting.kind:
+            case "integer":
+                # As a float it would be written as 1e+06.
+                given[setting.name] = max(setting.least, 1_000_000)
+            case "boolean":
+                given[setting.name] = not setting.default
+            case "choice":
+                given[setting.name] = next(choice for choice in setting.choices if choice != setting.default)
+            case "names":
+                given[setting.name] = ["http://a", "http://b"]
+            case "path":
+                given[setting.name] = f"/etc/forebay/secrets/{setting.name}"
+            case _:
+                given[setting.name] = f"kafka://{setting.name}:1"
+    name = f"forebay-{tier}"
+    found = settings_of_pod(name, pods_of(rendered(**{tier: {"settings": given}})))
+    expected = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    assert {key: type(expected[key])(found[key]) for key in given} == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"worker": {"settings": {"num_standby_replica": 2}}}, "num_standby_replica"),
+        ({"worker": {"settings": {"num_standby_replicas": -1}}}, "num_standby_replicas"),
+        ({"worker": {"settings": {"state_dir": "/elsewhere"}}}, "state_dir"),
+        ({"worker": {"settings": {"changelog": "sqlite:///changelog"}}}, "kafka://"),
+        ({"worker": {"settings": {"changelog": None}}}, "changelog"),
+        ({"worker": {"settings": {"processes": 2}}}, "processes"),
+        ({"router": {"settings": {"log_level": "loud"}}}, "log_level"),
+        ({"router": {"replica": 3}}, "replica"),
+        ({"topolgy": "application_id = 'shop'"}, "topolgy"),
+    ],
+)
+def test_a_value_that_is_wrong_is_named(values, named):
+    with pytest.raises(HelmError, match=re.escape(named)):
+        rendered(**values)
+
+
+def test_the_grace_period_follows_the_time_to_shut_down():
+    pods = pods_of(rendered(worker={"settings": {"shutdown_timeout_ms": 120_000}}))
+    assert pods["forebay-worker"]["spec"]["terminationGracePeriodSeconds"] > 120
+    assert pods["forebay-router"]["spec"]["terminationGracePeriodSeconds"] == 60
+
+
+def test_only_a_new_topology_restarts_the_workers():
+    other = rendered(topology=rendered()["ConfigMap", "forebay-topology"]["data"]["topology.toml"] + "# more")
+    resized = rendered(worker={"replicas": 5})
+    assert pods_of(other)["forebay-worker"] != PODS["forebay-worker"]
+    assert pods_of(other)["forebay-router"] == PODS["forebay-router"]
+    assert pods_of(resized) == PODS
+
+
+def test_secrets_are_files_that_both_tiers_may_read():
+    pods = pods_of(rendered(secrets=["broker", "tokens"]))
+    for pod in pods.values():
+        [container] = pod["spec"]["containers"]
+        assert pod["spec"]["securityContext"]["fsGroup"] == pod["spec"]["securityContext"]["runAsUser"]
+        paths = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        secrets = [volume for volume in pod["spec"]["volumes"] if "secret" in volume]
+        assert {volume["secret"]["secretName"]: paths[volume["name"]] for volume in secrets} == {
+            "broker": "/etc/forebay/secrets/broker",
+            "tokens": "/etc/forebay/secrets/tokens",
+        }
+
+
+def test_prometheus_operator_is_told_where_and_what():
+    monitored = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
+    objects = rendered(**monitored)
+    assert objects.keys() - KUBERNETES.keys() == {("PodMonitor", "forebay"), ("PrometheusRule", "forebay")}
+    monitor = objects["PodMonitor", "forebay"]["spec"]
+    [endpoint] = monitor["podMetricsEndpoints"]
+    [selector] = set(re.findall(r'\bjob=~"(.+)"', (CHART / "alerts.yml").read_text()))
+    for pod in PODS.values():
+        [container] = pod["spec"]["containers"]
+        assert endpoint["port"] == container["ports"][0]["name"]
+        assert re.fullmatch(selector, pod["metadata"]["labels"][monitor["jobLabel"]])
+    assert objects["PrometheusRule", "forebay"]["spec"] == yaml.safe_load((CHART / "alerts.yml").read_text())

@@ -1,0 +1,61 @@
+"""The systemd units start what is there, confined."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.command_lines import settings_of
+
+ROOT = Path(__file__).parents[2]
+UNITS = {
+    path.stem: re.findall(r"^(\w+)=(.+)$", path.read_text(), re.M)
+    for path in sorted((ROOT / "deploy").glob("*.service"))
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_is_started_and_ended_as_the_code_has_it(name):
+    unit = dict(UNITS[name])
+    environment = dict(value.split("=", 1) for key, value in UNITS[name] if key == "Environment")
+    program, *command_line = shlex.split(unit["ExecStart"])
+    settings = settings_of(command_line, environment)
+    assert Path(program).name == "forebay"
+    assert f"forebay-{command_line[0]}" == name
+    assert int(unit["TimeoutStopSec"]) * 1000 > settings["shutdown_timeout_ms"]
+    assert "LimitNOFILE" in unit
+    # All of the machine is read-only but what is named.
+    assert unit["ProtectSystem"] == "strict"
+    if command_line[0] == "worker":
+        own = Path("/var/lib", unit["StateDirectory"])
+        assert settings["state_dir"].is_relative_to(own)
+        assert Path(settings["changelog"].removeprefix("sqlite://")).is_relative_to(own)
+
+
+def test_the_units_are_hardened_alike():
+    hardening = [
+        [
+            (key, value)
+            for key, value in unit
+            if key.startswith(("Protect", "Private", "Restrict", "NoNew", "Lock"))
+        ]
+        for unit in UNITS.values()
+    ]
+    assert len(hardening) == 2
+    assert hardening[0] == hardening[1]
+
+
+def test_systemd_takes_the_units():
+    systemd_analyze = shutil.which("systemd-analyze")
+    if systemd_analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    files = [ROOT / "deploy" / f"{name}.service" for name in UNITS]
+    done = subprocess.run(
+        [systemd_analyze, "verify", "--man=no", *files], capture_output=True, text=True, check=False
+    )
+    # That forebay is not installed in its place is no fault of the units'.
+    said = [line for line in done.stderr.splitlines() if "forebay" in line and "is not executable" not in line]
+    assert said == []
