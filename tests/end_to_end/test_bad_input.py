@@ -1,6 +1,5 @@
 """Unusable input to a command gives the operator one clear line, never a stack trace."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -9,16 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster, free_port, wait_until
-
-
-def forebay(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "forebay", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+from tests.commands import forebay
 
 
 def refused(done: subprocess.CompletedProcess[str], status: int = 2) -> str:
@@ -165,58 +155,10 @@ def test_who_answers_with_something_else_is_neither_router_nor_worker(tmp_path, 
     assert f"http://{address} answers 404" in message
 
 
-def test_a_query_prints_numbers_and_halves_of_surrogates_as_they_are(cluster):
-    cluster.put("counts", {b"a": b"12345678901234567.12", b"b": b'"\\ud800"'})
-    cluster.start_worker()
-    router = cluster.start_router()
-    cluster.wait_settled(router, replicas=1)
-    for key, value in (("a", "12345678901234567.12"), ("b", '"\\ud800"')):
-        assert f'"value": {value},' in forebay("query", "counts", key, "--url", f"http://{router}").stdout
-    status = json.loads(forebay("status", "--json", "--url", f"http://{router}").stdout)
-    assert {row["store"] for row in status["lags"]} >= {"counts", "hours"}
-
-
-def test_a_status_that_is_watched_goes_to_a_pipe_too(cluster):
-    cluster.start_worker()
-    router = cluster.start_router()
-    cluster.wait_settled(router, replicas=1)
-    command = [sys.executable, "-m", "forebay", "status", "--watch", "--interval-ms", "50"]
-    with subprocess.Popen([*command, "--url", f"http://{router}"], stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        tables = 0
-        while tables < 3:
-            tables += next(watching.stdout).startswith("tasks:")
-        watching.kill()
-
-
-def test_version_query_and_status(cluster):
-    cluster.put("counts", {b"a": b'{"n":1}'})
-    cluster.start_workers(2)
-    router = cluster.start_router()
-    cluster.wait_settled(router)
-    assert forebay("--version").stdout.startswith("forebay, version ")
-    done = forebay("query", "counts", "a", "--url", f"http://{router}", "--max-record-lag", 0)
-    assert done.returncode == 0
-    assert '"record_lag": 0' in done.stdout
-    assert forebay("query", "counts", "nobody", "--url", f"http://{router}").returncode == 1
-    cluster.put("counts", {b"": b'"empty"', b"..": b'"dots"'})
-    cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b'"minus seven"'})
-    for store, key, value in (("counts", "", "empty"), ("counts", "..", "dots"), ("numbers", "-7", "minus seven")):
-        wait_until(
-            lambda: forebay("query", store, key, "--url", f"http://{router}").returncode == 0,  # noqa: B023
-            f"the key {key!r}",
-        )
-        assert f'"value": "{value}"' in forebay("query", store, key, "--url", f"http://{router}").stdout
-    assert forebay("query", "counts", ".", "--url", f"http://{router}").returncode == 1
-    table = forebay("status", "--url", f"http://{router}").stdout
-    for task in ("0_0", "0_3", "1_1"):
-        assert task in table
-    assert table.count("active") >= 6
-    shown = forebay("topology", "show", "--topology", cluster.topology_path).stdout
-    assert "window_size_ms = " in shown
-    assert f"{cluster.topology.application_id}-counts-changelog" in shown, (
-        "names are not broken where nobody looks"
-    )
+@pytest.mark.parametrize("flags", [["--watch", "--check"], ["--watch", "--json"], ["--max-age-ms", "5"]])
+def test_flags_of_status_that_do_not_go_together_are_named(flags):
+    message = refused(forebay("status", *flags))
+    assert ("--watch" if "--watch" in flags else "--check") in message
 
 
 def test_a_wildcard_address_is_warned_of(cluster, tmp_path):

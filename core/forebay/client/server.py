@@ -1,0 +1,116 @@
+"""The server that a command asks, from its flags."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from forebay.client.problems import problem_of_response
+from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
+from forebay.tokens import token_headers
+
+_DEFAULT_URL = "http://127.0.0.1:8080"
+_TOKEN = "FOREBAY_TOKEN"
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server that a command asks, and the token it sends."""
+
+    url: str
+    token: str | None
+
+    def get(self, path: str) -> httpx.Response:
+        """The response, whatever it is; raises ``ForebayError`` if there is none."""
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str, body: str | None = None) -> httpx.Response:
+        """The same for any method, with a JSON body."""
+        headers = dict(token_headers(self.token) or {})
+        if body is not None:
+            headers["content-type"] = "application/json"
+        try:
+            return _http().request(method, self.url.rstrip("/") + path, headers=headers, content=body)
+        except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
+            raise ForebayError(
+                f"Nothing answers at {self.url}: {error}. Name a router or worker with --url."
+            ) from None
+
+    def document(self, answer: httpx.Response) -> dict[str, Any]:
+        """An answer's JSON document; raises ``ForebayError`` if it is not one."""
+        try:
+            document = answer.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ForebayError(
+                f"{self.url} answers {answer.status_code} with something other than a JSON object, so it is "
+                "neither a router nor a worker. Name one with --url."
+            )
+        return document
+
+    def described(self, path: str) -> dict[str, Any]:
+        """The document of a path that every router and worker has; raises ``ForebayError``."""
+        answer = self.get(path)
+        if answer.status_code == NotReady.status:
+            not_ready = ForebayError(f"{self.url} is not ready: {problem_of_response(answer).detail}")
+            not_ready.exit_status = 1
+            raise not_ready
+        if answer.status_code != 200:
+            refused = answer.status_code in (Unauthenticated.status, Forbidden.status)
+            remedy = (
+                f"Give a token with --token-file or {_TOKEN}" if refused else "Name a router or worker with --url"
+            )
+            raise ForebayError(f"{self.url} answers {answer.status_code} to {path}. {remedy}.")
+        return self.document(answer)
+
+    def lags(self) -> list[dict[str, Any]]:
+        """The rows of ``/v1/lags``; raises ``ForebayError``."""
+        rows: list[dict[str, Any]] = self.described("/v1/lags").get("lags", [])
+        return rows
+
+    def partitions(self) -> dict[str, int]:
+        """How many partitions each store has; raises ``ForebayError``."""
+        return {store["name"]: store["partitions"] for store in self.described("/v1/stores").get("stores", [])}
+
+
+def server_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags that select the server; it is called with the ``server``."""
+
+    @click.option("--url", default=_DEFAULT_URL, show_default=True, envvar="FOREBAY_URL", help="Router or worker.")
+    @click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"File with the token to send; without it, {_TOKEN} may contain the token.",
+    )
+    @functools.wraps(function)
+    def command(url: str, token_file: Path | None, **rest: Any) -> None:
+        function(server=Server(url, _token(token_file)), **rest)
+
+    return command
+
+
+def _token(token_file: Path | None) -> str | None:
+    try:
+        if token_file is None:
+            token = os.environ.get(_TOKEN) or None
+        else:
+            token = token_file.read_text(encoding="utf-8-sig").strip()
+        token_headers(token)
+    except (OSError, ValueError) as error:
+        raise ForebayError(f"{token_file or _TOKEN} does not contain a token: {error}.") from None
+    return token
+
+
+@functools.cache
+def _http() -> httpx.Client:
+    # Creating one takes longer than most answers, and --watch asks repeatedly.
+    return httpx.Client(timeout=35)

@@ -1,0 +1,135 @@
+"""``forebay status``: who holds which task and how far behind it is, on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import click
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from forebay.client.server import Server, server_options
+from forebay.errors import ForebayError
+from forebay.lag import UNLIMITED, Lag, Tolerance
+from forebay.terminal import terminal
+
+_ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"}
+
+
+@click.command()
+@server_options
+@click.option("--watch", is_flag=True, help="Keep showing it as it changes, until Ctrl-C.")
+@click.option("--interval-ms", default=500, show_default=True, type=click.IntRange(min=50), help="With --watch.")
+@click.option("--json", "as_json", is_flag=True, help="Print /v1/lags unchanged.")
+@click.option(
+    "--check", is_flag=True, help="Exit with 1 unless every partition has an active within these bounds."
+)
+@click.option("--max-record-lag", type=click.IntRange(min=0), help="With --check: records it may be behind.")
+@click.option("--max-time-lag-ms", type=click.IntRange(min=0), help="With --check: its time behind the log.")
+@click.option("--max-age-ms", type=click.IntRange(min=0), help="With --check: its time behind the source.")
+def status(
+    server: Server, watch: bool, interval_ms: int, as_json: bool, check: bool, **bounds: int | None
+) -> None:
+    """Show which worker holds which task, in which role, and how far behind it is."""
+    if watch and (as_json or check):
+        raise ForebayError("--watch goes on for ever; leave it out, or --json and --check.")
+    tolerance = Tolerance(**bounds)
+    if tolerance != UNLIMITED and not check:
+        raise ForebayError("Bounds are checked with --check; add it.")
+    console = terminal(markup=True)
+    if watch:
+        _watch(server, console, interval_ms / 1000)
+        return
+    if as_json:
+        document = server.described("/v1/lags")
+        lags = document.get("lags", [])
+        console.print_json(json.dumps(document))
+    else:
+        lags = server.lags()
+        console.print(status_table(lags))
+    if check:
+        _check(server.partitions(), lags, tolerance)
+
+
+def _check(partitions: Mapping[str, int], lags: list[dict[str, Any]], tolerance: Tolerance) -> None:
+    """Name on standard error what is not served as it should be; then exit with 1."""
+    found = shortcomings(partitions, lags, tolerance)
+    for line in found:
+        click.echo(line, err=True)
+    if found:
+        sys.exit(1)
+
+
+def shortcomings(partitions: Mapping[str, int], lags: list[dict[str, Any]], tolerance: Tolerance) -> list[str]:
+    """One line for each partition without an active that meets the bounds; one if there are no stores at all."""
+    if not partitions:
+        return ["No store is known."]
+    found = []
+    for store, count in sorted(partitions.items()):
+        for partition in range(count):
+            held = [row for row in lags if (row["store"], row["partition"]) == (store, partition)]
+            behind = [Lag(*(row[name] for name in Lag._fields)) for row in held if row["role"] == "active"]
+            if not behind:
+                found.append(f"{store}, partition {partition}: no active replica")
+            elif not any(tolerance.met_by(lag) for lag in behind):
+                figures = ", ".join(f"{name} {figure}" for name, figure in behind[0].document().items())
+                found.append(f"{store}, partition {partition}: {figures}")
+    return found
+
+
+def _watch(server: Server, console: Console, interval_s: float) -> None:
+    shown: RenderableType = status_table(server.lags())
+    with contextlib.suppress(KeyboardInterrupt), _screen(console) as show:
+        while True:
+            show(shown)
+            time.sleep(interval_s)
+            try:
+                shown = status_table(server.lags())
+            except ForebayError as error:
+                # The server may be restarting, which is what --watch is used for.
+                shown = Text(str(error))
+
+
+@contextlib.contextmanager
+def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """A display that replaces its previous content; without a terminal, it prints one after the other."""
+    if not console.is_terminal:
+        yield console.print
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda shown: live.update(shown, refresh=True)
+
+
+def status_table(lags: list[dict[str, Any]]) -> Table:
+    """Tasks by worker; each cell shows role, record lag and time lag, the worst over the task's stores."""
+    hosts = sorted({row["host"] for row in lags})
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    stores: dict[str, set[str]] = {}
+    for row in lags:
+        cells.setdefault((row["task"], row["host"]), []).append(row)
+        stores.setdefault(row["task"], set()).add(row["store"])
+    table = Table(title="tasks: role, records behind, time behind", title_justify="left")
+    table.add_column("task")
+    table.add_column("stores")
+    for host in hosts:
+        table.add_column(host)
+    for task in sorted(stores, key=lambda text: [int(part) for part in text.split("_")]):
+        shown = [_cell(cells[task, host]) if (task, host) in cells else "" for host in hosts]
+        table.add_row(task, ", ".join(sorted(stores[task])), *shown)
+    return table
+
+
+def _cell(rows: list[dict[str, Any]]) -> str:
+    role = max((row["role"] for row in rows), key=["standby", "active", "restoring"].index)
+    records = [row["record_lag"] for row in rows]
+    times = [row["time_lag_ms"] for row in rows]
+    behind = "?" if None in records else f"{max(records):,}"
+    late = "?" if None in times else f"{max(times):,} ms"
+    return f"[{_ROLE_STYLES[role]}]{role}[/] {behind} / {late}"

@@ -1,0 +1,95 @@
+"""``forebay query`` and ``forebay status`` of what is running."""
+
+import json
+import signal
+import subprocess
+import sys
+
+from tests.cluster import free_port, wait_until
+from tests.commands import forebay
+
+
+def test_a_query_prints_numbers_and_halves_of_surrogates_as_they_are(cluster):
+    cluster.put("counts", {b"a": b"12345678901234567.12", b"b": b'"\\ud800"'})
+    cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    for key, value in (("a", "12345678901234567.12"), ("b", '"\\ud800"')):
+        assert f'"value": {value},' in forebay("query", "counts", key, "--url", f"http://{router}").stdout
+    status = json.loads(forebay("status", "--json", "--url", f"http://{router}").stdout)
+    assert {row["store"] for row in status["lags"]} >= {"counts", "hours"}
+
+
+def test_a_status_that_is_watched_goes_to_a_pipe_too(cluster):
+    cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    command = [sys.executable, "-m", "forebay", "status", "--watch", "--interval-ms", "50"]
+    with subprocess.Popen([*command, "--url", f"http://{router}"], stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        tables = 0
+        while tables < 3:
+            tables += next(watching.stdout).startswith("tasks:")
+        watching.kill()
+
+
+def test_version_query_and_status(cluster):
+    cluster.put("counts", {b"a": b'{"n":1}'})
+    cluster.start_workers(2)
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+    assert forebay("--version").stdout.startswith("forebay, version ")
+    done = forebay("query", "counts", "a", "--url", f"http://{router}", "--max-record-lag", 0)
+    assert done.returncode == 0
+    assert '"record_lag": 0' in done.stdout
+    assert forebay("query", "counts", "nobody", "--url", f"http://{router}").returncode == 1
+    cluster.put("counts", {b"": b'"empty"', b"..": b'"dots"'})
+    cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b'"minus seven"'})
+    for store, key, value in (("counts", "", "empty"), ("counts", "..", "dots"), ("numbers", "-7", "minus seven")):
+        wait_until(
+            lambda: forebay("query", store, key, "--url", f"http://{router}").returncode == 0,  # noqa: B023
+            f"the key {key!r}",
+        )
+        assert f'"value": "{value}"' in forebay("query", store, key, "--url", f"http://{router}").stdout
+    assert forebay("query", "counts", ".", "--url", f"http://{router}").returncode == 1
+    table = forebay("status", "--url", f"http://{router}").stdout
+    for task in ("0_0", "0_3", "1_1"):
+        assert task in table
+    assert table.count("active") >= 6
+    shown = forebay("topology", "show", "--topology", cluster.topology_path).stdout
+    assert "window_size_ms = " in shown
+    assert f"{cluster.topology.application_id}-counts-changelog" in shown, (
+        "names are not broken where nobody looks"
+    )
+
+
+def check(url: str, *bounds: object) -> list[str]:
+    """What ``status --check`` finds wanting."""
+    done = forebay("status", "--check", *bounds, "--url", f"http://{url}")
+    assert done.returncode == bool(done.stderr), done
+    return done.stderr.splitlines()
+
+
+def test_a_check_names_every_partition_without_an_active_within_the_bounds(cluster):
+    worker = f"127.0.0.1:{free_port()}"
+    router = cluster.start_router("--seeds", worker, ready=False)
+    [not_ready] = check(router)
+    assert "is not ready" in not_ready
+    cluster.start_worker(worker)
+    cluster.wait_settled(router, replicas=1)
+    assert check(router, "--max-record-lag", 0, "--max-time-lag-ms", 60_000) == []
+    # Nothing was written, hence no heartbeat either.
+    partitions = [
+        (name, n) for name, spec in sorted(cluster.topology.stores.items()) for n in range(spec.partitions)
+    ]
+    unknown = check(router, "--max-age-ms", 60_000)
+    assert [line.partition(":")[0] for line in unknown] == [f"{name}, partition {n}" for name, n in partitions]
+    assert all("age_ms None" in line for line in unknown)
+    cluster.put("counts", {b"a": b"1"})
+    left = [f"{name}, partition {n}" for name, n in partitions if name != "counts"]
+    wait_until(
+        lambda: [line.partition(":")[0] for line in check(router, "--max-age-ms", 60_000)] == left, "a heartbeat"
+    )
+    cluster.kill(worker, signal.SIGKILL)
+    gone = [f"{name}, partition {n}: no active replica" for name, n in partitions]
+    wait_until(lambda: check(router) == gone, "word of the worker being away")
