@@ -21,6 +21,7 @@ from forebay.rest.batches import KeyResult, batch_answer, key_result, read_batch
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
+from forebay.rest.statuses import OF_THE_REPLICA, WITH_LAG
 from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, refusal
 from forebay_router.keys import decides, verdict
@@ -30,10 +31,6 @@ from forebay_router.replica_read import Came, ReplicaRead, ReplicaRequest
 from forebay_router.router import Router
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
-_WITH_LAG = frozenset({200, 404})
-"""Statuses of results that state a replica's lag; bounds do not apply to refusals."""
-_OF_THE_REPLICA = frozenset({412, 421, 503})
-"""Statuses of a key's problem that another replica may not return."""
 
 _Places = dict[int, list[int]]
 """The places of each partition's keys in a request."""
@@ -116,7 +113,7 @@ class _Batch:
         """A key's present result, and its lag if that has left its bounds while waiting for others."""
         status, body = result
         waited_ms = boot_ms() - came_boot_ms
-        if status not in _WITH_LAG or (waited_ms < 1 and self.tolerance == UNLIMITED):
+        if status not in WITH_LAG or (waited_ms < 1 and self.tolerance == UNLIMITED):
             return result, None
         body, lag = aged(body, waited_ms)
         return (status, body), None if lag is None or self.tolerance.met_by(lag) else lag
@@ -190,7 +187,7 @@ class _Batch:
         refused: _Places = defaultdict(list)
         for (partition, index), result in zip(places, read_batch_frames(answer.body), strict=True):
             status, body = result
-            if status in _OF_THE_REPLICA:
+            if status in OF_THE_REPLICA:
                 attempts[index].append(Attempt(read.answered_by, "answered", Answer(status, b"", body)))
                 refused[partition].append(index)
             else:

@@ -21,6 +21,7 @@ from forebay.rest.changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
 from forebay.rest.parameters import ReadParameters
+from forebay.rest.statuses import AT_FAULT
 from forebay_router.attempts import Attempt, refusal
 from forebay_router.credentials import REFUSALS
 from forebay_router.event_upstream import EventUpstream
@@ -39,7 +40,6 @@ _SILENCE_MS = 2_000.0
 _HANGING_MS = 1_000.0
 """How long a worker may seem down or hung, and be silent, before its streams move elsewhere; spread over up to
 twice that, since all of them move."""
-_FINAL = frozenset({400, 409})
 
 
 class RoutedChanges:
@@ -184,7 +184,7 @@ class RoutedChanges:
         """Record a worker's problem; raises it if the client is at fault."""
         document = _document(event)
         status = document.get("status", 500)
-        if status in _FINAL:
+        if status in AT_FAULT:
             raise problem_of(document)
         if status in REFUSALS:
             self._router.cluster.refused(host, status)

@@ -18,12 +18,12 @@ from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
 from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
+from forebay.rest.statuses import FINAL
 from forebay.topology import StoreSpec
 from forebay_router.lag_aging import aged, came_too_early, time_to_ask_again_ms
 from forebay_router.replica_read import Came, ReplicaRequest
 from forebay_router.router import Router
 
-_DECISIVE = frozenset({200, 400, 409, 410})
 _GRAVEST_FIRST = (503, 504, 429, 412)
 
 
@@ -94,7 +94,7 @@ async def _search_once(
 
 def decides(answer: Answer) -> bool:
     """Whether one partition's answer settles the read: it has the key, had it, or the request is at fault."""
-    return answer.status in _DECISIVE
+    return answer.status in FINAL and answer.status != UnknownKey.status
 
 
 def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:

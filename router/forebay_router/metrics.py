@@ -12,12 +12,12 @@ from prometheus_client.registry import Collector
 from forebay import __version__
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Answer
+from forebay.rest.statuses import WITH_LAG
 from forebay_router.histogram import Histogram
 from forebay_router.provenance import RawFigures, ReportedProvenance, raw_figures, read_figures
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
 
-_SERVED = frozenset({200, 404})
 _MOST_UNREAD = 4_096
 _PROCESS = ProcessCollector(registry=None)
 _ANSWER_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
@@ -51,7 +51,7 @@ class RouterMetrics(Collector):
         for (route, store, status, raw), count in unread.items():
             told = ReportedProvenance("", UNKNOWN_LAG) if raw is None else read_figures(raw)
             self._reads[route, status, told.role] += count
-            if raw is not None and status in _SERVED:
+            if raw is not None and status in WITH_LAG:
                 self._lag.observe(store, told.lag, count)
 
     def count_list(self, route: str, store: str, lag: Lag) -> None:

@@ -11,6 +11,7 @@ from forebay.errors import NotHostedHere
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
 from forebay.rest.parameters import ReadParameters
+from forebay.rest.statuses import FINAL
 from forebay.topology import StoreSpec
 from forebay_router.attempts import Attempt, late, overload, refusal
 from forebay_router.credentials import REFUSALS
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from forebay_router.router import Router
 
 _UNKNOWN_STORE = b'{"type":"urn:forebay:problem:unknown-store"'
-_FINAL = frozenset({200, 400, 404, 409, 410})
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
 _LOOK_AGAIN_MS = 50.0
 """How soon a read notices that a worker it asked has been found to hang."""
@@ -288,4 +288,4 @@ def is_final(answer: Answer) -> bool:
 
     A worker that does not know a store in the router's map is behind in a deployment.
     """
-    return answer.status in _FINAL and not (answer.status == 404 and answer.body.startswith(_UNKNOWN_STORE))
+    return answer.status in FINAL and not (answer.status == 404 and answer.body.startswith(_UNKNOWN_STORE))

@@ -19,6 +19,7 @@ from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
+from forebay.rest.statuses import TRANSIENT
 from forebay_router.lag_aging import came_too_early, time_to_ask_again_ms
 from forebay_router.replica_read import Came, ReplicaRequest
 from forebay_router.router import Router
@@ -31,8 +32,6 @@ _MOST_AT_ONCE = 64
 _PIECE_BYTES = 256 << 10
 _LEFT_FOR_A_PAGE = 0.25
 """Fraction of the time that a list may take."""
-_ABSENT = frozenset({412, 429, 503, 504})
-"""Statuses with which a partition is left out if allowed."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 _NOT_FORWARDED = frozenset({"limit", "cursor", "allow_partial", "timeout_ms"})
 
@@ -186,7 +185,7 @@ class Gather:
 
     def _leave_out(self, part: _PartitionScan, answer: Answer) -> None:
         """Continue without a partition if that is allowed; raises ``ScanRefused`` otherwise."""
-        if not (self.parameters.allow_partial and answer.status in _ABSENT):
+        if not (self.parameters.allow_partial and answer.status in TRANSIENT):
             raise ScanRefused(answer)
         self.refused.append(answer)
         self.missing.add(part.partition)

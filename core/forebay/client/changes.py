@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from forebay.client.exchange import OF_THE_SERVER, Close, Opened, Pause, Plan, Receive
+from forebay.client.exchange import Close, Opened, Pause, Plan, Receive
 from forebay.client.reads import ChangesRequest, Reads
 from forebay.client.results import Change, change_of
 from forebay.errors import Problem, UnknownKey
@@ -12,6 +12,7 @@ from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Provenance
 from forebay.rest.changes import is_transient
 from forebay.rest.events import Event, EventReader
+from forebay.rest.statuses import OF_THE_SERVER
 
 _LEAST_PAUSE_S = 0.1
 _MOST_PAUSE_S = 1.0

@@ -18,6 +18,7 @@ from forebay.client.options import query_string
 from forebay.client.problems import problem_of_response
 from forebay.errors import DeadlineExceeded, NoReplica, Problem
 from forebay.rest.changes import KEEP_ALIVE_MS
+from forebay.rest.statuses import OF_THE_SERVER
 
 _TRIES_PER_URL = 2
 """A server may close an idle connection just as a request is sent on it: that does not mean it is down."""
@@ -28,8 +29,6 @@ _STREAM_GRACE_S = 2.0
 _LEAST_PAUSE_S = 0.1
 _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 """A stream that is silent for this long is lost: its server would have sent a comment."""
-OF_THE_SERVER = frozenset({429, 502, 503, 504})
-"""Statuses that another server, or this one a moment later, may not return; includes a proxy's own."""
 _PAUSE_S = 0.25
 """For proxies that do not say how long to wait."""
 

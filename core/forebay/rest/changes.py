@@ -12,13 +12,11 @@ from forebay.errors import BadParameter, PartitionerMissing, Problem, WrongStore
 from forebay.position import decode_position, encode_position, later_position
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
+from forebay.rest.statuses import TRANSIENT
 from forebay.topology import StoreSpec
 
 KEEP_ALIVE_MS = 15_000
 """A stream sends a comment after this long without an event."""
-
-TRANSIENT = frozenset({412, 421, 429, 502, 503, 504})
-"""Statuses of problems that another replica, or a later attempt, may not have."""
 
 LAST_EVENT_ID_PARAMETER = {
     "name": "Last-Event-ID",
