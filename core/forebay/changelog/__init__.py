@@ -1,6 +1,7 @@
 """Changelogs: the logs that hold the truth about every store's content."""
 
-from forebay.changelog.base import Batch, Changelog, Consumer, Heartbeat, Record, heartbeat_key
+from forebay.changelog.base import Batch, Changelog, Consumer, Heartbeat, Record
+from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.urls import open_changelog
 from forebay.changelog.wake import Wake
 

@@ -7,21 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.changelog.wake import Wake
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
-
-__all__ = [
-    "Batch",
-    "Changelog",
-    "Consumer",
-    "Heartbeat",
-    "Record",
-    "heartbeat_key",
-]
-
 
 Record = tuple[int, bytes, bytes | None, int, bool]
 """One record: offset, key, value (None is a tombstone), timestamp in epoch ms, whether it is a heartbeat.

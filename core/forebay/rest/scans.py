@@ -23,13 +23,12 @@ from forebay.stored_keys import (
     stored_time,
     successor,
 )
+from forebay.stored_versions import decode_version
 from forebay.topology import StoreSpec
 
 FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames"
 """How a worker passes a page to a router: items with their stored keys, so that no JSON is parsed."""
 
-DELETED_VERSION = b"\x00"
-LIVE_VERSION = b"\x01"
 """First byte of a versioned store's values: whether the version is a deletion."""
 
 
@@ -124,7 +123,8 @@ class Scan:
         plain, times_ms = spec.stored_keys.parse(stored)
         match self.route.items:
             case "versions":
-                shown = b"null" if value[:1] == DELETED_VERSION else to_json(value[1:])
+                version = decode_version(value)
+                shown = b"null" if version is None else to_json(version)
                 return b'{"valid_from_ms":%d,"value":%b}' % (times_ms[0], shown)
             case "windows":
                 start_ms, end_ms = times_ms[0], times_ms[0] + (spec.window_size_ms or 0)

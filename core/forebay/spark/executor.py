@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.record_headers import VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import (
     WriteRefused,
     append_batch,
     check_directory,
-    heartbeat_key,
     partition_path,
 )
 from forebay.partitioning import StreamPartitioner

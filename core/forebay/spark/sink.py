@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from forebay import partitioning
-from forebay.changelog import Heartbeat, open_changelog, record_headers
+from forebay.changelog import Heartbeat, heartbeat_keys, open_changelog, record_headers
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogUnreachable, SinkError
@@ -39,7 +39,7 @@ _COMPACTION_INTERVAL_S = 600.0
 _PATIENCE_S = 120.0
 """How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
 _PAUSE_S = 1.0
-_BY_VALUE = (partitioning, batch_murmur2, record_headers, sqlite_partition, executor)
+_BY_VALUE = (partitioning, batch_murmur2, heartbeat_keys, record_headers, sqlite_partition, executor)
 
 
 class Sink:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from forebay.errors import BadParameter, NotReady, Problem
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.scans import DELETED_VERSION
 from forebay.retention import history_begins_ms
+from forebay.stored_versions import decode_version
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.replica import Replica
 
@@ -42,9 +42,7 @@ def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> byte
         else keys.prefix(plain) + b"\xff"
     )
     for _, value in scanned(replica, keys.prefix(plain), end, reverse=True):
-        if value[:1] == DELETED_VERSION or is_forgotten(replica, plain, parameters.as_of_ms):
-            return None
-        return value[1:]
+        return None if is_forgotten(replica, plain, parameters.as_of_ms) else decode_version(value)
     return None
 
 

@@ -17,8 +17,9 @@ from forebay.topology import Topology, load_topology
 from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
+from forebay_worker.state.layout import SET_ASIDE, store_path
 from forebay_worker.state.mover import InFlight, in_flight, plan_for, relocate, settle
-from forebay_worker.state.relocation import SET_ASIDE, Plan, StoreContent, StoreOnDisk
+from forebay_worker.state.relocation import Plan, StoreContent, StoreOnDisk
 
 
 def _task(ctx: click.Context, param: click.Parameter, value: str) -> TaskId:
@@ -106,7 +107,7 @@ def rm(topology: Path, state_dir: Path, task: TaskId, store: str | None) -> None
         for name in going:
             directory.delete_store(task, name)
             directory.discard_set_aside(name, task.partition)
-            _print(f"Removed {task}/rocksdb/{name}.")
+            _print(f"Removed {store_path(task, name)}.")
 
 
 @contextmanager

@@ -6,9 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +14,9 @@ from typing import Any
 
 from forebay.errors import ConfigurationError, StateDirectoryLocked
 from forebay.tasks import TaskId
+from forebay_worker.state import layout
 
 _PROCESS = "process.json"
-_SET_ASIDE = ".set-aside"
-_SET_ASIDE_NAME = re.compile(r"([0-9]+_[0-9]+)-(.+)-[0-9]+")
 
 
 class StateDirectory:
@@ -60,7 +57,7 @@ class StateDirectory:
 
     def store_path(self, task: TaskId, store: str) -> Path:
         """Where a task keeps its partition of a store."""
-        return self.path / str(task) / "rocksdb" / store
+        return self.path / layout.store_path(task, store)
 
     def stores_on_disk(self) -> Iterator[tuple[TaskId, str]]:
         """Every store directory found, in order."""
@@ -69,7 +66,7 @@ class StateDirectory:
                 task = TaskId.parse(task_path.name)
             except ValueError:
                 continue
-            stores = task_path / "rocksdb"
+            stores = task_path / layout.STORES
             if stores.is_dir():
                 for store_path in sorted(stores.iterdir()):
                     if not store_path.name.startswith("."):
@@ -78,17 +75,17 @@ class StateDirectory:
     def set_aside(self, task: TaskId, store: str) -> Path:
         """Move an untrusted store out of the way, until ``discard_set_aside``."""
         source = self.store_path(task, store)
-        target = self.path / _SET_ASIDE / f"{task}-{store}-{time.time_ns()}"
+        target = self.path / layout.new_set_aside_path(task, store)
         target.parent.mkdir(exist_ok=True)
         os.rename(source, target)
         return target
 
     def set_asides(self) -> list[tuple[TaskId, str, Path]]:
         """What is set aside: a store's former task and name, and its present path."""
-        aside = self.path / _SET_ASIDE
-        names = sorted(path.name for path in aside.iterdir()) if aside.exists() else []
-        found = [(_SET_ASIDE_NAME.fullmatch(name), aside / name) for name in names]
-        return [(TaskId.parse(match[1]), match[2], path) for match, path in found if match is not None]
+        aside = self.path / layout.SET_ASIDE
+        paths = sorted(aside.iterdir()) if aside.exists() else []
+        found = [(layout.parse_set_aside(path.name), path) for path in paths]
+        return [(*what, path) for what, path in found if what is not None]
 
     def discard_set_aside(self, store: str, partition: int) -> None:
         """Delete what was set aside for a store's partition, under any ordinal and by any process."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,17 +19,16 @@ from pathlib import Path
 from forebay.errors import ConfigurationError, ForebayError
 from forebay.tasks import TopicPartition
 from forebay.topology import Topology
+from forebay_worker.state import layout
 from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.durable import remove_durably, sync_directory, write_durably
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.relocation import (
-    SET_ASIDE,
     Move,
     Plan,
     collisions,
     plan_relocation,
-    relative_path,
 )
 
 JOURNAL_NAME = ".relocation.json"
@@ -172,11 +170,11 @@ def settle(directory: StateDirectory, step: Step = lambda name: None) -> InFligh
 
 
 def _prepare(state_path: Path, move: Move) -> InFlight:
-    source = state_path / relative_path(move.source, move.store)
+    source = state_path / layout.store_path(move.source, move.store)
     if move.target is None:
-        target = state_path / SET_ASIDE / f"{move.source}-{move.store}-{time.time_ns()}"
+        target = state_path / layout.new_set_aside_path(move.source, move.store)
     else:
-        target = state_path / relative_path(move.target, move.store)
+        target = state_path / layout.store_path(move.target, move.store)
         # A line that outlived its store does not belong to the arriving store.
         if _line(target, move.topic_partition) is not None:
             _forget_line(target, move.topic_partition)
@@ -197,7 +195,7 @@ def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
     # Includes what an earlier process may have created but not synced.
     _sync({flight.source.parent, *flight.target.parents[:3]})
     step("directories synced")
-    if flight.target.parent.name != SET_ASIDE:
+    if not layout.is_set_aside(flight.target):
         # If someone has put a store in either place meanwhile, it is unknown whose the line is: it is dropped.
         if moved and flight.target.exists() and flight.offset is not None:
             _add_line(flight.target, flight.topic_partition, flight.offset, flight.moment_epoch_ms)
@@ -271,5 +269,5 @@ def _checkpoint(store_path: Path) -> CheckpointFile:
 
 def _remove_empty(task_path: Path) -> None:
     with suppress(OSError):
-        (task_path / "rocksdb").rmdir()
+        (task_path / layout.STORES).rmdir()
         task_path.rmdir()

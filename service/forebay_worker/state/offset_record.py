@@ -17,7 +17,8 @@ from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.durable import write_durably
 from forebay_worker.state.inspection import read_content
-from forebay_worker.state.relocation import relative_path, usable_offset
+from forebay_worker.state.layout import store_path
+from forebay_worker.state.relocation import usable_offset
 
 RECORD_NAME = ".offsets.json"
 
@@ -41,7 +42,7 @@ def read_positions(directory: StateDirectory, topology: Topology) -> Positions:
         spec = topology.stores.get(store)
         if spec is None or spec.supplier != "rocksdb":
             continue
-        fingerprint, position = recorded.get(str(relative_path(task, store)), (None, None))
+        fingerprint, position = recorded.get(str(store_path(task, store)), (None, None))
         path = directory.store_path(task, store)
         if fingerprint != _fingerprint(path):
             content = read_content(path)
@@ -55,7 +56,7 @@ def read_positions(directory: StateDirectory, topology: Topology) -> Positions:
 def record_positions(directory: StateDirectory, topology: Topology, positions: Positions) -> None:
     """Write the record; every store must be closed. If the disk refuses, the next start takes longer."""
     entries = {
-        str(relative_path(task, store)): [_fingerprint(directory.store_path(task, store)), position]
+        str(store_path(task, store)): [_fingerprint(directory.store_path(task, store)), position]
         for task, stores in positions.items()
         for store, position in stores.items()
         if topology.stores[store].supplier == "rocksdb"

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec, Topology
+from forebay_worker.state.layout import SET_ASIDE, store_path
 from forebay_worker.state.rocksdb import StoreIdentity
-
-SET_ASIDE = ".set-aside"
 
 StoreOnDisk = tuple[TaskId, str]
 """A store directory, by its task and the store's name."""
@@ -48,8 +46,8 @@ class Move:
         return TopicPartition(self.topic, self.source.partition)
 
     def __str__(self) -> str:
-        place = f"{self.target}/rocksdb/{self.store}" if self.target else f"{SET_ASIDE}/"
-        return f"{self.source}/rocksdb/{self.store} → {place}: {self.reason}"
+        place = store_path(self.target, self.store) if self.target else f"{SET_ASIDE}/"
+        return f"{store_path(self.source, self.store)} → {place}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Left:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.task}/rocksdb/{self.store} is left: {self.reason}"
+        return f"{store_path(self.task, self.store)} is left: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -122,11 +120,6 @@ def usable_offset(content: StoreContent, spec: StoreSpec, partition: int) -> int
     ):
         return None
     return content.offsets.get(TopicPartition(spec.topic, partition))
-
-
-def relative_path(task: TaskId, store: str) -> Path:
-    """Where a task keeps a store, below the state directory."""
-    return Path(str(task), "rocksdb", store)
 
 
 def _groups(found: Iterable[StoreOnDisk], topology: Topology) -> dict[tuple[str, int], list[TaskId]]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forebay.changelog import Batch, Heartbeat, Record
-from forebay.rest.scans import DELETED_VERSION, LIVE_VERSION
 from forebay.stored_keys import USER_TAG
+from forebay.stored_versions import encode_version
 from forebay.stores import CommittedOffset
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.foreign import unreadable_key
@@ -59,7 +59,7 @@ class Fold:
             for _, key, value, timestamp_ms, beat in records:
                 if not beat:
                     stored = keys.from_changelog(key, timestamp_ms)
-                    self.changes[stored] = _as_version(value) if versioned else value
+                    self.changes[stored] = encode_version(value) if versioned else value
                     if keys.times:
                         self._see_time(keys.parse(stored).times_ms[0] + (spec.window_size_ms or 0))
 
@@ -80,11 +80,6 @@ class Fold:
             as_of_ms = self.as_of_epoch_ms.get(writer)
         self.as_of_epoch_ms[writer] = as_of_ms
         self.queries[writer] = beat.query_id
-
-
-def _as_version(value: bytes | None) -> bytes:
-    """A deletion is a version too: from then on there was no value."""
-    return DELETED_VERSION if value is None else LIVE_VERSION + value
 
 
 def advance(

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from forebay.changelog.base import Heartbeat, heartbeat_key
+from forebay.changelog.base import Heartbeat
+from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import SUPERSEDED_HEADER

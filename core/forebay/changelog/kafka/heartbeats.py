@@ -6,12 +6,12 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.kafka.claims import claim
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.topics import UNREACHABLE
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import HEARTBEAT_HEADER
-from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 
 _TIMEOUT_S = 10.0

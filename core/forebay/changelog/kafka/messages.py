@@ -5,8 +5,8 @@ from __future__ import annotations
 from confluent_kafka import Message
 
 from forebay.changelog.base import Record
+from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
-from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.tasks import TopicPartition
 
 _HEARTBEATS = heartbeat_key("")

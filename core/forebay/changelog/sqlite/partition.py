@@ -1,6 +1,6 @@
 """One partition of the SQLite changelog: a WAL database of its own.
 
-Imports only the standard library: the Spark sink ships this module to executors that may lack forebay.
+Imports little but the standard library: the Spark sink ships this module to executors that may lack forebay.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
+
+from forebay.changelog.heartbeat_keys import heartbeat_key
 
 _FORMAT = 1
 _BATCHES_KEPT = 64
@@ -41,11 +43,6 @@ CREATE TABLE IF NOT EXISTS writer (
 
 class WriteRefused(Exception):
     """A batch that must not be written; none of it was."""
-
-
-def heartbeat_key(writer: str) -> bytes:
-    """The reserved key of a writer's heartbeats, the same in every partition."""
-    return b"\x00forebay-heartbeat\x00" + writer.encode()
 
 
 def partition_path(directory: str, topic: str, partition: int) -> str:
