@@ -80,6 +80,22 @@ class StoredKeys:
         times = struct.unpack(f">{self.times}Q", tail)
         return LogicalKey(self.codec.plain(ordered), tuple(time - _SIGN for time in times))
 
+    def plains(self, stored: list[bytes]) -> list[bytes]:
+        """The plain bytes of each stored key."""
+        size, plain = TIME_SIZE * self.times, self.codec.plain
+        if not size:
+            return [plain(key[1:]) for key in stored]
+        if self.codec.fixed_size is not None:
+            return [plain(key[1:-size]) for key in stored]
+        return [plain(key[1 : -size - 2].replace(b"\x00\xff", b"\x00")) for key in stored]
+
+    def times_ms(self, stored: list[bytes]) -> list[tuple[int, ...]]:
+        """Of each timestamp, in stored order, that of every stored key."""
+        count = self.times
+        tails = b"".join([key[-TIME_SIZE * count :] for key in stored])
+        found = [time - _SIGN for time in struct.unpack(f">{count * len(stored)}Q", tails)]
+        return [tuple(found[at::count]) for at in range(count)]
+
     def from_changelog(self, key: bytes, timestamp_ms: int) -> bytes:
         """The stored key of a changelog record; raises ``ValueError`` if the key is too short for its kind."""
         if self.kind == "key-value":

@@ -9,6 +9,7 @@ import asyncio
 import bisect
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from forebay.clock import boot_ms
@@ -33,6 +34,7 @@ _PIECE_BYTES = 256 << 10
 _LEFT_FOR_A_PAGE = 0.25
 """Fraction of the time that a list may take."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
+_STORED_KEY = itemgetter(0)
 _NOT_FORWARDED = frozenset({"limit", "cursor", "allow_partial", "timeout_ms"})
 
 
@@ -308,5 +310,5 @@ def _in_order(runs: list[list[tuple[bytes, bytes]]], reverse: bool) -> list[tupl
     """Merges ordered runs into one; sorting finds and merges them."""
     merged = [item for run in runs for item in run]
     if sum(map(bool, runs)) > 1:
-        merged.sort(reverse=reverse)
+        merged.sort(key=_STORED_KEY, reverse=reverse)
     return merged

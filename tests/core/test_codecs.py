@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.codecs import KEY_CODECS, VALUE_CODECS, from_segment, to_segment
+from forebay.codecs import KEY_CODECS, VALUE_CODECS, all_to_json, from_segment, to_segment
 from forebay.errors import BadKey
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=150)
@@ -260,3 +260,24 @@ def test_a_bytes_value_is_shown_as_padded_base64(value: bytes) -> None:
 def test_a_json_value_is_shown_byte_for_byte() -> None:
     stored = b'{"b": 1.10, "a":[ ]}'
     assert VALUE_CODECS["json"].to_json(stored) == stored
+
+
+@repeatable
+@given(
+    st.sampled_from(sorted(json_keys)).flatmap(lambda name: st.tuples(st.just(name), st.lists(json_keys[name])))
+)
+@example(("string", ["plain", "spaces and \u2028", 'quo"te', "back\\slash", "", "\x7f"]))
+@example(("string", ["plain", "also plain"]))
+def test_keys_have_the_same_json_text_together_as_one_by_one(drawn: tuple[str, list[Any]]) -> None:
+    name, keys = drawn
+    codec = KEY_CODECS[name]
+    plains = [codec.from_json(key) for key in keys]
+    assert all_to_json(codec, plains) == [codec.to_json(plain) for plain in plains]
+
+
+@repeatable
+@given(st.sampled_from(["string", "json", "bytes"]), st.lists(st.binary(max_size=8)))
+@example("string", [b"plain", b"\xff"])
+def test_values_have_the_same_json_text_together_as_one_by_one(name: str, values: list[bytes]) -> None:
+    codec = VALUE_CODECS[name]
+    assert all_to_json(codec, values) == [codec.to_json(value) for value in values]

@@ -77,6 +77,12 @@ def test_a_stored_key_can_be_taken_apart(layout: Layout) -> None:
     keys, entries = layout
     for entry in entries:
         assert keys.parse(keys.stored(entry.plain, *entry.times_ms)) == entry
+    stored = [keys.stored(entry.plain, *entry.times_ms) for entry in entries]
+    assert keys.plains(stored) == [entry.plain for entry in entries]
+    if keys.times:
+        columns = keys.times_ms(stored)
+        assert len(columns) == keys.times
+        assert list(zip(*columns, strict=True)) == [entry.times_ms for entry in entries]
 
 
 @repeatable

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from forebay.codecs import from_segment
+from forebay.codecs import all_to_json, from_segment
 from forebay.errors import BadParameter, WrongStoreKind
 from forebay.position import Position, decode_position
 from forebay.rest.parameters import ReadParameters, parse_time
@@ -106,32 +106,33 @@ class Scan:
             return [pair for pair in pairs if pair[0][-2 * size : -size] >= first and pair[0][-size:] < last]
         return [pair for pair in pairs if first <= pair[0][-size:] < last]
 
-    def items(self, pairs: list[tuple[bytes, bytes]]) -> list[bytes]:
-        """The JSON of one item."""
-        if self.route.items != "entries":
-            return [self._item(stored, value) for stored, value in pairs]
-        plain, key_json = self.spec.key_codec.plain, self.spec.key_codec.to_json
-        to_json = self.spec.value_codec.to_json
-        return [
-            b'{"key":%b,"value":%b}' % (key_json(plain(stored[1:])), to_json(value)) for stored, value in pairs
-        ]
+    def items(self, keys: list[bytes], values: list[bytes]) -> list[bytes]:
+        """The JSON of each item, of its stored key and its value."""
+        spec, listed = self.spec, self.route.items
+        if listed == "versions":
+            return self._versions(keys, values)
+        texts = all_to_json(spec.value_codec, values)
+        names = [] if self.route.keyed else all_to_json(spec.key_codec, spec.stored_keys.plains(keys))
+        if listed == "entries":
+            return [b'{"key":%b,"value":%b}' % item for item in zip(names, texts, strict=True)]
+        times = spec.stored_keys.times_ms(keys)
+        if listed == "windows":
+            size = spec.window_size_ms or 0
+            times.append(tuple(start + size for start in times[0]))
+        else:
+            times.reverse()
+        if self.route.keyed:
+            form = b'{"start_ms":%d,"end_ms":%d,"value":%b}'
+            return [form % item for item in zip(*times, texts, strict=True)]
+        form = b'{"key":%b,"start_ms":%d,"end_ms":%d,"value":%b}'
+        return [form % item for item in zip(names, *times, texts, strict=True)]
 
-    def _item(self, stored: bytes, value: bytes) -> bytes:
-        """The JSON of one window, session or version."""
-        spec = self.spec
-        to_json = spec.value_codec.to_json
-        plain, times_ms = spec.stored_keys.parse(stored)
-        match self.route.items:
-            case "versions":
-                version = decode_version(value)
-                shown = b"null" if version is None else to_json(version)
-                return b'{"valid_from_ms":%d,"value":%b}' % (times_ms[0], shown)
-            case "windows":
-                start_ms, end_ms = times_ms[0], times_ms[0] + (spec.window_size_ms or 0)
-            case _:
-                end_ms, start_ms = times_ms
-        key = b"" if self.route.keyed else b'"key":%b,' % spec.key_codec.to_json(plain)
-        return b'{%b"start_ms":%d,"end_ms":%d,"value":%b}' % (key, start_ms, end_ms, to_json(value))
+    def _versions(self, keys: list[bytes], values: list[bytes]) -> list[bytes]:
+        to_json = self.spec.value_codec.to_json
+        versions = map(decode_version, values)
+        texts = [b"null" if version is None else to_json(version) for version in versions]
+        [since] = self.spec.stored_keys.times_ms(keys)
+        return [b'{"valid_from_ms":%d,"value":%b}' % item for item in zip(since, texts, strict=True)]
 
 
 def make_scan(route: ScanRoute, spec: StoreSpec, segment: bytes | None, parameters: ReadParameters) -> Scan:

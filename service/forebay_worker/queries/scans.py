@@ -112,8 +112,9 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) 
         looked_at, chunk = looked_at + len(pairs), min(_CHUNK, 2 * chunk)
         page.last = pairs[-1][0]
         asked_for = scan.asked_for(pairs, oldest_ms)
-        items = scan.items(asked_for)
-        page.keys += [stored for stored, _ in asked_for]
+        keys = [stored for stored, _ in asked_for]
+        items = scan.items(keys, [value for _, value in asked_for])
+        page.keys += keys
         page.items += items
         size += sum(map(len, items))
         page.more = len(page.keys) > limit or size > _MOST_PAGE_BYTES or looked_at >= _MOST_LOOKED_AT
