@@ -265,6 +265,40 @@ def test_two_rows_of_a_key_need_an_order(spark, sink, tmp_path):
     assert content(sink, "latest") == {b"a": {"n": 10}}
 
 
+def test_a_refusal_in_one_task_leaves_no_half_of_what_another_writes(spark, sink, tmp_path):
+    # The other task has many Arrow batches, and is cancelled in the middle of them.
+    keys = {0: [], 1: [], 2: []}
+    for n in range(300_000):
+        key = f"k{n}"
+        keys[sink.topology.stores["latest"].stream_partitioner.partition(key.encode(), 3)].append(key)
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    few = [{"k": key, "n": 1} for key in keys[1][:20_000]]
+    source.add(*({"k": key, "n": 1} for key in keys[0]), *few, {"k": few[-1]["k"], "n": 2})
+    assert "more than one row for the key" in refusal(sink.write(source.df, "latest", key="k"), tmp_path)
+    spark.sparkContext.cancelAllJobs()
+    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveStageIds(), "the other task's end")
+    written = log_of(sink, "latest")
+    assert [len(written[0]), len(written[1])] in ([0, 0], [len(keys[0]), 0])
+    run(sink.write(source.df, "latest", key="k", order_by="n"), tmp_path)
+    assert len(content(sink, "latest")) == len(keys[0]) + len(few)
+
+
+def test_a_value_that_changed_before_its_batch_was_through_takes_the_place_of_the_old(spark, sink, tmp_path):
+    import shutil
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    numbers = {f"k{n}": n for n in range(20)}
+    source.add(*({"k": key, "n": n} for key, n in numbers.items()))
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint" / "commits")
+    more = source.df.withColumn("twice", source.df["n"] * 2)
+    run(sink.write(more, "latest", key="k"), tmp_path)
+    assert content(sink, "latest") == {key.encode(): {"n": n, "twice": 2 * n} for key, n in numbers.items()}
+    shutil.rmtree(tmp_path / "checkpoint" / "commits")
+    fewer = more.where("n % 2 = 0")
+    assert "run it once more as it was" in refusal(sink.write(fewer, "latest", key="k"), tmp_path)
+
+
 def test_null_keys_fail_the_batch_with_column_and_count(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": None, "n": 1}, {"k": "a", "n": 2}, {"k": None, "n": 3})
@@ -427,7 +461,7 @@ def test_executors_need_not_have_forebay(sink, tmp_path):
     for module in _BY_VALUE:
         cloudpickle.register_pickle_by_value(module)
     pickled = tmp_path / "function.pickle"
-    function = partition_rows(KeyColumns(("k",), False, False), 4, (0, 1, 2, 3), None)
+    function = partition_rows(KeyColumns(("k",), as_json=False, suffix=False, as_text=True), 4, (0, 1, 2, 3), None)
     pickled.write_bytes(cloudpickle.dumps(function))
     program = f"""
 import pickle, sys

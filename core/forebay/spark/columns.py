@@ -45,7 +45,7 @@ class Layout:
     @property
     def key_columns(self) -> KeyColumns:
         """The key's description for the executor."""
-        return KeyColumns(self.key, self.spec.key == "json", self.window is not None)
+        return KeyColumns(self.key, self.spec.key == "json", self.window is not None, self.spec.key == "string")
 
     def encode(self, batch: DataFrame) -> DataFrame:
         """Columns ``key``, ``suffix`` (windowed stores), ``value``, ``timestamp_ms``, and the order's."""

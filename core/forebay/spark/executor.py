@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import sqlite3
 import sys
 import zipimport
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,9 @@ from forebay.spark.batch_murmur2 import murmur2_partitions
 
 Batches = Iterable["pa.RecordBatch"]
 
+_END = (1 << 31) - 1
+"""The partition of the row that follows a task's last one. If a task is cancelled, Spark ends its rows between two
+Arrow batches, as if there were no more: without this row, what had come of them would be committed."""
 _SAFE_INTEGER = (1 << 53) - 1
 
 
@@ -45,6 +49,8 @@ class KeyColumns:
     names: tuple[str, ...]
     as_json: bool
     suffix: bool
+    as_text: bool
+    """Whether the key is text, which must be UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,13 @@ def partition_rows(
 ) -> Callable[[Batches], Batches]:
     """A ``mapInArrow`` function: adds each row's partition, and the slot that Spark shuffles it by.
 
-    ``partitioner`` is None for murmur2, which is computed on whole columns. Raises ``WriteRefused`` for null
-    and reserved keys.
+    ``partitioner`` is None for murmur2, which is computed on whole columns. After all rows comes one for each slot
+    that says so. Raises ``WriteRefused`` for null, reserved and unreadable keys.
     """
 
     def run(batches: Batches) -> Batches:
         _forget_archives()
-        nulls = timeless = 0
+        nulls, timeless, schema = 0, 0, None
         for batch in batches:
             keys, null_count = _keys(batch, columns)
             nulls += null_count
@@ -85,7 +91,7 @@ def partition_rows(
             chosen = _partitions(keys, partitions, partitioner)
             changelog_keys = _with_suffix(keys, batch.column("suffix")) if columns.suffix else keys
             kept = [name for name in batch.schema.names if name not in ("key", "suffix")]
-            yield pa.RecordBatch.from_arrays(
+            placed = pa.RecordBatch.from_arrays(
                 [
                     pa.array(np.asarray(slots, dtype=np.int32)[chosen]),
                     pa.array(chosen),
@@ -94,6 +100,8 @@ def partition_rows(
                 ],
                 names=["slot", "partition", "key", *kept],
             )
+            schema = placed.schema
+            yield placed
         if nulls:
             shown = ", ".join(repr(name) for name in columns.names)
             raise WriteRefused(
@@ -105,6 +113,8 @@ def partition_rows(
                 f"{timeless} rows of this task have a null valid-from (the column that order_by= names). Filter "
                 "them before the sink, or give them a time from which they are valid."
             )
+        if schema is not None:
+            yield _ends(schema, sorted(set(slots)))
 
     return run
 
@@ -117,19 +127,24 @@ def write_rows(target: Target) -> Callable[[Batches], Batches]:
 
     def run(batches: Batches) -> Batches:
         _forget_archives()
-        rows = _rows(batches)
-        for partition, group in itertools.groupby(rows, key=lambda row: row[0]):
+        for partition, group in itertools.groupby(_rows(batches), key=lambda row: row[0]):
             check_directory(target.directory, target.directory_id, target.driver_host, socket.gethostname())
             path = partition_path(target.directory, target.topic, partition)
-            count, next_offset = append_batch(
-                path,
-                _checked(group, target),
-                writer=target.writer,
-                query_id=target.query_id,
-                batch_id=target.batch_id,
-                write_name=target.write_name,
-                timed=target.versioned,
-            )
+            try:
+                count, next_offset = append_batch(
+                    path,
+                    _checked(group, target),
+                    writer=target.writer,
+                    query_id=target.query_id,
+                    batch_id=target.batch_id,
+                    write_name=target.write_name,
+                    timed=target.versioned,
+                )
+            except sqlite3.Error as error:
+                raise WriteRefused(
+                    f"The log {path} cannot be written: {error}. Is its disk full or read-only, the file gone, or "
+                    "another process writing to it for half a minute? Mend that, and start the query again."
+                ) from None
             yield pa.RecordBatch.from_pydict(
                 {
                     "partition": pa.array([partition], pa.int32()),
@@ -150,7 +165,7 @@ def keyed_records(write_name: str, batch_id: int, ordered: bool, versioned: bool
     def run(batches: Batches) -> Batches:
         _forget_archives()
         previous = None
-        for batch in batches:
+        for batch in map(_without_ends, batches):
             names = ["partition", "key", "value"]
             columns = [batch.column(name) for name in names]
             keys = columns[1]
@@ -203,10 +218,30 @@ def _several_rows(key: bytes, batch_id: int, write_name: str) -> WriteRefused:
     )
 
 
+def _ends(schema: pa.Schema, slots: list[int]) -> pa.RecordBatch:
+    """For each slot the row that ends its rows: it sorts after all of them."""
+    columns = {"slot": slots, "partition": [_END] * len(slots), "key": [b""] * len(slots)}
+    arrays = [pa.array(columns.get(field.name, [None] * len(slots)), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _without_ends(batch: pa.RecordBatch) -> pa.RecordBatch:
+    count = len(batch)
+    while count and batch.column("partition")[count - 1].as_py() == _END:
+        count -= 1
+    return batch.slice(0, count)
+
+
 def _rows(batches: Batches) -> Iterator[tuple[int, bytes, bytes | None, int]]:
+    """All rows; raises ``EOFError`` after the last one if more should follow."""
+    came = ended = False
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ("partition", "key", "value", "timestamp_ms")]
+        rows = _without_ends(batch)
+        came, ended = came or len(batch) > 0, ended or len(rows) < len(batch)
+        columns = [rows.column(name).to_pylist() for name in ("partition", "key", "value", "timestamp_ms")]
         yield from zip(*columns, strict=True)
+    if came and not ended:
+        raise EOFError("The task was cancelled; nothing of what it wrote is kept.")
 
 
 def _checked(
@@ -223,12 +258,21 @@ def _checked(
 def _keys(batch: pa.RecordBatch, columns: KeyColumns) -> tuple[Any, int]:
     """The keys' plain bytes as a binary array, and the number of rows without one."""
     column = batch.column("key")
-    if not columns.as_json:
-        return column, column.null_count
-    parts = [column.field(i) for i in range(len(columns.names))]
-    nulls = int(np.count_nonzero(np.any([pc.is_null(part).to_numpy(False) for part in parts], axis=0)))
-    rows = zip(*(part.to_pylist() for part in parts), strict=True)
-    return pa.array([_json_key(row) for row in rows], pa.binary()), nulls
+    try:
+        if not columns.as_json:
+            if columns.as_text:
+                column.cast(pa.large_string() if pa.types.is_large_binary(column.type) else pa.string())
+            return column, column.null_count
+        parts = [column.field(i) for i in range(len(columns.names))]
+        nulls = int(np.count_nonzero(np.any([pc.is_null(part).to_numpy(False) for part in parts], axis=0)))
+        rows = zip(*(part.to_pylist() for part in parts), strict=True)
+        return pa.array([_json_key(row) for row in rows], pa.binary()), nulls
+    except (pa.ArrowInvalid, UnicodeDecodeError):
+        shown = ", ".join(repr(name) for name in columns.names)
+        raise WriteRefused(
+            f"A row's key is not valid UTF-8 (column {shown}), so nobody could ask for it. Filter such rows "
+            'before the sink, or give the store the key codec "bytes".'
+        ) from None
 
 
 def _json_key(row: tuple[Any, ...]) -> bytes:
@@ -250,7 +294,7 @@ def _refuse_reserved(keys: Any) -> None:
 
 
 def _with_suffix(keys: Any, suffixes: Any) -> Any:
-    return pc.binary_join_element_wise(keys, suffixes, pa.scalar(b"", keys.type))
+    return pc.binary_join_element_wise(keys, suffixes.cast(keys.type), pa.scalar(b"", keys.type))
 
 
 def _partitions(keys: Any, partitions: int, partitioner: StreamPartitioner | None) -> Any:

@@ -169,9 +169,10 @@ def append_batch(
 ) -> tuple[int, int]:
     """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
 
-    A batch that was already written is compared with its marker and skipped; with different rows it raises
-    ``WriteRefused``. Returns the number of rows and the partition's next offset after them. ``timed`` rows have
-    their own timestamps, as versions do; others have that of the attempt, which a repeat need not match.
+    A batch that was already written is compared with its marker and skipped. Different rows take its place if it
+    is the query's newest batch and no key of it is missing among them; otherwise they raise ``WriteRefused``.
+    Returns the number of rows and the partition's next offset after them. ``timed`` rows have their own
+    timestamps, as versions do; others have that of the attempt, which a repeat need not match.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         check_format(connection, path)
@@ -181,30 +182,32 @@ def append_batch(
             "WHERE query_id = ? AND write_name = ? AND batch_id = ?",
             (query_id, write_name, batch_id),
         ).fetchone()
-        if marker is not None:
-            return _verify_repeat(rows, marker, path, write_name, batch_id, timed)
         (newest,) = connection.execute(
             "SELECT max(batch_id) FROM batch WHERE query_id = ? AND write_name = ?", (query_id, write_name)
         ).fetchone()
-        if newest is not None and batch_id <= newest - _BATCHES_KEPT:
+        if marker is None and newest is not None and batch_id <= newest - _BATCHES_KEPT:
             raise WriteRefused(
                 f"Batch {batch_id} of query {query_id} is older than everything the log remembers of it, so it is "
                 "not known whether it was written: its checkpoint is too old. Start again with a new checkpoint."
             )
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
-        digest = hashlib.blake2b(digest_size=16)
-        count = 0
-        for chunk in _chunks(rows):
-            _add_to_digest(digest, chunk, timed)
-            connection.executemany(
-                "INSERT INTO log VALUES (?, ?, ?, ?, 0)",
-                [(offset + i, *row) for i, row in enumerate(chunk)],
+        connection.execute("SAVEPOINT before_rows")
+        count, digest = _append(connection, offset, rows, timed)
+        if marker is not None and (count, digest) == marker[:2]:
+            connection.execute("ROLLBACK TO before_rows")
+            return count, int(marker[2])
+        if marker is not None and (batch_id != newest or _misses_a_key(connection, marker, offset, timed)):
+            raise WriteRefused(
+                f"Batch {batch_id} of {write_name!r} was written to {path} with {marker[0]} rows, and now has "
+                f"{count} others, among which keys are missing or which are not the newest: either the query "
+                "changed before this batch was through, so run it once more as it was, or it is not deterministic "
+                "(random values, current time, a changed source), so make it so. Otherwise start it with a new "
+                "checkpoint."
             )
-            offset += len(chunk)
-            count += len(chunk)
+        offset += count
         connection.execute(
-            "INSERT INTO batch VALUES (?, ?, ?, ?, ?, ?)",
-            (query_id, write_name, batch_id, count, digest.digest(), offset),
+            "INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?, ?, ?)",
+            (query_id, write_name, batch_id, count, digest, offset),
         )
         connection.execute(
             "DELETE FROM batch WHERE query_id = ? AND write_name = ? AND batch_id <= ?",
@@ -259,26 +262,32 @@ def new_identity() -> str:
     return str(uuid.uuid4())
 
 
-def _verify_repeat(
-    rows: Iterable[tuple[bytes, bytes | None, int]],
-    marker: tuple[int, bytes, int],
-    path: str,
-    write_name: str,
-    batch_id: int,
-    timed: bool,
-) -> tuple[int, int]:
-    digest = hashlib.blake2b(digest_size=16)
-    count = 0
+def _append(
+    connection: sqlite3.Connection, offset: int, rows: Iterable[tuple[bytes, bytes | None, int]], timed: bool
+) -> tuple[int, bytes]:
+    """Append rows from an offset on; returns their number and digest."""
+    digest, count = hashlib.blake2b(digest_size=16), 0
     for chunk in _chunks(rows):
         _add_to_digest(digest, chunk, timed)
-        count += len(chunk)
-    if (count, digest.digest()) != (marker[0], marker[1]):
-        raise WriteRefused(
-            f"Batch {batch_id} of {write_name!r} was written to {path} with {marker[0]} rows, and now has "
-            f"{count} different rows. The query is not deterministic (random values, current time or a "
-            "changed source): make it so, or start it with a new checkpoint."
+        connection.executemany(
+            "INSERT INTO log VALUES (?, ?, ?, ?, 0)",
+            [(offset + count + i, *row) for i, row in enumerate(chunk)],
         )
-    return count, marker[2]
+        count += len(chunk)
+    return count, digest.digest()
+
+
+def _misses_a_key(
+    connection: sqlite3.Connection, marker: tuple[int, bytes, int], offset: int, timed: bool
+) -> bool:
+    """Whether a key of the attempt with this marker is missing among the rows from an offset on."""
+    keys, (count, _, end) = "key, timestamp_ms" if timed else "key", marker
+    found = connection.execute(
+        f"SELECT {keys} FROM log WHERE offset >= ? AND offset < ? AND heartbeat = 0 "
+        f"EXCEPT SELECT {keys} FROM log WHERE offset >= ?",
+        (end - count, end, offset),
+    )
+    return found.fetchone() is not None
 
 
 def _chunks(

@@ -1,0 +1,91 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.changelog.sqlite import partition as sqlite_partition
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Any:
+    from forebay.spark.executor import Target
+
+    (tmp_path / "t").mkdir()
+    (tmp_path / sqlite_partition.DIRECTORY_ID_FILE).write_text("d")
+    for partition in (0, 1):
+        sqlite_partition.create(str(tmp_path / "t" / f"{partition}.db"), "i")
+    return Target(str(tmp_path), "d", "here", "t", "w", "q", 0, "w", ordered=False, versioned=False)
+
+
+def placed(keys: list[bytes], partitions: int = 2) -> list[Any]:
+    """Arrow batches of two rows each, in order, as a task gets them that writes all partitions."""
+    import pyarrow as pa
+
+    from forebay.spark.executor import KeyColumns, partition_rows
+
+    columns = KeyColumns(("k",), as_json=False, suffix=False, as_text=True)
+    batch = pa.RecordBatch.from_pydict(
+        {"key": pa.array(keys, pa.binary()), "value": keys, "timestamp_ms": pa.array([0] * len(keys), pa.int64())}
+    )
+    table = pa.Table.from_batches(list(partition_rows(columns, partitions, (0,) * partitions, None)([batch])))
+    ordered = table.sort_by([("partition", "ascending"), ("key", "ascending")])
+    return ordered.combine_chunks().to_batches(max_chunksize=2)
+
+
+def records(target: Any, partition: int) -> int:
+    with sqlite_partition.connect(f"{target.directory}/t/{partition}.db") as connection:
+        return int(connection.execute("SELECT count(*) FROM log").fetchone()[0])
+
+
+def test_rows_that_end_before_their_end_are_not_kept(target):
+    from forebay.spark.executor import write_rows
+
+    batches = placed([b"k%d" % n for n in range(20)])
+    for came in range(1, len(batches)):
+        with pytest.raises(EOFError):
+            list(write_rows(target)(batches[:came]))
+        # What comes before another partition's rows is all there is of it.
+        partitions = [row for batch in batches[:came] for row in batch.column("partition").to_pylist()]
+        assert records(target, 0) == (partitions.count(0) if 1 in partitions else 0)
+        assert records(target, 1) == 0
+    written = [row for batch in write_rows(target)(batches) for row in batch.to_pylist()]
+    assert sum(row["row_count"] for row in written) == 20
+    assert [row["partition"] for row in written] == [0, 1]
+    assert records(target, 0) + records(target, 1) == 20
+
+
+def test_a_task_without_rows_writes_nothing(target):
+    from forebay.spark.executor import write_rows
+
+    assert list(write_rows(target)([])) == []
+
+
+def test_kafka_is_sent_rows_only():
+    from forebay.spark.executor import keyed_records
+
+    sent = list(keyed_records("w", 0, False, False)(placed([b"k%d" % n for n in range(5)])))
+    assert sorted(key for batch in sent for key in batch.column("key").to_pylist()) == [
+        b"k%d" % n for n in range(5)
+    ]
+
+
+def test_a_key_that_is_no_text_is_refused():
+    from forebay.changelog.sqlite.partition import WriteRefused
+
+    with pytest.raises(WriteRefused, match="not valid UTF-8"):
+        placed([b"good", b"\xff"])
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_log_that_cannot_be_written_is_named(target, missing):
+    from forebay.changelog.sqlite.partition import WriteRefused
+    from forebay.spark.executor import write_rows
+
+    path = Path(target.directory, "t", "0.db")
+    path.unlink()
+    if not missing:
+        path.write_bytes(b"not a database" * 100)
+    with pytest.raises(WriteRefused, match=r"0\.db cannot be written"):
+        list(write_rows(target)(placed([b"k%d" % n for n in range(20)])))
