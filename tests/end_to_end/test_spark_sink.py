@@ -315,7 +315,12 @@ def test_reserved_keys_are_refused(spark, sink, tmp_path):
 
 
 def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, tmp_path):
+    from pyspark.sql import functions as F
+
     df = Source(spark, tmp_path / "in", "k string, n int, x double").df
+    dates = F.create_map(F.current_date(), "n")
+    maps = df.withColumn("m", dates).withColumn("deep", F.array(F.struct(F.create_map(F.lit(b"x"), "n"))))
+    alike = df.withColumnsRenamed({"k": "N"})
     twice = df.select("k", "n", df["x"].alias("n"))
     for bad, expected in (
         (lambda: sink.write(df, "nope", key="k"), "no store 'nope'"),
@@ -328,12 +333,55 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
         (lambda: sink.write(df, "latest", key="k", delete="n"), "'n' must be boolean"),
         (lambda: sink.write(df, "hours", key="k"), "window store and needs one column"),
         (lambda: sink.write(twice, "latest", key="k"), "'n' occurs twice"),
+        (lambda: sink.write(alike, "latest", key="x"), "'N' occurs twice"),
+        (lambda: sink.write(df, "latest", key=[]), "name one with key="),
+        (lambda: sink.write(maps, "latest", key="k", value="m"), "keys of the type date"),
+        (lambda: sink.write(maps, "latest", key="k", value="deep"), "keys of the type binary"),
+        (lambda: sink.write(maps, "latest", key="k", value="n", order_by="m"), "cannot be ordered"),
+        (lambda: sink.write(df, "latest", key="k").format("parquet"), "format()"),
+        (lambda: sink.write(df, "latest", key="k").foreachBatch(print), "foreachBatch()"),
+        (lambda: sink.write(df, "latest", key="k").foreach(print), "foreach()"),
+        (lambda: sink.write(df, "latest", key="k").toTable("t"), "toTable()"),
+        (lambda: sink.write(df, "latest", key="k").start("/tmp/out"), "start(path, format)"),
         (lambda: sink.write(df, "latest", key="k").outputMode("complete"), "'complete'"),
         (lambda: sink.write(spark.range(1), "latest", key="id"), "not streaming"),
     ):
         with pytest.raises(SinkError) as caught:
             bad()
         assert expected in str(caught.value)
+
+
+def test_rows_are_ordered_by_columns_of_any_name_and_type(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, `a b` struct<`c d`: int, e: array<double>>, n int")
+    source.add(*({"k": "a", "a b": {"c d": n // 2, "e": [n]}, "n": n} for n in (3, 1, 5, 2)))
+    run(sink.write(source.df, "latest", key="k", value="n", order_by="a b"), tmp_path)
+    assert content(sink, "latest") == {b"a": {"n": 5}}
+
+
+def test_a_query_that_is_started_again_with_another_sink_has_the_heartbeats_of_that_one(spark, sink, tmp_path):
+    from forebay.spark import Sink
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    query = (
+        sink.write(source.df, "latest", key="k").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    )
+    wait_until(lambda: as_ofs(sink), "an idle heartbeat")
+    query.stop()
+    other = Sink(parse_topology(TOPOLOGY), changelog=sink._changelog.url)
+    again = (
+        other.write(source.df, "latest", key="k")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        before = sink.position("latest")
+        said = len(as_ofs(other))
+        wait_until(lambda: len(as_ofs(other)) > said + 2, "more of them")
+        assert again.id == query.id
+        assert sink.position("latest") == before
+    finally:
+        again.stop()
 
 
 def test_a_version_without_the_time_from_which_it_is_valid_is_refused(spark, sink, tmp_path):

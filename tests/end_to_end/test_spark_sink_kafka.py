@@ -129,6 +129,26 @@ def test_what_the_sink_wrote_is_read_with_its_position_and_a_repeated_batch_chan
         assert answer.json().get("value") == (None if i % 7 == 0 else {"n": i})
 
 
+def test_a_large_value_needs_the_property_that_its_refusal_names(spark, sink, cluster, tmp_path):
+    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+
+    from forebay.spark import Sink
+
+    source = Source(spark, tmp_path / "in", "k string, v string")
+    source.add({"k": "large", "v": "x" * 2_000_000})
+    message = refusal(sink.write(source.df, "latest", key="k"), tmp_path)
+    assert "message.max.bytes in the changelog's URL" in message
+    larger = ConfigEntry("max.message.bytes", "4000000", incremental_operation=AlterConfigOpType.SET)
+    topic = ConfigResource("TOPIC", sink.topology.stores["latest"].topic, incremental_configs=[larger])
+    admin = AdminClient({"bootstrap.servers": cluster.changelog.kafka.bootstrap_servers})
+    for done in admin.incremental_alter_configs([topic]).values():
+        done.result(20)
+    url = f"{cluster.changelog.url}?message.max.bytes=4000000&compression.type=none"
+    run(Sink(cluster.topology_path, changelog=url).write(source.df, "latest", key="k"), tmp_path)
+    router = served(cluster)
+    assert len(httpx.get(f"http://{router}/v1/stores/latest/keys/large").json()["value"]["v"]) == 2_000_000
+
+
 def test_two_rows_of_a_key_are_refused_unless_something_orders_them(spark, sink, cluster, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n bigint")
     source.add({"k": "a", "n": 2}, {"k": "a", "n": 1})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,9 @@ _TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
     "bytes": (T.BinaryType,),
     "json": (T.StringType, T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType),
 }
+_MAP_KEYS = (T.StringType, T.BooleanType, T.IntegralType)
+_UNORDERED = (T.MapType, T.VariantType, T.CalendarIntervalType, T.YearMonthIntervalType)
+"""By the last, Arrow cannot carry what Spark could order."""
 _JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
@@ -39,7 +42,7 @@ class Layout:
     value: tuple[str, ...]
     order_by: tuple[str, ...]
     delete: str | None
-    order_types: dict[str, str]
+    order_types: dict[str, T.DataType]
     """The order's columns, named as in ``encode``, and their types."""
 
     @property
@@ -118,10 +121,13 @@ def lay_out(
 ) -> Layout:
     """Check a write's columns against the DataFrame and the store; raises ``SinkError`` naming the column."""
     names = [field.name for field in df.schema.fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    alike = names if _case_sensitive(df) else [name.lower() for name in names]
+    twice = [name for name, plain in zip(names, alike, strict=True) if alike.count(plain) > 1]
     if twice:
         raise SinkError(f"The column {twice[0]!r} occurs twice among the columns for {spec.name!r}; rename one.")
     keys, order, values = _tuple(key), _tuple(order_by), _tuple(value)
+    if not keys:
+        raise SinkError(f"There is no key column for {spec.name!r}; name one with key=.")
     for name in (*keys, *order, *values, *([delete] if delete else ())):
         if name not in names:
             raise SinkError(f"There is no column {name!r} for {spec.name!r}; there are {', '.join(names)}.")
@@ -135,8 +141,50 @@ def lay_out(
     chosen = values if value is not None else tuple(name for name in names if name not in used)
     if not chosen:
         raise SinkError(f"No column is left for the value of {spec.name!r}; name some with value=.")
-    order_types = {f"order_{i}": df.schema[name].dataType.simpleString() for i, name in enumerate(order)}
+    for name in chosen:
+        _check_value(spec, name, df.schema[name].dataType)
+    for name in order:
+        _check_order(spec, name, df.schema[name].dataType)
+    order_types = {f"order_{i}": df.schema[name].dataType for i, name in enumerate(order)}
     return Layout(spec, keys, window, chosen, order, delete, order_types)
+
+
+def _case_sensitive(df: DataFrame) -> bool:
+    return df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+
+
+def _within(kind: T.DataType) -> Iterator[T.DataType]:
+    """A type and all types within it."""
+    yield kind
+    match kind:
+        case T.StructType():
+            inner = [field.dataType for field in kind.fields]
+        case T.ArrayType():
+            inner = [kind.elementType]
+        case T.MapType():
+            inner = [kind.keyType, kind.valueType]
+        case _:
+            inner = []
+    for one in inner:
+        yield from _within(one)
+
+
+def _check_value(spec: StoreSpec, name: str, kind: T.DataType) -> None:
+    """Refuse maps whose keys Spark turns into JSON as it stores them, dates as days and bytes as an address."""
+    for one in _within(kind):
+        if isinstance(one, T.MapType) and not isinstance(one.keyType, _MAP_KEYS):
+            raise SinkError(
+                f"The column {name!r} for {spec.name!r} contains a map with keys of the type "
+                f"{one.keyType.simpleString()}, which have no JSON form: cast them to string."
+            )
+
+
+def _check_order(spec: StoreSpec, name: str, kind: T.DataType) -> None:
+    if any(isinstance(one, _UNORDERED) for one in _within(kind)):
+        raise SinkError(
+            f"order_by={name!r} for {spec.name!r}: rows cannot be ordered by a column of the type "
+            f"{kind.simpleString()}. Name another."
+        )
 
 
 def _check_key(df: DataFrame, spec: StoreSpec, keys: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import pyspark
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _REDACTED = "spark.sql.redaction.options.regex"
 _SECRETS = r"ssl\.(keystore|truststore|key)\.(key|password)|sasl\.jaas\.config"
 _REFUSAL = re.compile(r"WriteRefused: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+_TOO_LARGE = re.compile(r"RecordTooLargeException|max\.request\.size")
 _NO_CONNECTOR = "Failed to find data source: kafka"
 
 
@@ -127,11 +129,16 @@ def open_destination(changelog: Changelog) -> Destination:
 def _refusing(spec: StoreSpec, act: Callable[[], object]) -> None:
     try:
         act()
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         if _NO_CONNECTOR in str(error):
             raise SinkError(
                 "Spark has no Kafka connector. Start it with spark.jars.packages="
                 f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}."
+            ) from None
+        if _TOO_LARGE.search(str(error)):
+            raise SinkError(
+                f"{spec.name}: a record is larger than Kafka takes. Set message.max.bytes in the changelog's URL "
+                f"(or its properties) and max.message.bytes of the topic {spec.topic!r} to what the largest needs."
             ) from None
         refusal = _REFUSAL.search(str(error))
         if refusal is None:

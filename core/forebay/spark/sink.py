@@ -10,11 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyspark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -24,7 +25,7 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogUnreachable, SinkError
 from forebay.partitioning import Murmur2Partitioner
-from forebay.position import Position, encode_position, log_digest
+from forebay.position import Position, encode_position, later_position, log_digest
 from forebay.spark import batch_murmur2, executor
 from forebay.spark.columns import Layout, lay_out
 from forebay.spark.destinations import BatchId, open_destination
@@ -40,6 +41,16 @@ _PATIENCE_S = 120.0
 """How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
 _PAUSE_S = 1.0
 _BY_VALUE = (partitioning, batch_murmur2, heartbeat_keys, record_headers, sqlite_partition, executor)
+
+
+_PLACED = (
+    T.StructType()
+    .add("slot", T.IntegerType())
+    .add("partition", T.IntegerType())
+    .add("key", T.BinaryType())
+    .add("value", T.BinaryType())
+    .add("timestamp_ms", T.LongType())
+)
 
 
 class Sink:
@@ -61,7 +72,7 @@ class Sink:
         self._destination = open_destination(self._changelog)
         for spec in self.topology.stores.values():
             self._changelog.ensure(spec, create=create_topics)
-        self._writes: dict[str, _Write] = {}
+        self._lock = threading.Lock()
         self._positions: dict[str, str] = {}
         self._listening: list[SparkSession] = []
         self._compaction_due = time.monotonic()
@@ -120,9 +131,16 @@ class Sink:
         self._listening.append(session)
 
     def _beat(self, query_id: str, as_of_ms: int, batch_id: int) -> None:
-        write = self._writes.get(query_id)
-        if write is not None:
+        write = _WRITES.get(query_id)
+        if write is not None and write.sink is self:
             write.beat(query_id, as_of_ms, batch_id)
+
+    def _wrote(self, spec: StoreSpec, position: Position) -> None:
+        with self._lock:
+            # Another query's newer batch may have been first.
+            newest = later_position(self._positions.get(spec.name), encode_position(position))
+            assert newest is not None
+            self._positions[spec.name] = newest
 
     def _compact_now_and_then(self) -> None:
         # Kafka compacts its topics itself.
@@ -174,19 +192,21 @@ class _Write:
         query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
         if query_id is None:
             raise SinkError("The sink writes streaming queries only; use sink.write(...).start().")
-        self.sink._writes[query_id] = self
+        _WRITES[query_id] = self
         partitioner = self.spec.stream_partitioner
         vectorised = isinstance(partitioner, Murmur2Partitioner)
         slots = self.tasks.slots()
         order = self.layout.order_types
+        columns = T.StructType(_PLACED.fields + [T.StructField(name, kind) for name, kind in order.items()])
         placed = self.layout.encode(df).mapInArrow(
             partition_rows(
                 self.layout.key_columns, self.spec.partitions, slots, None if vectorised else partitioner
             ),
-            "slot int, partition int, key binary, value binary, timestamp_ms bigint"
-            + "".join(f", {name} {kind}" for name, kind in order.items()),
+            columns,
         )
-        rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions("partition", "key", *order)
+        # By the value last, so that a repeat of the batch has equally ordered rows in the same order.
+        by = ("partition", "key", *order, "value")
+        rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions(*by)
         ordered = bool(self.layout.order_by)
         if self.sink._destination.claims_first:
             self._beat_patiently(query_id, batch_id - 1)
@@ -227,7 +247,12 @@ class _Write:
             if known is not None:
                 self.as_of_ms[query_id] = known
             digest = log_digest(changelog.identity(self.spec.topic))
-            self.sink._positions[self.spec.name] = encode_position(Position(digest, offsets))
+            self.sink._wrote(self.spec, Position(digest, offsets))
+
+
+_WRITES: dict[str, _Write] = {}
+"""By query, the newest write: if a query was started again with another sink, heartbeats of the first one's would
+supersede it."""
 
 
 class SinkWriter(DataStreamWriter):
@@ -240,7 +265,7 @@ class SinkWriter(DataStreamWriter):
         session_store = write.spec.kind == "session"
         self.queryName(write.writer)
         self.outputMode("append" if session_store else "update")
-        self.foreachBatch(write.batch)
+        super().foreachBatch(write.batch)
 
     @property
     def store(self) -> str:
@@ -256,6 +281,28 @@ class SinkWriter(DataStreamWriter):
             )
         super().outputMode(outputMode)
         return self
+
+    def foreachBatch(self, func: Any) -> NoReturn:
+        """Refused with ``SinkError``: the sink is what each batch goes to."""
+        raise self._elsewhere("foreachBatch")
+
+    def foreach(self, f: Any) -> NoReturn:
+        """Refused with ``SinkError``."""
+        raise self._elsewhere("foreach")
+
+    def format(self, source: str) -> NoReturn:
+        """Refused with ``SinkError``."""
+        raise self._elsewhere("format")
+
+    def toTable(self, *args: Any, **options: Any) -> NoReturn:
+        """Refused with ``SinkError``."""
+        raise self._elsewhere("toTable")
+
+    def _elsewhere(self, method: str) -> SinkError:
+        return SinkError(
+            f"{self.store!r}: after {method}() the query would no longer write to the store. Start another query "
+            "for it."
+        )
 
     def trigger(self, *args: Any, **options: Any) -> SinkWriter:
         """The query's trigger, as for Spark's own writer."""
@@ -273,11 +320,13 @@ class SinkWriter(DataStreamWriter):
         **options: Any,
     ) -> StreamingQuery:
         """Start the query, as Spark's own writer does."""
+        if path is not None or format is not None:
+            raise self._elsewhere("start(path, format)")
         if outputMode is not None:
             self.outputMode(outputMode)
         self._write_to.as_of_limit_ms = time.time_ns() // 1_000_000 if self._available_now else None
-        query = super().start(path, format, None, partitionBy, queryName, **options)
-        self._write_to.sink._writes[str(query.id)] = self._write_to
+        query = super().start(None, None, None, partitionBy, queryName, **options)
+        _WRITES[str(query.id)] = self._write_to
         return query
 
 

@@ -21,6 +21,16 @@ _OWN = {
     "auto.offset.reset": "a log that lost unapplied records means a rebuild",
     "enable.partition.eof": "the ends of logs are always watched",
 }
+_OF_SPARK = {
+    "client.id": "client.id",
+    "message.max.bytes": "max.request.size",
+    "compression.type": "compression.type",
+    "batch.size": "batch.size",
+    "linger.ms": "linger.ms",
+    "request.timeout.ms": "request.timeout.ms",
+    "delivery.timeout.ms": "delivery.timeout.ms",
+}
+"""Properties that concern writing, by librdkafka's names, and the names that Java's client has for them."""
 _DEFAULTS = {"log.connection.close": False, "reconnect.backoff.max.ms": 1000}
 
 
@@ -109,8 +119,7 @@ class KafkaUrl:
         """
         properties = self.properties
         options = {"kafka.bootstrap.servers": self.bootstrap_servers}
-        if "client.id" in properties:
-            options["kafka.client.id"] = properties["client.id"]
+        options |= {f"kafka.{java}": properties[name] for name, java in _OF_SPARK.items() if name in properties}
         if "security.protocol" in properties:
             options["kafka.security.protocol"] = properties["security.protocol"].upper()
         if properties.get("ssl.endpoint.identification.algorithm") == "none":
