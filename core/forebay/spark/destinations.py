@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pyspark
 from py4j.protocol import Py4JJavaError
@@ -14,13 +14,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from forebay.changelog import Changelog
-from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog, naming
+from forebay.changelog.sqlite.partition import differs, rows_of_batch
 from forebay.errors import SinkError
 from forebay.spark.executor import Target, keyed_records, write_rows
+from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 
 if TYPE_CHECKING:
     from forebay.changelog.kafka.url import KafkaUrl
+
+T = TypeVar("T")
 
 _REDACTED = "spark.sql.redaction.options.regex"
 _SECRETS = r"ssl\.(keystore|truststore|key)\.(key|password)|sasl\.jaas\.config"
@@ -62,6 +66,8 @@ class SqliteDestination:
 
     def __init__(self, changelog: SqliteChangelog) -> None:
         self._changelog = changelog
+        self._begun: dict[str, int] = {}
+        """By query, the newest batch that was begun here."""
 
     def check(self, session: SparkSession) -> None:
         """Any session will do; executors elsewhere notice it themselves and refuse."""
@@ -81,7 +87,20 @@ class SqliteDestination:
             versioned=spec.kind == "versioned",
         )
         written = rows.mapInArrow(write_rows(target), "partition int, row_count bigint, next_offset bigint")
-        _refusing(spec, written.collect)
+        may_repeat = self._begun.get(batch.query_id) != batch.number - 1
+        self._begun[batch.query_id] = batch.number
+        has_rows = {row.partition for row in _refusing(spec, written.collect)}
+        if may_repeat:
+            self._check_absent(spec, batch, set(range(spec.partitions)) - has_rows)
+
+    def _check_absent(self, spec: StoreSpec, batch: BatchId, partitions: set[int]) -> None:
+        """Raise ``SinkError`` if an earlier attempt wrote rows where this one has none."""
+        for partition in sorted(partitions):
+            path = self._changelog.path(TopicPartition(spec.topic, partition))
+            with naming(path):
+                before = rows_of_batch(path, batch.query_id, batch.writer, batch.number)
+            if before:
+                raise SinkError(f"{spec.name}: {differs(path, batch.writer, batch.number, before, 0)}")
 
 
 class KafkaDestination:
@@ -126,9 +145,9 @@ def open_destination(changelog: Changelog) -> Destination:
     return KafkaDestination(changelog.kafka)
 
 
-def _refusing(spec: StoreSpec, act: Callable[[], object]) -> None:
+def _refusing(spec: StoreSpec, act: Callable[[], T]) -> T:
     try:
-        act()
+        return act()
     except (PySparkException, Py4JJavaError) as error:
         if _NO_CONNECTOR in str(error):
             raise SinkError(

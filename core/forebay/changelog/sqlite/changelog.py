@@ -154,7 +154,7 @@ class SqliteChangelog:
         log, offsets = self.identity(topic), {}
         try:
             for partition in range(self.partitions(topic)):
-                with self._writing(topic, partition) as path:
+                with naming(path := self.path(TopicPartition(topic, partition))):
                     identity, offset = sqlite_partition.append_heartbeat(
                         path, writer=writer, query_id=query_id, value=value
                     )
@@ -170,13 +170,13 @@ class SqliteChangelog:
         partitions = range(self.partitions(topic))
         known: set[str] = set()
         for partition in partitions:
-            with self._writing(topic, partition) as path:
+            with naming(path := self.path(TopicPartition(topic, partition))):
                 known |= sqlite_partition.writers(path)
         if writer not in known:
             names = ", ".join(sorted(known)) or "none"
             raise ChangelogError(f"There is no writer {writer!r} of {topic!r}; its writers are {names}.")
         for partition in partitions:
-            with self._writing(topic, partition) as path:
+            with naming(path := self.path(TopicPartition(topic, partition))):
                 sqlite_partition.retire_writer(path, writer)
 
     def reset(self, spec: StoreSpec) -> str:
@@ -186,7 +186,7 @@ class SqliteChangelog:
         # Lost partitions must be recreated before they can be emptied.
         self._restore_partitions(topic, self.partitions(topic))
         for partition in range(self.partitions(topic)):
-            with self._writing(topic, partition) as path:
+            with naming(path := self.path(TopicPartition(topic, partition))):
                 sqlite_partition.reset(path, identity)
         with self._topics() as connection:
             connection.execute("UPDATE topic SET identity = ? WHERE name = ?", (identity, topic))
@@ -226,15 +226,6 @@ class SqliteChangelog:
                 yield connection
         except sqlite3.Error as error:
             raise ChangelogUnusable(_unusable(self.directory, error)) from None
-
-    @contextlib.contextmanager
-    def _writing(self, topic: str, partition: int) -> Iterator[str]:
-        """The database of a partition; errors name it."""
-        path = self.path(TopicPartition(topic, partition))
-        try:
-            yield path
-        except sqlite3.Error as error:
-            raise ChangelogUnusable(_unusable(path, error)) from None
 
     def _topic(self, topic: str) -> tuple[int, str]:
         with self._topics() as connection:
@@ -286,6 +277,15 @@ def _closing(path: str, *, create: bool = False) -> Iterator[sqlite3.Connection]
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Give errors of a partition's database its path, as ``ChangelogUnusable``."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise ChangelogUnusable(_unusable(path, error)) from None
 
 
 def _unusable(path: str | Path, error: Exception) -> str:

@@ -197,13 +197,7 @@ def append_batch(
             connection.execute("ROLLBACK TO before_rows")
             return count, int(marker[2])
         if marker is not None and (batch_id != newest or _misses_a_key(connection, marker, offset, timed)):
-            raise WriteRefused(
-                f"Batch {batch_id} of {write_name!r} was written to {path} with {marker[0]} rows, and now has "
-                f"{count} others, among which keys are missing or which are not the newest: either the query "
-                "changed before this batch was through, so run it once more as it was, or it is not deterministic "
-                "(random values, current time, a changed source), so make it so. Otherwise start it with a new "
-                "checkpoint."
-            )
+            raise differs(path, write_name, batch_id, marker[0], count)
         offset += count
         connection.execute(
             "INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?, ?, ?)",
@@ -215,6 +209,26 @@ def append_batch(
         )
         connection.execute("UPDATE state SET next_offset = ?", (offset,))
         return count, offset
+
+
+def rows_of_batch(path: str, query_id: str, write_name: str, batch_id: int) -> int:
+    """How many rows an earlier attempt at a batch has written here."""
+    with contextlib.closing(connect(path)) as connection:
+        found = connection.execute(
+            "SELECT row_count FROM batch WHERE query_id = ? AND write_name = ? AND batch_id = ?",
+            (query_id, write_name, batch_id),
+        ).fetchone()
+        return 0 if found is None else int(found[0])
+
+
+def differs(path: str, write_name: str, batch_id: int, before: int, now: int) -> WriteRefused:
+    """The refusal of a batch whose rows cannot take the place of those of an earlier attempt."""
+    return WriteRefused(
+        f"Batch {batch_id} of {write_name!r} was written to {path} with {before} rows, and now has {now} others, "
+        "among which keys are missing or which are not the newest: either the query changed before this batch was "
+        "through, so run it once more as it was, or it is not deterministic (random values, current time, a "
+        "changed source), so make it so. Otherwise start it with a new checkpoint."
+    )
 
 
 def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> tuple[str, int]:
