@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,11 @@ def test_neither_a_node_nor_its_upgrade_takes_all_pods(name):
 
 def test_the_schema_is_current():
     assert SCHEMA.read_text() == text_of(values_schema()), "run python -m deploy.generate"
+
+
+def test_the_chart_is_for_this_version():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == version("forebay")
 
 
 def test_helm_finds_nothing_to_warn_of():
