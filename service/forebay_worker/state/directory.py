@@ -98,6 +98,12 @@ class StateDirectory:
         with contextlib.suppress(FileNotFoundError):
             _delete(self.set_aside(task, store))
 
+    def remove_if_empty(self, task: TaskId) -> None:
+        """Remove a task's directory if there is no store left in it."""
+        with contextlib.suppress(OSError):
+            (self.path / str(task) / layout.STORES).rmdir()
+            (self.path / str(task)).rmdir()
+
     def next_incarnation(self, now_epoch_ms: int) -> int:
         """A number larger than that of any earlier start: routers order by it, and a wall clock may be set
         back."""

@@ -130,7 +130,7 @@ def relocate(directory: StateDirectory, topology: Topology, step: Step = lambda 
         _sync(unsynced)
         step("directories synced")
         for move in plan.moves:
-            _remove_empty(directory.path / str(move.source))
+            directory.remove_if_empty(move.source)
     except OSError as error:
         raise RelocationError(
             f"The stores in {directory.path} cannot be relocated: {error}. Make sure that there is free space and "
@@ -265,9 +265,3 @@ def _add_line(
 
 def _checkpoint(store_path: Path) -> CheckpointFile:
     return CheckpointFile.of(store_path.parents[1])
-
-
-def _remove_empty(task_path: Path) -> None:
-    with suppress(OSError):
-        (task_path / layout.STORES).rmdir()
-        task_path.rmdir()

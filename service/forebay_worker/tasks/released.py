@@ -42,4 +42,5 @@ class ReleasedTasks:
                 for spec in self._topology.stores_of(task):
                     self._directory.delete_store(task, spec.name)
                     self._directory.discard_set_aside(spec.name, task.partition)
+                self._directory.remove_if_empty(task)
                 log.info("the stores of task %s, released a while ago, were deleted", task)

@@ -119,6 +119,7 @@ def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_lo
         manager.hold(TASKS[:1], ())
         wait_until(lambda: caplog.text.count(f"of task {TASKS[1]}, released") == 2, "the second's deletion")
         assert caplog.text.count(f"of task {TASKS[2]}, released") == 1
+        assert [path.name for path in left.glob("0_*")] == [str(TASKS[0])]
 
 
 def test_a_task_on_disk_that_lacks_a_store_is_told_of_only_while_it_is_held(tmp_path, changelog):
