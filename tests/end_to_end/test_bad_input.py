@@ -155,7 +155,9 @@ def test_who_answers_with_something_else_is_neither_router_nor_worker(tmp_path, 
     assert f"http://{address} answers 404" in message
 
 
-@pytest.mark.parametrize("flags", [["--watch", "--check"], ["--watch", "--json"], ["--max-age-ms", "5"]])
+@pytest.mark.parametrize(
+    "flags", [["--watch", "--check"], ["--watch", "--json"], ["--max-age-ms", "5"], ["--standbys", "1"]]
+)
 def test_flags_of_status_that_do_not_go_together_are_named(flags):
     message = refused(forebay("status", *flags))
     assert ("--watch" if "--watch" in flags else "--check") in message

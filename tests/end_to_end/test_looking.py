@@ -90,6 +90,11 @@ def test_a_check_names_every_partition_without_an_active_within_the_bounds(clust
     wait_until(
         lambda: [line.partition(":")[0] for line in check(router, "--max-age-ms", 60_000)] == left, "a heartbeat"
     )
+    alone = [f"{name}, partition {n}: 0 of 1 standbys" for name, n in partitions]
+    assert check(router, "--standbys", 1) == alone
+    second = cluster.start_worker()
+    wait_until(lambda: check(router, "--standbys", 1, "--max-record-lag", 0) == [], "the standbys")
+    cluster.kill(second, signal.SIGKILL)
     cluster.kill(worker, signal.SIGKILL)
     gone = [f"{name}, partition {n}: no active replica" for name, n in partitions]
     wait_until(lambda: check(router) == gone, "word of the worker being away")

@@ -31,18 +31,27 @@ _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"
 @click.option(
     "--check", is_flag=True, help="Exit with 1 unless every partition has an active within these bounds."
 )
+@click.option(
+    "--standbys", default=0, type=click.IntRange(min=0), help="With --check: as many others within them."
+)
 @click.option("--max-record-lag", type=click.IntRange(min=0), help="With --check: records it may be behind.")
 @click.option("--max-time-lag-ms", type=click.IntRange(min=0), help="With --check: its time behind the log.")
 @click.option("--max-age-ms", type=click.IntRange(min=0), help="With --check: its time behind the source.")
 def status(
-    server: Server, watch: bool, interval_ms: int, as_json: bool, check: bool, **bounds: int | None
+    server: Server,
+    watch: bool,
+    interval_ms: int,
+    as_json: bool,
+    check: bool,
+    standbys: int,
+    **bounds: int | None,
 ) -> None:
     """Show which worker holds which task, in which role, and how far behind it is."""
     if watch and (as_json or check):
         raise ForebayError("--watch goes on for ever; leave it out, or --json and --check.")
     tolerance = Tolerance(**bounds)
-    if tolerance != UNLIMITED and not check:
-        raise ForebayError("Bounds are checked with --check; add it.")
+    if (tolerance != UNLIMITED or standbys) and not check:
+        raise ForebayError("Bounds and --standbys are checked with --check; add it.")
     console = terminal(markup=True)
     if watch:
         _watch(server, console, interval_ms / 1000)
@@ -55,33 +64,48 @@ def status(
         lags = server.lags()
         console.print(status_table(lags))
     if check:
-        _check(server.partitions(), lags, tolerance)
+        _check(shortcomings(server.partitions(), lags, tolerance, standbys))
 
 
-def _check(partitions: Mapping[str, int], lags: list[dict[str, Any]], tolerance: Tolerance) -> None:
+def _check(found: list[str]) -> None:
     """Name on standard error what is not served as it should be; then exit with 1."""
-    found = shortcomings(partitions, lags, tolerance)
     for line in found:
         click.echo(line, err=True)
     if found:
         sys.exit(1)
 
 
-def shortcomings(partitions: Mapping[str, int], lags: list[dict[str, Any]], tolerance: Tolerance) -> list[str]:
-    """One line for each partition without an active that meets the bounds; one if there are no stores at all."""
+def shortcomings(
+    partitions: Mapping[str, int], lags: list[dict[str, Any]], tolerance: Tolerance, standbys: int = 0
+) -> list[str]:
+    """One line for each partition without an active, or too few standbys, that meet the bounds.
+
+    ``partitions`` is how many each store has, ``lags`` the rows of ``/v1/lags``.
+    """
     if not partitions:
         return ["No store is known."]
+    held: dict[tuple[str, int], list[tuple[str, Lag]]] = {}
+    for row in lags:
+        lag = Lag(*(row[name] for name in Lag._fields))
+        held.setdefault((row["store"], row["partition"]), []).append((row["role"], lag))
     found = []
     for store, count in sorted(partitions.items()):
         for partition in range(count):
-            held = [row for row in lags if (row["store"], row["partition"]) == (store, partition)]
-            behind = [Lag(*(row[name] for name in Lag._fields)) for row in held if row["role"] == "active"]
-            if not behind:
-                found.append(f"{store}, partition {partition}: no active replica")
-            elif not any(tolerance.met_by(lag) for lag in behind):
-                figures = ", ".join(f"{name} {figure}" for name, figure in behind[0].document().items())
-                found.append(f"{store}, partition {partition}: {figures}")
+            wanting = _wanting(held.get((store, partition), []), tolerance, standbys)
+            if wanting is not None:
+                found.append(f"{store}, partition {partition}: {wanting}")
     return found
+
+
+def _wanting(replicas: list[tuple[str, Lag]], tolerance: Tolerance, standbys: int) -> str | None:
+    """What one partition's replicas lack, None if nothing."""
+    actives = [lag for role, lag in replicas if role == "active"]
+    if not actives:
+        return "no active replica"
+    if not any(tolerance.met_by(lag) for lag in actives):
+        return ", ".join(f"{name} {figure}" for name, figure in actives[0].document().items())
+    others = sum(role == "standby" and tolerance.met_by(lag) for role, lag in replicas)
+    return None if others >= standbys else f"{others} of {standbys} standbys"
 
 
 def _watch(server: Server, console: Console, interval_s: float) -> None:
