@@ -249,7 +249,6 @@ class Worker:
         # A different address means a different process, from before a restart or with a copy of the state
         # directory.
         if info.hosts.get(me) == self.host:
-            self._assigned = True
             active, standby = info.tasks_of(me)
             log.info(
                 "generation %d: %d tasks active here, %d standby",
@@ -258,6 +257,8 @@ class Worker:
                 len(standby),
             )
             self.tasks.hold(active, standby)
+            # Only now: before, holding nothing is what was requested last, and would count as ready.
+            self._assigned = True
         else:
             # Made while it counted as gone, or was another process: it is active for nothing, and releases nothing
             # yet.
