@@ -29,8 +29,6 @@ from forebay.topology import StoreSpec
 FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames"
 """How a worker passes a page to a router: items with their stored keys, so that no JSON is parsed."""
 
-"""First byte of a versioned store's values: whether the version is a deletion."""
-
 
 class ScanRoute(NamedTuple):
     """A list route: the member with its items, the store kind it reads, whether it covers one key."""
