@@ -126,7 +126,7 @@ class TaskManager:
 
     def _hold_wanted(self) -> None:
         """Make the tasks held those last requested, whatever was requested when this was queued."""
-        tasks, active = self._wanted
+        wanted = tasks, active = self._wanted
         self._release_all_but(tasks)
         for task in self._never_opened - tasks:
             self._released.add(task)
@@ -140,6 +140,9 @@ class TaskManager:
             self._reopen_boot_ms = boot_ms() + _REOPEN_MS
         for task in sorted(missing, key=lambda task: (task not in active, task)):
             if not self._open_task(task):
+                break
+            if self._wanted is not wanted:
+                # What was requested meanwhile is queued.
                 break
             if boot_ms() >= until:
                 self.applier.call(self._hold_wanted)
