@@ -35,6 +35,11 @@ class SlowOpener(StoreOpener):
 
     let = threading.Semaphore(0)
 
+    @classmethod
+    def let_all(cls) -> None:
+        """Open whatever is asked for, now and later."""
+        cls.let.release(1_000)
+
     def open(self, task, spec) -> OpenedStore:
         self.let.acquire()
         return super().open(task, spec)
@@ -73,6 +78,9 @@ def started(
     try:
         yield manager
     finally:
+        if opener is SlowOpener:
+            # Where a test failed, a store may still be waiting.
+            SlowOpener.let_all()
         manager.stop()
         directory.close()
 

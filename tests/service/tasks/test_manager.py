@@ -28,7 +28,7 @@ def test_the_offsets_of_all_on_disk_are_known_before_any_store_is_open(tmp_path,
     with started(tmp_path, changelog, SlowOpener) as manager:
         assert manager.offsets() == offsets()
         assert not manager.matches_assignment
-        SlowOpener.let.release(PARTITIONS)
+        SlowOpener.let_all()
         wait_until(lambda: manager.matches_assignment, "all stores open")
         wait_until(lambda: manager.offsets() == offsets(), "all logs followed")
 
@@ -44,7 +44,7 @@ def test_what_is_assigned_active_while_stores_are_opened_is_opened_next(tmp_path
         SlowOpener.let.release(2)
         wait_until(lambda: len(held(manager)) == 3, "three are open")
         assert TASKS[4] in held(manager)
-        SlowOpener.let.release(PARTITIONS)
+        SlowOpener.let_all()
         wait_until(lambda: manager.matches_assignment, "all stores open")
 
 
@@ -58,7 +58,7 @@ def test_what_is_open_is_followed_while_others_are_still_to_be_opened(tmp_path, 
         SlowOpener.let.release()
         wait_until(lambda: manager.replicas["a", 0].progress.end_offset == 1, "its log is followed")
         assert not manager.matches_assignment
-        SlowOpener.let.release(PARTITIONS)
+        SlowOpener.let_all()
         wait_until(lambda: manager.matches_assignment, "all stores open")
 
 
@@ -70,7 +70,7 @@ def test_a_role_that_was_lost_while_stores_were_opened_does_not_come_back(tmp_pa
         manager.hold(TASKS[:2], ())
         # The second store is being opened meanwhile.
         manager.hold((), TASKS[:2])
-        SlowOpener.let.release(PARTITIONS)
+        SlowOpener.let_all()
         wait_until(lambda: manager.matches_assignment, "the second store")
         assert {replica.designated_boot_ms for replica in manager.replicas.values()} == {None}
 
@@ -110,7 +110,7 @@ def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_lo
     with started(tmp_path, changelog, SlowOpener, cleanup_ms=50) as manager:
         # Assigned elsewhere before a single store was open.
         manager.hold(TASKS[:1], ())
-        SlowOpener.let.release(PARTITIONS)
+        SlowOpener.let_all()
         left = tmp_path / "state" / "app"
         wait_until(lambda: len(list(left.glob("0_*/rocksdb/*"))) == 1, "the others are deleted")
         # Of what is gone no later assignment tells again.
@@ -143,8 +143,9 @@ def test_a_task_on_disk_that_lacks_a_store_is_told_of_only_while_it_is_held(tmp_
     manager.start()
     try:
         assert manager.offsets() == {}
-        SlowOpener.let.release(2 * PARTITIONS)
+        SlowOpener.let_all()
         wait_until(lambda: manager.offsets() == offsets(), "all stores open")
     finally:
+        SlowOpener.let_all()
         manager.stop()
         directory.close()

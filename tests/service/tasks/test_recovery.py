@@ -40,7 +40,7 @@ def test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_pr
     with started(tmp_path, changelog, SlowOpener) as manager:
         manager.hold(TASKS, ())
         assert all(path.exists() for path in asides)
-        SlowOpener.let.release(PARTITIONS)
+        SlowOpener.let_all()
         wait_until(lambda: [path.exists() for path in asides] == [False, False, True], "the rebuild is done")
         assert manager.replicas["a", 0].complete
 
