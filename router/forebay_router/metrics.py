@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from forebay import __version__
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Answer
+from forebay.rest.histogram import Histogram
 from forebay.rest.statuses import WITH_LAG
-from forebay_router.histogram import Histogram
 from forebay_router.provenance import RawFigures, ReportedProvenance, raw_figures, read_figures
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -125,8 +126,9 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
     known = route.parameters | {"partition"}
 
     async def endpoint(request: Request) -> Response:
+        begun_s = perf_counter()
         answer = await _answer(worker, route, request, known)
-        metrics.count(route.path, answer.status)
+        metrics.count_answer(route.path, answer.status, begun_s)
         return respond(answer)
 
     return endpoint
@@ -178,6 +180,7 @@ async def _read(worker: Worker, route: ReadRoute, request: Request, parameters: 
 
 def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
+        begun_s = perf_counter()
         try:
             parameters = parse_parameters(request.scope["query_string"], BATCH_ROUTE.parameters | {"partition"})
             keys = read_batch_keys(await body_of(request, MOST_BODY_BYTES))
@@ -186,7 +189,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
             answer = batch_answer(keys, results, frames=frames)
         except Problem as problem:
             answer = problem_answer(problem)
-        metrics.count(BATCH_ROUTE.path, answer.status)
+        metrics.count_answer(BATCH_ROUTE.path, answer.status, begun_s)
         return respond(answer)
 
     return endpoint

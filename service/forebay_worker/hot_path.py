@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from time import perf_counter
 
 from forebay.errors import Problem
 from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest
@@ -26,6 +27,8 @@ class WorkerHotPath:
     def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:
         self._worker = worker
         self._counts = metrics.reads
+        self._took_us = metrics.answer_us[_PATH].observe
+        self._count_answer = metrics.count_answer
 
         @lru_cache(maxsize=_MOST_REMEMBERED)
         def parameters(query: bytes) -> ReadParameters:
@@ -40,6 +43,7 @@ class WorkerHotPath:
 
     def key(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | None:
         """The answer, None if the route must give it."""
+        begun_s = perf_counter()
         try:
             read = self._read(request.form.store, request.form.query)
             if read.parameters.wait_ms:
@@ -50,10 +54,12 @@ class WorkerHotPath:
         except Problem as problem:
             answer = problem_answer(problem)
         self._counts[_PATH, answer.status] += 1
+        self._took_us((perf_counter() - begun_s) * 1e6)
         return answer
 
     def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Answer | None:
         """The same for a batch."""
+        begun_s = perf_counter()
         try:
             parameters = self._parameters(request.form.query)
             if parameters.wait_ms:
@@ -63,5 +69,5 @@ class WorkerHotPath:
             answer = batch_answer(keys, results, frames=request.frames)
         except Problem as problem:
             answer = problem_answer(problem)
-        self._counts[BATCH_ROUTE.path, answer.status] += 1
+        self._count_answer(BATCH_ROUTE.path, answer.status, begun_s)
         return answer

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from prometheus_client import Metric, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from rocksdict import DbClosedError
 
 from forebay import __version__
+from forebay.rest.histogram import Histogram
 from forebay_worker.state.rocksdb import RocksDbStore
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 _REPLICA = ["store", "partition"]
 _PROCESS = ProcessCollector(registry=None)
+_ANSWER_US = (
+    *(25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000),
+    *(1_000_000, 2_500_000, 10_000_000, 30_000_000),
+)
 
 
 class WorkerMetrics(Collector):
@@ -29,12 +35,19 @@ class WorkerMetrics(Collector):
         self._worker = worker
         self.reads: Counter[tuple[str, int]] = Counter()
         """Answers by route and status."""
+        self.answer_us: dict[str, Histogram] = defaultdict(lambda: Histogram(_ANSWER_US))
+        """How long answers took, by route; event streams not at all."""
         self.refusals: Counter[int] = Counter()
         """Requests that the authenticator refused, by status."""
 
     def count(self, route: str, status: int) -> None:
         """Count an answer."""
         self.reads[route, status] += 1
+
+    def count_answer(self, route: str, status: int, begun_s: float) -> None:
+        """Count an answer, and the time since ``perf_counter()`` said ``begun_s``."""
+        self.reads[route, status] += 1
+        self.answer_us[route].observe((perf_counter() - begun_s) * 1e6)
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""
@@ -64,7 +77,14 @@ class WorkerMetrics(Collector):
         )
         for status, count in list(self.refusals.items()):
             refusals.add_metric([str(status)], count)
-        yield from (reads, refusals)
+        took = HistogramMetricFamily(
+            "forebay_answer_seconds",
+            "Time that the worker spent on an answer, a wait for a bound included.",
+            labels=["route"],
+        )
+        for path, histogram in sorted(self.answer_us.items()):
+            histogram.add_to(took, [path], 1_000_000)
+        yield from (reads, refusals, took)
 
     def _replicas(self) -> Iterator[Metric]:
         record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)

@@ -337,6 +337,30 @@ def test_metrics_say_what_was_read_and_how_far_behind(served):
     assert "forebay_records_applied_total" in text
 
 
+def test_a_worker_says_how_long_its_answers_took(served):
+    cluster, _ = served
+    worker = next(iter(cluster.workers))
+    before = samples(worker)
+    for headers in ({}, {"te": "trailers"}):
+        # On the hot path, and off it.
+        httpx.get(f"http://{worker}/v1/stores/counts/keys/a", headers=headers)
+        httpx.post(f"http://{worker}/v1/stores/counts/batch-get", json={"keys": ["a"]}, headers=headers)
+    get(worker, "/v1/stores/counts/keys/a", max_age_ms=0, wait_ms=200)
+    get(worker, "/v1/stores/hours/keys/jfk/windows")
+    after = samples(worker)
+
+    def more(name: str, path: str) -> float:
+        sample = f'forebay_answer_seconds_{name}route="/v1/stores/{{store}}{path}"}}'
+        return after[sample] - before.get(sample, 0)
+
+    assert more("count{", "/keys/{key}") == 3
+    assert more("count{", "/batch-get") == 2
+    assert more("count{", "/keys/{key}/windows") == 1
+    # The one that waited for its bound.
+    assert more("sum{", "/keys/{key}") >= 0.15
+    assert more('bucket{le="0.05",', "/keys/{key}") == 2
+
+
 def test_a_worker_says_what_its_stores_take(served):
     cluster, _ = served
     worker = next(iter(cluster.workers))
