@@ -256,9 +256,8 @@ class Applier:
             self._consumer.assign(tp, committed.position)
 
     def apply(self, replica: Replica, batch: Batch) -> None:
-        """Apply one batch to its replica and publish the progress."""
-        tp = batch.topic_partition
-        before = replica.store.committed_offset(tp) or CommittedOffset(0)
+        """Apply one batch to its replica and publish the progress; raises ``BadRecord`` after what came before it."""
+        before = replica.store.committed_offset(batch.topic_partition) or CommittedOffset(0)
         current_until = _epoch(replica.progress.current_until_boot_ms)
         reason = reason_for_distrust(replica.log, before, current_until, batch)
         if reason is not None:
@@ -269,11 +268,7 @@ class Applier:
         replica.learn_partitions(batch.partitions)
         replica.learn_tombstone_life(batch.tombstone_life_ms)
         if not batch.records and batch.position == before.position and before.complete:
-            replica.progress = self._progress(replica, before, batch, replica.progress.as_of_boot_ms)
-            if replica.failure is not None:
-                # Only a commit can show whether what failed would now succeed.
-                self._keep_moment(replica)
-                replica.failure = None
+            self._note_nothing_new(replica, before, batch)
             return
         stopped_by = None
         if replica.spec.validated:
@@ -283,23 +278,12 @@ class Applier:
         fold.add(replica.spec, batch.records)
         self._check_partition(replica, batch)
         after = advance(before, batch, fold, None, epoch_ms())
-        as_of_boot_ms = replica.progress.as_of_boot_ms
-        if after.pending_end is None and (
-            after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
-        ):
-            as_of_boot_ms = _as_of_boot(after, boot_ms(), epoch_ms())
-        progress = self._progress(replica, after, batch, as_of_boot_ms)
+        progress = self._progress(replica, after, batch, _as_of_after(replica, before, after))
         misplaced = None if replica.misplaced_key is None else replica.misplaced_key.hex()
         after = after._replace(
             current_until_epoch_ms=_epoch(progress.current_until_boot_ms), misplaced_key=misplaced
         )
-        replica.progress = replica.progress._replace(applying_to=max(before.content_before, after.content_before))
-        for key, value in fold.changes.items():
-            if value is None:
-                replica.store.delete(key)
-            else:
-                replica.store.put(key, value)
-        replica.store.commit({tp: after})
+        self._commit(replica, before, after, fold)
         replica.moment_kept_boot_ms = batch.end.sent_boot_ms
         replica.stream_time_ms = after.stream_time_ms
         replica.progress = progress
@@ -309,6 +293,23 @@ class Applier:
         if stopped_by is not None:
             raise stopped_by
         replica.failure = None
+
+    def _note_nothing_new(self, replica: Replica, committed: CommittedOffset, batch: Batch) -> None:
+        replica.progress = self._progress(replica, committed, batch, replica.progress.as_of_boot_ms)
+        if replica.failure is not None:
+            # Only a commit can show whether what failed would now succeed.
+            self._keep_moment(replica)
+            replica.failure = None
+
+    def _commit(self, replica: Replica, before: CommittedOffset, after: CommittedOffset, fold: Fold) -> None:
+        """Write changes and offset; from before the first write, readers know how far the content may be."""
+        replica.progress = replica.progress._replace(applying_to=max(before.content_before, after.content_before))
+        for key, value in fold.changes.items():
+            if value is None:
+                replica.store.delete(key)
+            else:
+                replica.store.put(key, value)
+        replica.store.commit({replica.topic_partition: after})
 
     def _keep_moment(self, replica: Replica) -> None:
         """Commit periodically that an idle log was read to its end: a restart must not look like an absence."""
@@ -355,6 +356,14 @@ def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_m
     return Progress(
         committed.position, committed.content_before, committed.consistent_position, 0, None, 0.0, until, as_of
     )
+
+
+def _as_of_after(replica: Replica, before: CommittedOffset, after: CommittedOffset) -> float | None:
+    """Up to when the source is in the store: as before, unless heartbeats said more or a gap was closed."""
+    said_more = after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
+    if after.pending_end is None and said_more:
+        return _as_of_boot(after, boot_ms(), epoch_ms())
+    return replica.progress.as_of_boot_ms
 
 
 def _as_of_boot(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> float | None:
