@@ -1,15 +1,28 @@
 """Every error that forebay raises.
 
-ForebayError ├── ConfigurationError          what an operator gave cannot be used │   ├── TopologyError │   ├──
-SettingError │   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved │
-└── Occupied                another process has it; a command exits with 1 │       ├── StateDirectoryLocked │ ├──
-ListenAddressInUse │       └── AdvertisedByAnother (worker tier) ├── ChangelogError              the log refuses,
-or cannot be reached │   ├── ChangelogUnreachable    a command exits with 1 │   │   └── ChangelogUnusable the disk
-of a SQLite log refuses │   ├── TopicMissing │   ├── TopicRefused │   ├── PartitionCountMismatch │   ├──
-ChangelogElsewhere │   └── BatchConflict ├── CheckpointError             (worker tier) a .checkpoint file is
-malformed ├── RelocationError             (worker tier) the disk refuses to move a store ├── UnsupportedVersion
-(worker tier) a group message needs a newer reader ├── SinkError                   a row, a batch or a query that
-the sink cannot take └── Problem                     an error answer to a REST client (RFC 9457)
+ForebayError
+├── ConfigurationError          what an operator gave cannot be used
+│   ├── TopologyError
+│   ├── SettingError
+│   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved
+│   └── Occupied                another process has it; a command exits with 1
+│       ├── StateDirectoryLocked
+│       ├── ListenAddressInUse
+│       └── AdvertisedByAnother (worker tier)
+├── ChangelogError              the log refuses, or cannot be reached
+│   ├── ChangelogUnreachable    a command exits with 1
+│   │   └── ChangelogUnusable   the disk of a SQLite log refuses
+│   ├── TopicMissing
+│   ├── TopicRefused
+│   ├── PartitionCountMismatch
+│   ├── ChangelogElsewhere
+│   └── BatchConflict
+├── BadRecord                   (worker tier) a record does not fit its store's codecs
+├── CheckpointError             (worker tier) a .checkpoint file is malformed
+├── RelocationError             (worker tier) the disk refuses to move a store
+├── UnsupportedVersion          (worker tier) a group message needs a newer reader
+├── SinkError                   a row, a batch or a query that the sink cannot take
+└── Problem                     an error answer to a REST client (RFC 9457)
     ├── 400  BadKey, BadParameter, BadRequest
     ├── 401  Unauthenticated
     ├── 403  Forbidden

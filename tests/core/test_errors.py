@@ -24,6 +24,11 @@ def test_every_error_is_in_the_tree_and_says_what_it_means(item: type[Exception]
     assert item.__doc__
 
 
+def test_the_tree_is_drawn_a_line_each() -> None:
+    for item in set(CLASSES) - set(PROBLEMS) - {ForebayError}:
+        assert re.search(rf"^[│ ]*[├└]── {item.__name__}\b(?!.*──)", TREE, re.MULTILINE), item
+
+
 def test_the_tree_names_no_error_that_is_not_there() -> None:
     own = "\n".join(line for line in TREE.splitlines() if " tier) " not in line)
     named = set(re.findall(r"\b[A-Z][a-z]+[A-Z]\w*\b|\bOverloaded\b", own))

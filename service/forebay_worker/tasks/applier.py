@@ -256,7 +256,7 @@ class Applier:
             self._consumer.assign(tp, committed.position)
 
     def apply(self, replica: Replica, batch: Batch) -> None:
-        """Apply one batch to its replica and publish the progress; raises ``BadRecord`` after what came before it."""
+        """Apply one batch and publish the progress; raises ``BadRecord`` once what came before it is applied."""
         before = replica.store.committed_offset(batch.topic_partition) or CommittedOffset(0)
         current_until = _epoch(replica.progress.current_until_boot_ms)
         reason = reason_for_distrust(replica.log, before, current_until, batch)
