@@ -24,6 +24,8 @@ def test_a_unit_is_started_and_ended_as_the_code_has_it(name):
     program, *command_line = shlex.split(unit["ExecStart"])
     settings = settings_of(command_line, environment)
     assert Path(program).name == "forebay"
+    # An option would beat what `systemctl edit` adds to the environment.
+    assert len(command_line) == 1
     assert f"forebay-{command_line[0]}" == name
     assert int(unit["TimeoutStopSec"]) * 1000 > settings["shutdown_timeout_ms"]
     assert "LimitNOFILE" in unit
