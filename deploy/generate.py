@@ -32,7 +32,9 @@ def values_schema() -> dict[str, Any]:
             secrets={"type": "array", "items": _STRING},
             worker=_tier("worker", storage=_object(size=_STRING, className=_STRING)),
             router=_tier("router", service=_object(type=_STRING, port=_COUNT, annotations=_MAPPING)),
-            podMonitor=_object(enabled={"type": "boolean"}, interval=_STRING, labels=_MAPPING),
+            podMonitor=_object(
+                enabled={"type": "boolean"}, interval=_STRING, labels=_MAPPING, authorization=_MAPPING
+            ),
             prometheusRule=_object(enabled={"type": "boolean"}, labels=_MAPPING),
             # Helm gives every chart the values that are shared with charts around it.
             **{"global": _MAPPING},

@@ -219,4 +219,20 @@ def test_prometheus_operator_is_told_where_and_what():
         [container] = pod["spec"]["containers"]
         assert endpoint["port"] == container["ports"][0]["name"]
         assert re.fullmatch(selector, pod["metadata"]["labels"][monitor["jobLabel"]])
-    assert objects["PrometheusRule", "forebay"]["spec"] == yaml.safe_load((CHART / "alerts.yml").read_text())
+    # Of several applications at one Prometheus, each release asks for routers of its own.
+    [relabeling] = endpoint["relabelings"]
+    assert relabeling == {"action": "replace", "targetLabel": "application", "replacement": "forebay"}
+    own = 'absent(forebay_router_ready{namespace="default",application="forebay"} == 1)'
+    alerts = (CHART / "alerts.yml").read_text().replace("absent(forebay_router_ready == 1)", own)
+    assert own in alerts
+    assert objects["PrometheusRule", "forebay"]["spec"] == yaml.safe_load(alerts)
+
+
+def test_prometheus_operator_gets_a_token_where_tokens_are_required():
+    secret = {"credentials": {"name": "tokens", "key": "prometheus"}}
+    values = {"router": {"settings": {"auth_tokens_file": "/etc/forebay/secrets/tokens/file"}}}
+    with pytest.raises(HelmError, match=r"podMonitor\.authorization"):
+        rendered(**values, podMonitor={"enabled": True})
+    objects = rendered(**values, podMonitor={"enabled": True, "authorization": secret})
+    [endpoint] = objects["PodMonitor", "forebay"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"] == secret

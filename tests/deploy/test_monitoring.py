@@ -45,6 +45,11 @@ def lag(instance, partition=0, **figures):
     }
 
 
+def of(application, figures):
+    """Of an application that shares its Prometheus with others."""
+    return {series.replace("{", f'{{application="{application}",', 1): value for series, value in figures.items()}
+
+
 def role(instance, partition, held, values="1+0"):
     return {
         f'forebay_replica_role{{store="s",partition="{partition}",role="{held}",instance="{instance}"}}': values
@@ -171,6 +176,15 @@ ALERTS = [
         ForebayOverloaded=1,
         ForebayReadsFail=0,
     ),
+    alerts(
+        {
+            'forebay_router_reads_total{status="200",route="/"}': "0+90",
+            'forebay_router_reads_total{status="412",route="/"}': "0+10",
+        },
+        after="20m",
+        ForebayReadsRefused=1,
+        ForebayReadsFail=0,
+    ),
     # All workers are away: that they are is all that a router knows.
     alerts(
         {'forebay_router_ready{instance="r"}': "0+0", 'up{job="forebay-routers",instance="r"}': "1+0"},
@@ -179,6 +193,19 @@ ALERTS = [
         ForebayPartitionWithoutHolder=0,
     ),
     alerts({'up{job="forebay-routers",instance="r"}': "0+0"}, ForebayNoRouter=1, ForebayRouterNotReady=0),
+    # Of two applications at one Prometheus, one is gone and the other is well.
+    alerts(
+        of("prod", lag("a", age_seconds="300+15", time_lag_seconds="0+0", records_applied_total="700+0"))
+        | of("prod", role("a", 0, "standby"))
+        | of("prod", {'forebay_router_reads_total{status="503"}': "0+10"})
+        | of("test", lag("b", age_seconds="1+0", time_lag_seconds="0+0", records_applied_total="0+100"))
+        | of("test", role("b", 0, "active"))
+        | of("test", {'forebay_router_reads_total{status="200"}': "0+99000"}),
+        after="15m",
+        ForebaySourceStopped=1,
+        ForebayPartitionWithoutActive=1,
+        ForebayReadsFail=1,
+    ),
     # Of two routers one is not ready, and the other was not for half a minute.
     alerts(
         {'forebay_router_ready{instance="r"}': "0+0", 'forebay_router_ready{instance="q"}': "1x12 0x2 1x6"},
