@@ -193,6 +193,12 @@ def test_the_table_and_a_tiers_settings_name_the_same(tier: Tier, made: type) ->
     assert [field.name for field in dataclasses.fields(made)] == [item.name for item in settings_for(tier)]
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "[0:0::0]:1"])
+def test_an_address_that_nobody_can_reach_is_not_advertised(address: str) -> None:
+    with pytest.raises(SettingError, match=r"advertise is .*others cannot reach"):
+        load_settings("worker", {**WORKER_FLAGS, "advertise": address}, {})
+
+
 def test_a_tier_starts_with_what_is_required_alone() -> None:
     worker = WorkerSettings(**load_settings("worker", WORKER_FLAGS, {}))
     assert worker.topology == Path("t.toml")

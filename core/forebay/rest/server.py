@@ -23,7 +23,6 @@ from forebay.metadata import HostInfo
 
 log = logging.getLogger(__name__)
 
-WILDCARDS = frozenset({"0.0.0.0", "::"})
 _ACCEPTED_IN_A_TURN = 8
 
 
@@ -75,7 +74,7 @@ def advertised(listen: HostInfo, advertise: HostInfo | None) -> HostInfo:
     """The address that others use: as given, else the listen address, else the host's full name."""
     if advertise is not None:
         return advertise
-    return HostInfo(socket.getfqdn(), listen.port) if listen.host in WILDCARDS else listen
+    return HostInfo(socket.getfqdn(), listen.port) if listen.is_unspecified else listen
 
 
 class Draining:

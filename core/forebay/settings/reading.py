@@ -52,6 +52,9 @@ def _check_together(values: Mapping[str, Any]) -> None:
     for less, more in _IN_ORDER:
         if values[less] > values[more]:
             raise SettingError(f"{less} is {values[less]}, more than {more}, which is {values[more]}.")
+    advertise = values.get("advertise")
+    if advertise is not None and advertise.is_unspecified:
+        raise SettingError(f"advertise is {advertise}, which others cannot reach: give this machine's address.")
     for origin in values["cors_allow_origins"]:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/]+", origin):
             raise SettingError(
