@@ -192,6 +192,7 @@ def _read_properties(path: Path) -> dict[str, str]:
             continue
         name, equals, value = text.partition("=")
         if not equals:
-            raise SettingError(f"{path}:{number}: {text!r} is not of the form name=value.")
+            # The line itself may contain a secret.
+            raise SettingError(f"{path}:{number}: the line is not of the form name=value, with an equals sign.")
         properties[name.strip()] = value.strip()
     return properties
