@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,8 @@ class Cluster:
             else KafkaLog(KafkaChangelog(self.kafka))
         )
         for spec in self.topology.stores.values():
-            self.changelog.ensure(spec)
+            # Whoever else writes it has made it.
+            self.changelog.ensure(replace(spec, foreign=False))
 
     @property
     def changelog(self) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from forebay.changelog.wake import Wake
+from forebay.errors import TopicMissing
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
@@ -115,10 +116,10 @@ class Changelog(Protocol):
     url: str
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
-        """Create a store's topic unless it is there.
+        """Create a store's topic unless it is there; that of a foreign store is its owner's to create.
 
         Raises ``PartitionCountMismatch`` if its count differs, ``TopicRefused`` if it would lose records,
-        ``TopicMissing`` with ``create`` off, and ``ChangelogUnreachable``.
+        ``TopicMissing`` with ``create`` off or for a foreign store, and ``ChangelogUnreachable``.
         """
         ...
 
@@ -156,3 +157,11 @@ class Changelog(Protocol):
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
         ...
+
+
+def missing_foreign(spec: StoreSpec) -> TopicMissing:
+    """The error for a foreign store without a topic: one created here would hide a misspelt name behind misses."""
+    return TopicMissing(
+        f"There is no topic {spec.topic!r}. The store {spec.name!r} is foreign, so its owner creates it: is its "
+        "name in the topology right?"
+    )

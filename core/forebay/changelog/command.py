@@ -12,7 +12,7 @@ from rich.table import Table
 from forebay.changelog import Changelog, open_changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.errors import SettingError, TopicMissing
+from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
 from forebay.tasks import TopicPartition
 from forebay.terminal import terminal
 from forebay.topology import StoreSpec, Topology, load_topology
@@ -48,11 +48,16 @@ def list_logs(topology: Path, url: str) -> None:
     table = Table()
     for column in ("store", "topic", "partitions", "end offsets", "identity"):
         table.add_column(column, overflow="fold")
+    unsuitable: list[str] = []
     for spec in loaded.stores.values():
         try:
             opened.ensure(spec, create=False)
-        except TopicMissing:
-            table.add_row(spec.name, spec.topic, str(spec.partitions), "", "missing")
+        except ChangelogUnreachable:
+            raise
+        except ChangelogError as error:
+            missing = isinstance(error, TopicMissing)
+            table.add_row(spec.name, spec.topic, str(spec.partitions), "", "missing" if missing else "unsuitable")
+            unsuitable += [] if missing else [str(error)]
             continue
         partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
         ends = opened.end_offsets(partitions)
@@ -60,6 +65,8 @@ def list_logs(topology: Path, url: str) -> None:
         shown = ", ".join(str(ends.get(tp, unknown)) for tp in partitions)
         table.add_row(spec.name, spec.topic, str(spec.partitions), shown, opened.identity(spec.topic))
     terminal().print(table)
+    if unsuitable:
+        raise ChangelogError(" ".join(unsuitable))
 
 
 @changelog.command("compact")
@@ -103,7 +110,12 @@ def reset(topology: Path, url: str, store: str, yes: bool) -> None:
 def retire_writer(topology: Path, url: str, store: str, writer: str) -> None:
     """Remove a WRITER of STORE that is gone for good from the store's age."""
     opened, loaded = _open(topology, url)
-    opened.retire_writer(_spec(loaded, store).topic, writer)
+    spec = _spec(loaded, store)
+    if spec.foreign:
+        raise SettingError(
+            f"{store!r} is foreign: its topic {spec.topic!r} belongs to others, so forebay writes nothing to it."
+        )
+    opened.retire_writer(spec.topic, writer)
     click.echo(f"{writer} no longer counts towards the age of {store}")
 
 

@@ -71,7 +71,9 @@ class Sink:
         self._changelog = open_changelog(changelog)
         self._destination = open_destination(self._changelog)
         for spec in self.topology.stores.values():
-            self._changelog.ensure(spec, create=create_topics)
+            # Others write those; a query that does needs them when it starts.
+            if not spec.foreign:
+                self._changelog.ensure(spec, create=create_topics)
         self._lock = threading.Lock()
         self._positions: dict[str, str] = {}
         self._listening: list[SparkSession] = []
@@ -104,6 +106,8 @@ class Sink:
             raise SinkError(f"{store!r} has the value codec {spec.value!r}; the sink writes 'json'.")
         if spec.stream_partitioner is None:
             raise SinkError(f"{store!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
+        if spec.foreign:
+            self._changelog.ensure(spec, create=False)
         layout = lay_out(df, spec, key, value, order_by, delete)
         write = _Write(self, layout, writer or store, _Tasks(session, spec.partitions))
         self._listen(session)

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from forebay.changelog.command import changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.errors import SettingError
+from forebay.errors import ChangelogError, SettingError
 from forebay.tasks import TopicPartition
 from tests.cluster import TOPOLOGY, running_cluster, wait_until
 
@@ -56,13 +56,25 @@ def test_a_listing_tells_what_is_lost_and_leaves_it_lost(cluster):
     assert not lost.exists()
 
 
-def test_a_foreign_log_is_not_emptied(tmp_path):
+@pytest.mark.parametrize("command", [["reset", "theirs", "--yes"], ["retire-writer", "theirs", "w"]])
+def test_a_foreign_log_is_left_as_it_is(tmp_path, command):
     text = TOPOLOGY + '[[subtopology.store]]\nname = "theirs"\ntopic = "theirs"\nforeign = true\n'
     with (
         running_cluster(tmp_path, topology_text=text) as cluster,
         pytest.raises(SettingError, match="belongs to others"),
     ):
-        run(cluster, "reset", "theirs", "--yes")
+        run(cluster, *command)
+
+
+def test_a_listing_shows_the_rest_beside_a_log_that_does_not_fit(cluster):
+    other = cluster.topology_path.read_text().replace("partitions = 2", "partitions = 3")
+    cluster.topology_path.write_text(other)
+    common = ["--topology", str(cluster.topology_path), "--changelog", cluster.changelog.url]
+    outcome = CliRunner().invoke(changelog, ["ls", *common])
+    assert "unsuitable" in outcome.output
+    assert cluster.changelog.identity("test-counts-changelog")[:8] in outcome.output
+    assert isinstance(outcome.exception, ChangelogError)
+    assert "has 2 partitions, the topology has 3" in str(outcome.exception)
 
 
 def test_a_store_that_is_not_in_the_topology_is_named(cluster):

@@ -174,6 +174,13 @@ def test_a_topic_is_made_as_its_kind_of_store_needs_it(changelog, admin, store, 
     assert {name: found[name].value for name in expected} == expected
 
 
+def test_a_foreign_topic_is_not_made(changelog):
+    store = spec(foreign=True)
+    for _ in range(2):
+        with pytest.raises(TopicMissing, match="is foreign, so its owner creates it"):
+            changelog.ensure(store)
+
+
 def test_a_missing_topic_is_named_with_the_remedy_where_none_may_be_made(changelog):
     store = spec()
     with pytest.raises(TopicMissing, match="topology apply") as caught:

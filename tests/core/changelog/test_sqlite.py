@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 
@@ -363,6 +364,14 @@ def test_what_only_looks_makes_nothing_of_what_is_lost(changelog: SqliteChangelo
     with pytest.raises(ChangelogError, match=r"no changelog in .*/nowhere"):
         SqliteChangelog(changelog.directory / "nowhere", create=False)
     assert not (changelog.directory / "nowhere").exists()
+
+
+def test_a_foreign_topic_is_not_made(changelog: SqliteChangelog) -> None:
+    foreign = replace(SPEC, name="stock", topic="misspelt", foreign=True)
+    with pytest.raises(TopicMissing, match=r"no topic 'misspelt'. The store 'stock' is foreign"):
+        changelog.ensure(foreign)
+    assert "misspelt" not in changelog.topics()
+    changelog.ensure(replace(SPEC, foreign=True))
 
 
 def test_a_log_with_a_lost_partition_can_be_reset(changelog: SqliteChangelog) -> None:

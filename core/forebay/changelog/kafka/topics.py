@@ -13,6 +13,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
+from forebay.changelog.base import missing_foreign
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms
@@ -110,12 +111,14 @@ class KafkaTopics:
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic if it does not exist; check it otherwise.
 
-        Raises ``TopicMissing`` (with ``create`` off), ``PartitionCountMismatch``, ``TopicRefused`` and
-        ``ChangelogUnreachable``.
+        Raises ``TopicMissing`` (with ``create`` off, or for a foreign store), ``PartitionCountMismatch``,
+        ``TopicRefused`` and ``ChangelogUnreachable``.
         """
         try:
             found = self.describe(spec.topic)
         except TopicMissing:
+            if spec.foreign:
+                raise missing_foreign(spec) from None
             if not create:
                 raise
             self._create(spec.topic, spec.partitions, topic_config(spec))

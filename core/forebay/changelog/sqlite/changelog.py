@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from forebay.changelog.base import Consumer
+from forebay.changelog.base import Consumer, missing_foreign
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
@@ -83,10 +83,16 @@ class SqliteChangelog:
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there; see ``Changelog``."""
-        if create:
+        if create and not spec.foreign:
             self.ensure_topic(spec.topic, spec.partitions)
-        else:
-            self._require_count(spec.topic, self.partitions(spec.topic), spec.partitions)
+            return
+        try:
+            found = self.partitions(spec.topic)
+        except TopicMissing:
+            if spec.foreign:
+                raise missing_foreign(spec) from None
+            raise
+        self._require_count(spec.topic, found, spec.partitions)
 
     def ensure_group(self, application_id: str) -> str | None:
         """A group over SQLite has a file of its own."""
