@@ -215,7 +215,7 @@ def test_no_secret_of_the_connection_is_in_what_spark_shows(spark, tmp_path):
 
 def test_speculation_is_refused(spark, jars, sink, tmp_path):
     spark.stop()
-    speculating = session(jars=jars, speculation=True)
+    speculating = session(jars=jars, speculation="True")
     try:
         source = Source(speculating, tmp_path / "in", "k string, n bigint")
         with pytest.raises(SinkError, match=r"spark\.speculation=false"):

@@ -150,7 +150,7 @@ def lay_out(
 
 
 def _case_sensitive(df: DataFrame) -> bool:
-    return df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+    return str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
 def _within(kind: T.DataType) -> Iterator[T.DataType]:

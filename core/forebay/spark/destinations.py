@@ -116,7 +116,8 @@ class KafkaDestination:
 
         Makes Spark redact the secrets among the options from its plans, event logs and user interface.
         """
-        if session.conf.get("spark.speculation", "false") == "true":
+        # Spark reads True and TRUE, too.
+        if str(session.conf.get("spark.speculation", "false")).lower() == "true":
             raise SinkError(
                 "A kafka:// changelog needs spark.speculation=false: a lost attempt would keep writing."
             )
