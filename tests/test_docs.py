@@ -7,6 +7,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -15,7 +16,7 @@ from docs.generate import problems_page, settings_page
 from forebay.authentication import AUTHENTICATOR_ENTRY_POINTS
 from forebay.cli import commands
 from forebay.codecs import KEY_CODECS, VALUE_CODECS
-from forebay.errors import Problem
+from forebay.errors import Forbidden, Problem, Unauthenticated
 from forebay.settings import SETTINGS, RouterSettings, load_settings
 from forebay.topology import (
     KINDS,
@@ -89,6 +90,21 @@ def test_every_codec_and_every_group_of_entry_points_is_documented():
     for group in (PARTITIONER_ENTRY_POINTS, STORE_ENTRY_POINTS, AUTHENTICATOR_ENTRY_POINTS):
         assert f"| `{group}` |" in own
         assert f'[project.entry-points."{group}"]' in own
+
+
+def test_the_example_of_an_authenticator_lets_the_client_read_its_store_and_no_other():
+    [example] = re.findall(r"```python\n(.*?)```", section(TOPOLOGY_PAGE, "### Authenticator classes"), re.DOTALL)
+    defined: dict[str, Any] = {}
+    exec(example, defined)
+    authenticate = defined["ByStore"]().authenticate
+    # The client looks at the store first.
+    for path in ("/v1/stores/orders", "/v1/stores/orders/keys/a", "/v1/stores/orders/batch-get"):
+        authenticate("GET", path, b"Bearer 5f1c09")
+    for path in ("/v1/stores/orders2", "/v1/stores/stock/keys/a", "/v1/status"):
+        with pytest.raises(Forbidden):
+            authenticate("GET", path, b"Bearer 5f1c09")
+    with pytest.raises(Unauthenticated):
+        authenticate("GET", "/v1/stores/orders", b"")
 
 
 def test_the_examples_of_topologies_are_topologies():
