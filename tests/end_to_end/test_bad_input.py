@@ -128,14 +128,27 @@ def test_a_router_without_seeds():
 
 
 def test_a_query_where_nothing_answers():
-    message = refused(forebay("query", "s", "k", "--url", f"http://127.0.0.1:{free_port()}"))
+    message = refused(forebay("query", "s", "k", "--url", f"http://127.0.0.1:{free_port()}"), status=1)
     assert "Nothing answers at" in message
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "127.0.0.1:1", "http://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--folow", "s"], "No such option '--folow'"),
+        (["--windows", "--follow", "s", "k"], "leave out either --follow or --windows"),
+        (["--versions", "--as-of", "0", "s", "k"], "leave out either --as-of or --versions"),
+        (["--sessions", "s", ""], "no path can contain it"),
+    ],
+)
+def test_a_query_that_cannot_be(arguments, complaint):
+    assert complaint in refused(forebay("query", *arguments))
+
+
+@pytest.mark.parametrize(("url", "status"), [("http://[::1", 2), ("127.0.0.1:1", 2), ("http://127.0.0.1:1", 1)])
 @pytest.mark.parametrize("command", [["query", "s", "k"], ["query", "--follow", "s", "k"], ["status"]])
-def test_what_is_no_address_of_a_server_is_named(url, command):
-    assert url in refused(forebay(*command, "--url", url))
+def test_what_is_no_address_of_a_server_is_named(url, status, command):
+    assert url in refused(forebay(*command, "--url", url), status)
 
 
 @pytest.mark.parametrize("command", [["query", "s", "k"], ["query", "--windows", "s", "k"], ["status"]])

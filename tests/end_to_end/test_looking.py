@@ -4,8 +4,10 @@ import json
 import signal
 import subprocess
 import sys
+import time
+from typing import Any
 
-from tests.cluster import free_port, wait_until
+from tests.cluster import free_port, running_cluster, wait_until
 from tests.commands import forebay
 
 
@@ -31,6 +33,32 @@ def test_a_status_that_is_watched_goes_to_a_pipe_too(cluster):
         while tables < 3:
             tables += next(watching.stdout).startswith("tasks:")
         watching.kill()
+
+
+def test_a_query_lists_sessions_and_versions_and_goes_back_in_time(tmp_path):
+    stores = (
+        ("visits", "session", "gap_ms = 1000\nretention_ms = 100000"),
+        ("prices", "versioned", "history_retention_ms = 86400000"),
+    )
+    tables = [f'[[subtopology.store]]\nname = "{name}"\nkind = "{kind}"\n{more}\n' for name, kind, more in stores]
+    topology = 'application_id = "test"\n[[subtopology]]\nname = "all"\npartitions = 2\n' + "\n".join(tables)
+    with running_cluster(tmp_path, topology_text=topology) as cluster:
+        cluster.put("visits", {b"ann" + b"".join(t.to_bytes(8, "big") for t in (5000, 4000)): b'"shop"'})
+        cluster.put("prices", {b"tea": b"1"})
+        between = time.time() + 0.002
+        wait_until(lambda: time.time() > between, "a later time")
+        cluster.put("prices", {b"tea": b"2"})
+        address = cluster.start_worker()
+
+        def asked(*arguments: str) -> dict[str, Any]:
+            done = forebay("query", *arguments, "--url", f"http://{address}")
+            return {**json.loads(done.stdout), "ended": done.returncode}
+
+        assert [visit["value"] for visit in asked("visits", "ann", "--sessions")["sessions"]] == ["shop"]
+        first, second = asked("--versions", "prices", "tea")["versions"]
+        assert (first["value"], second["value"]) == (1, 2)
+        assert asked("prices", "tea", "--as-of", str(second["valid_from_ms"] - 1))["value"] == 1
+        assert asked("prices", "tea", "--as-of", "1990-01-01T00:00:00Z")["ended"] == 1
 
 
 def test_version_query_and_status(cluster):

@@ -24,6 +24,7 @@ def topology() -> None:
     "path",
     required=True,
     envvar="FOREBAY_TOPOLOGY",
+    show_envvar=True,
     type=click.Path(path_type=Path),
     help="Topology file.",
 )

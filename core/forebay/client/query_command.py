@@ -28,19 +28,35 @@ from forebay.topology import StoreSpec
 @click.argument("store")
 @click.argument("key")
 @server_options
-@click.option("--windows", is_flag=True, help="List the key's windows.")
+@click.option("--windows", "listed", flag_value="windows", help="List the key's windows.")
+@click.option("--sessions", "listed", flag_value="sessions", help="List the key's sessions.")
+@click.option("--versions", "listed", flag_value="versions", help="List the key's versions.")
 @click.option("--follow", is_flag=True, help="Print the value and each new one, until Ctrl-C.")
 @click.option("--max-record-lag", type=int, help="Maximum number of records the answer may be behind.")
 @click.option("--max-time-lag-ms", type=int, help="Maximum milliseconds it may be behind the log.")
 @click.option("--max-age-ms", type=int, help="Maximum milliseconds it may be behind the source.")
 @click.option("--require-active", is_flag=True, help="Only a running active answers.")
+@click.option("--as-of", metavar="TIME", help="The value at that time, of a versioned store.")
 @click.option("--timeout-ms", type=int, help="Total time for the request.")
 def query(
-    store: str, key: str, server: Server, windows: bool, follow: bool, require_active: bool, **bounds: int | None
+    store: str,
+    key: str,
+    server: Server,
+    listed: str | None,
+    follow: bool,
+    require_active: bool,
+    as_of: str | None,
+    **bounds: int | None,
 ) -> None:
     """Read one KEY of a STORE and print the answer; exit status 1 if there is none."""
-    if follow and windows:
-        raise ForebayError("--follow works on a key's single value; leave out either --follow or --windows.")
+    if store.startswith("-"):
+        # Unknown options are taken for keys, which may begin with a hyphen; stores' names do not.
+        raise click.NoSuchOption(store)
+    if listed and as_of is not None:
+        raise ForebayError(f"--as-of works on a key's single value; leave out either --as-of or --{listed}.")
+    if follow and (listed or as_of is not None):
+        other = f"--{listed}" if listed else "--as-of"
+        raise ForebayError(f"--follow works on a key's present value; leave out either --follow or {other}.")
     if follow:
         given = {name: value for name, value in bounds.items() if value is not None}
         _follow(server, store, key, {**given, "require_active": require_active})
@@ -48,17 +64,19 @@ def query(
     parameters = {name: str(value) for name, value in bounds.items() if value is not None}
     if require_active:
         parameters["require_active"] = "true"
+    if as_of is not None:
+        parameters["as_of"] = as_of
     path = f"/v1/stores/{quote(store, safe='')}"
     segment = quote(key, safe="", errors="surrogateescape")
-    if windows and not segment:
-        raise ForebayError("The windows of the empty key cannot be read: no path can contain it.")
-    if key in REWRITTEN and not windows:
+    if listed and not segment:
+        raise ForebayError(f"The {listed} of the empty key cannot be read: no path can contain it.")
+    if key in REWRITTEN and not listed:
         body = json.dumps({"keys": [key]})
         found = server.ask("POST", _with(f"{path}/batch-get", parameters), body)
         text, had = _single(server, found)
     else:
         # Segments of dots alone would be taken for relative path segments.
-        path += f"/keys/{segment.replace('.', '%2E')}/windows" if windows else f"/keys/{segment}"
+        path += f"/keys/{segment.replace('.', '%2E')}/{listed}" if listed else f"/keys/{segment}"
         found = server.get(_with(path, parameters))
         server.document(found)
         text, had = found.text, found.status_code == 200

@@ -39,9 +39,11 @@ class Server:
         try:
             return _http().request(method, self.url.rstrip("/") + path, headers=headers, content=body)
         except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
-            raise ForebayError(
-                f"Nothing answers at {self.url}: {error}. Name a router or worker with --url."
-            ) from None
+            nothing = ForebayError(f"Nothing answers at {self.url}: {error}. Name a router or worker with --url.")
+            if isinstance(error, httpx.NetworkError | httpx.TimeoutException):
+                # It may be about to start.
+                nothing.exit_status = 1
+            raise nothing from None
 
     def document(self, answer: httpx.Response) -> dict[str, Any]:
         """An answer's JSON document; raises ``ForebayError`` if it is not one."""
@@ -84,7 +86,14 @@ class Server:
 def server_options(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags that select the server; it is called with the ``server``."""
 
-    @click.option("--url", default=_DEFAULT_URL, show_default=True, envvar="FOREBAY_URL", help="Router or worker.")
+    @click.option(
+        "--url",
+        default=_DEFAULT_URL,
+        show_default=True,
+        envvar="FOREBAY_URL",
+        show_envvar=True,
+        help="Router or worker.",
+    )
     @click.option(
         "--token-file",
         type=click.Path(path_type=Path),
