@@ -31,6 +31,7 @@ _END_INTERVAL_MS = 100.0
 _ENDS_AT_ONCE = 250
 """How many known ends are refreshed at a time: each costs Python 20 us, so this is a twentieth of a core."""
 _BEGINNING_INTERVAL_MS = 30_000.0
+_SOCKET_TIMEOUT_MS = 6_000
 _MOST_AT_ONCE = 2_000
 """Records of all partitions in one poll, unless a single partition may have more."""
 _LASTING = frozenset(
@@ -97,6 +98,8 @@ class KafkaConsumer:
                 enable_partition_eof=True,
                 auto_offset_reset="error",
                 allow_auto_create_topics=False,
+                # A frozen leader answers nothing; by default a minute passes until the next one is asked.
+                socket_timeout_ms=_SOCKET_TIMEOUT_MS,
                 # By default it pauses for a second once its queue is full, which costs most of the speed.
                 fetch_queue_backoff_ms=2,
                 queued_min_messages=1_000_000 if self._replay else 100_000,

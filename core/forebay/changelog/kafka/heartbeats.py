@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.kafka.claims import claim
 from forebay.changelog.kafka.client_log import CLIENT_LOG
-from forebay.changelog.kafka.topics import UNREACHABLE
+from forebay.changelog.kafka.topics import passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import HEARTBEAT_HEADER
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
@@ -112,5 +112,4 @@ class HeartbeatWriter:
         if kafka_error.code() in _FENCED:
             return self.supersede()
         said = f"A heartbeat of {self._writer!r} could not be written: {kafka_error.str()}."
-        passes = kafka_error.retriable() or kafka_error.code() in UNREACHABLE
-        return ChangelogUnreachable(said) if passes else ChangelogError(said)
+        return ChangelogUnreachable(said) if passes(kafka_error) else ChangelogError(said)

@@ -30,6 +30,7 @@ _LEAST_TOMBSTONE_LIFE_MS = 60_000.0
 _TIMEOUT_S = 3.0
 _OFFSETS_TIMEOUT_S = 2.0
 _LOOK_S = 0.02
+_METADATA_REFRESH_MS = 1_000
 _UNREACHABLE_FOR_MS = 5_000.0
 _RENEWED_AFTER_MS = 15_000.0
 """An admin client without answers for this long is replaced: some wait minutes for a controller that is there."""
@@ -122,14 +123,14 @@ class KafkaTopics:
             if not create:
                 raise
             self._create(spec.topic, spec.partitions, topic_config(spec))
-            found = self._described_soon(spec.topic)
+            found = self._soon(lambda: self.describe(spec.topic))
         if found.partitions != spec.partitions:
             raise PartitionCountMismatch(
                 f"The topic {spec.topic!r} at {self._url} has {found.partitions} partitions, the topology has "
                 f"{spec.partitions}. A different count moves keys: set partitions = {found.partitions}, or give "
                 "the store a new name."
             )
-        loss = loss_by(spec, self._config(spec.topic))
+        loss = loss_by(spec, self._soon(lambda: self._config(spec.topic)))
         if loss is not None and not spec.accept_uncompacted:
             raise TopicRefused(
                 f"The topic {spec.topic!r} at {self._url} {loss}, or accept_uncompacted = true on the store."
@@ -154,12 +155,12 @@ class KafkaTopics:
             )
         return state
 
-    def _described_soon(self, topic: str) -> TopicState:
-        """A topic just created, here or elsewhere: brokers learn of it one after another."""
+    def _soon(self, ask: Callable[[], T]) -> T:
+        """Ask about a topic just created, here or elsewhere: brokers learn of it one after another."""
         deadline = boot_ms() + _TIMEOUT_S * 1000
         while True:
             try:
-                return self.describe(topic)
+                return ask()
             except TopicMissing:
                 if boot_ms() > deadline:
                     raise
@@ -171,7 +172,18 @@ class KafkaTopics:
             futures = self._requested(lambda admin: ask_offsets(admin, topic_partitions, OffsetSpec.latest()))
         except ChangelogUnreachable:
             return {}
-        return {tp: offset for tp, future in futures.items() if (offset := self._settled(future)) is not None}
+        offsets: dict[TopicPartition, int] = {}
+        failed: Exception | None = None
+        for tp, future in futures.items():
+            try:
+                offsets[tp] = int(future.result(_TIMEOUT_S + 1).offset)
+            except (KafkaException, TimeoutError) as error:
+                failed = error
+        if offsets:
+            self.heard()
+        elif failed is not None:
+            self._translated(failed)
+        return offsets
 
     def delete(self, topic: str) -> None:
         """Delete a topic and wait until it is gone."""
@@ -183,7 +195,12 @@ class KafkaTopics:
         """The admin client; its requests return futures and never block."""
         with self._lock:
             if self._admin is None:
-                config = self._url.librdkafka(socket_timeout_ms=int(_TIMEOUT_S * 1000))
+                config = self._url.librdkafka(
+                    socket_timeout_ms=int(_TIMEOUT_S * 1000),
+                    # It asks leaders by what it knows of them, even dead ones, and by default for five minutes.
+                    topic_metadata_refresh_interval_ms=_METADATA_REFRESH_MS,
+                    metadata_max_age_ms=2 * _METADATA_REFRESH_MS,
+                )
                 self._admin = AdminClient(config, error_cb=self._note, logger=CLIENT_LOG)
                 self._heard_boot_ms = boot_ms()
             return self._admin
@@ -246,19 +263,10 @@ class KafkaTopics:
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._why_unreachable = error.str()
 
-    def _settled(self, future: Future[Any]) -> int | None:
-        try:
-            offset = int(future.result(_TIMEOUT_S + 1).offset)
-            self.heard()
-            return offset
-        except (KafkaException, TimeoutError) as error:
-            self._translated(error)
-            return None
-
     def _translated(self, error: Exception) -> ChangelogError:
         kafka_error = error.args[0] if isinstance(error, KafkaException) else None
         code = None if kafka_error is None else kafka_error.code()
-        if kafka_error is None or kafka_error.retriable() or code in UNREACHABLE:
+        if kafka_error is None or code in UNREACHABLE:
             self._unreachable_until = boot_ms() + _UNREACHABLE_FOR_MS
             self.admin.poll(0)
             why = self._why_unreachable or ("time-out" if kafka_error is None else kafka_error.str())
@@ -266,6 +274,8 @@ class KafkaTopics:
             return ChangelogUnreachable(f"No broker of {self._url} answers: {why}.")
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return TopicMissing(f"There is no such topic at {self._url}.")
+        if passes(kafka_error):
+            return ChangelogUnreachable(f"{self._url}: {kafka_error.str()}")
         return ChangelogError(f"{self._url}: {kafka_error.str()}")
 
     @contextlib.contextmanager
@@ -291,6 +301,21 @@ UNREACHABLE = frozenset(
     }
 )
 """Errors of unreachable brokers."""
+_ELECTING = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError._DESTROY,
+    }
+)
+"""Errors while a partition changes its leader, or a connection its broker, which Kafka's clients do not all call
+retriable."""
+
+
+def passes(error: KafkaError) -> bool:
+    """Whether trying again may help, as while brokers are away or partitions have no leader."""
+    return error.retriable() or error.code() in UNREACHABLE | _ELECTING
 
 
 def ask_offsets(
