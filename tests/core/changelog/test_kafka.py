@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
 
 from forebay.changelog import Batch, Heartbeat, Record, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
+from forebay.changelog.kafka.topics import passes
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import (
@@ -172,6 +173,13 @@ def test_a_topic_is_made_as_its_kind_of_store_needs_it(changelog, admin, store, 
     resource = ConfigResource(ConfigResource.Type.TOPIC, store.topic)
     found = admin.describe_configs([resource])[resource].result(10)
     assert {name: found[name].value for name in expected} == expected
+
+
+def test_what_elections_cause_passes_and_what_rights_and_sizes_cause_does_not():
+    for code in (KafkaError.OFFSET_NOT_AVAILABLE, KafkaError._DESTROY, KafkaError.NOT_LEADER_FOR_PARTITION):
+        assert passes(KafkaError(code))
+    for code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.MSG_SIZE_TOO_LARGE):
+        assert not passes(KafkaError(code))
 
 
 def test_a_foreign_topic_is_not_made(changelog):
