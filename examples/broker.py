@@ -1,4 +1,4 @@
-"""A single-node Kafka broker on this machine, for demos, tests and benchmarks."""
+"""Kafka on this machine, of one broker or several, for demos, tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -21,8 +22,8 @@ _STOP_DEADLINE_S = 20.0
 
 _CONFIG = """
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller_port}
+node.id={number}
+controller.quorum.voters={voters}
 listeners=CLIENTS://127.0.0.1:{port},BROKER://127.0.0.1:{broker_port},CONTROLLER://127.0.0.1:{controller_port}
 advertised.listeners=CLIENTS://127.0.0.1:{port},BROKER://127.0.0.1:{broker_port}
 inter.broker.listener.name=BROKER
@@ -31,11 +32,15 @@ listener.security.protocol.map=CLIENTS:{protocol},BROKER:PLAINTEXT,CONTROLLER:PL
 log.dirs={directory}/logs
 auto.create.topics.enable=false
 num.partitions=1
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=1
+default.replication.factor={replicas}
+min.insync.replicas={in_sync}
+offsets.topic.replication.factor={replicas}
+offsets.topic.num.partitions={replicas}
+transaction.state.log.replication.factor={replicas}
+transaction.state.log.min.isr={in_sync}
+transaction.state.log.num.partitions={replicas}
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=500
 log.cleaner.backoff.ms=200
@@ -51,12 +56,22 @@ def spark_connector() -> str:
     return ",".join(str(path) for path in sorted((ROOT / ".jars" / "spark-kafka").glob("*.jar")))
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A broker's place in its cluster."""
+
+    number: int
+    controller_ports: tuple[int, ...]
+    """Of all of the cluster's, in the order of their numbers."""
+    cluster_id: str
+
+
 class Broker:
     """One KRaft broker, combined with its controller, keeping its data in ``directory``.
 
     ``protocol`` is the clients' protocol, ``options`` are those of their listener, and ``users`` are names and
-    passwords for SCRAM-SHA-512. Starting it raises ``FileNotFoundError`` without Java or Maven, and
-    ``RuntimeError`` if it does not come up.
+    passwords for SCRAM-SHA-512. ``place`` is its place in a cluster of several. Starting it raises
+    ``FileNotFoundError`` without Java or Maven, and ``RuntimeError`` if it does not come up.
     """
 
     def __init__(
@@ -65,18 +80,27 @@ class Broker:
         protocol: str = "PLAINTEXT",
         options: Mapping[str, object] = MappingProxyType({}),
         users: Mapping[str, str] = MappingProxyType({}),
+        place: _Place | None = None,
     ) -> None:
         self._directory = directory
         self._users = users
         self._process: subprocess.Popen[bytes] | None = None
-        port, broker_port, controller_port = _free_ports(3)
+        self._place = place or _places(1)[0]
+        port, broker_port = _free_ports(2)
+        count = len(self._place.controller_ports)
         self.address = f"127.0.0.1:{port}"
         self._config = directory / "server.properties"
         directory.mkdir(parents=True, exist_ok=True)
         config = _CONFIG.format(
             port=port,
             broker_port=broker_port,
-            controller_port=controller_port,
+            controller_port=self._place.controller_ports[self._place.number - 1],
+            number=self._place.number,
+            voters=",".join(
+                f"{number}@127.0.0.1:{port}" for number, port in enumerate(self._place.controller_ports, 1)
+            ),
+            replicas=count,
+            in_sync=count // 2 + 1,
             protocol=protocol,
             directory=directory.absolute(),
         )
@@ -94,19 +118,32 @@ class Broker:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def number(self) -> int:
+        """Its id in the cluster, from 1."""
+        return self._place.number
+
     def start(self) -> None:
         """Start the broker, with its previous data, and wait until it answers."""
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Start it, and wait for nothing: of several brokers, none answers before most of them run."""
         _need("java")
         _need("mvn")
         subprocess.run([ROOT / "scripts" / "jars" / "fetch", "kafka"], check=True)
         if not (self._directory / "logs" / "meta.properties").exists():
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
             # With an equals sign, since one id in 64 begins with a hyphen.
-            arguments = ["format", f"--cluster-id={cluster}", "--config", str(self._config)]
+            arguments = ["format", f"--cluster-id={self._place.cluster_id}", "--config", str(self._config)]
             for name, password in self._users.items():
                 arguments += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
             self._java("kafka.tools.StorageTool", *arguments).wait()
         self._process = self._java("kafka.Kafka", str(self._config))
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        assert self._process is not None
         deadline = time.monotonic() + _START_DEADLINE_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -158,6 +195,44 @@ class Broker:
             return subprocess.Popen(
                 [java, *options, "-cp", f"{_JARS}/*", *arguments], stdout=log, stderr=log, cwd=self._directory
             )
+
+
+class Brokers:
+    """Several brokers, each also a controller, that keep every topic on all of them unless told otherwise."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self.brokers = [Broker(directory / f"broker-{place.number}", place=place) for place in _places(count)]
+
+    @property
+    def url(self) -> str:
+        """The changelog URL."""
+        return "kafka://" + ",".join(broker.address for broker in self.brokers)
+
+    def __enter__(self) -> Brokers:
+        try:
+            for broker in self.brokers:
+                broker.launch()
+            for broker in self.brokers:
+                broker.wait()
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._kill()
+
+    def _kill(self) -> None:
+        for broker in self.brokers:
+            broker.kill()
+
+
+def _places(count: int) -> list[_Place]:
+    ports = tuple(_free_ports(count))
+    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return [_Place(number, ports, cluster_id) for number in range(1, count + 1)]
 
 
 def _need(command: str) -> None:
