@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parents[1]
 _JARS = ROOT / ".jars" / "kafka"
@@ -61,6 +61,8 @@ class _Place:
     """A broker's place in its cluster."""
 
     number: int
+    port: int
+    broker_port: int
     controller_ports: tuple[int, ...]
     """Of all of the cluster's, in the order of their numbers."""
     cluster_id: str
@@ -86,14 +88,13 @@ class Broker:
         self._users = users
         self._process: subprocess.Popen[bytes] | None = None
         self._place = place or _places(1)[0]
-        port, broker_port = _free_ports(2)
         count = len(self._place.controller_ports)
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"127.0.0.1:{self._place.port}"
         self._config = directory / "server.properties"
         directory.mkdir(parents=True, exist_ok=True)
         config = _CONFIG.format(
-            port=port,
-            broker_port=broker_port,
+            port=self._place.port,
+            broker_port=self._place.broker_port,
             controller_port=self._place.controller_ports[self._place.number - 1],
             number=self._place.number,
             voters=",".join(
@@ -117,11 +118,6 @@ class Broker:
         """The broker's process id, while it runs."""
         assert self._process is not None
         return self._process.pid
-
-    @property
-    def number(self) -> int:
-        """Its id in the cluster, from 1."""
-        return self._place.number
 
     def start(self) -> None:
         """Start the broker, with its previous data, and wait until it answers."""
@@ -164,9 +160,7 @@ class Broker:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     def _answers(self) -> bool:
@@ -219,9 +213,7 @@ class Brokers:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kill()
 
     def _kill(self) -> None:
@@ -230,9 +222,11 @@ class Brokers:
 
 
 def _places(count: int) -> list[_Place]:
-    ports = tuple(_free_ports(count))
+    # All at once, so that no two are the same.
+    ports = _free_ports(3 * count)
+    controller_ports = tuple(ports[2 * count :])
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    return [_Place(number, ports, cluster_id) for number in range(1, count + 1)]
+    return [_Place(i + 1, ports[i], ports[count + i], controller_ports, cluster_id) for i in range(count)]
 
 
 def _need(command: str) -> None:

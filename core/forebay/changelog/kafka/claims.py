@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from forebay.changelog.base import Heartbeat
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.topics import ELECTING
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import SUPERSEDED_HEADER
 
@@ -23,9 +24,6 @@ _MESSAGES = 10_000
 _TIMEOUT_S = 10.0
 _MOST_SUPERSEDED = 16
 _RETRY_S = 0.1
-_ELECTING = frozenset(
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE}
-)
 
 
 class Claim(NamedTuple):
@@ -92,7 +90,7 @@ def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int
         try:
             beginning, end = consumer.get_watermark_offsets(partition, _TIMEOUT_S)
         except KafkaException as error:
-            if error.args[0].code() not in _ELECTING or time.monotonic() > deadline:
+            if error.args[0].code() not in ELECTING or time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
         else:

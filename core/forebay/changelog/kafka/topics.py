@@ -266,7 +266,7 @@ class KafkaTopics:
     def _translated(self, error: Exception) -> ChangelogError:
         kafka_error = error.args[0] if isinstance(error, KafkaException) else None
         code = None if kafka_error is None else kafka_error.code()
-        if kafka_error is None or code in UNREACHABLE:
+        if kafka_error is None or code in _UNREACHABLE:
             self._unreachable_until = boot_ms() + _UNREACHABLE_FOR_MS
             self.admin.poll(0)
             why = self._why_unreachable or ("time-out" if kafka_error is None else kafka_error.str())
@@ -289,7 +289,7 @@ class KafkaTopics:
             ) from error
 
 
-UNREACHABLE = frozenset(
+_UNREACHABLE = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
@@ -301,7 +301,7 @@ UNREACHABLE = frozenset(
     }
 )
 """Errors of unreachable brokers."""
-_ELECTING = frozenset(
+ELECTING = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -315,7 +315,7 @@ retriable."""
 
 def passes(error: KafkaError) -> bool:
     """Whether trying again may help, as while brokers are away or partitions have no leader."""
-    return error.retriable() or error.code() in UNREACHABLE | _ELECTING
+    return error.retriable() or error.code() in _UNREACHABLE | ELECTING
 
 
 def ask_offsets(
