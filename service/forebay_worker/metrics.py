@@ -137,8 +137,8 @@ class WorkerMetrics(Collector):
         )
         for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
             labels = [store, str(partition)]
-            # One that is being rebuilt may be closed just now.
-            with contextlib.suppress(DbClosedError):
+            # One that is being rebuilt may be closed, or closing just now.
+            with contextlib.suppress(DbClosedError, RuntimeError):
                 if isinstance(replica.store, RocksDbStore):
                     size = replica.store.size()
                     disk.add_metric(labels, size.disk_bytes)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple, cast
 from rocksdict import (
     BlockBasedOptions,
     Cache,
+    DbClosedError,
     DBCompressionType,
     IngestExternalFileOptions,
     Options,
@@ -30,6 +32,7 @@ from rocksdict import (
     WriteBufferManager,
 )
 
+from forebay.clock import boot_ms
 from forebay.stored_keys import RESERVED_TAG
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
@@ -48,6 +51,8 @@ _WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
 _KEYS_PER_SYNC = 20_000
 _ARENA_BLOCK_BYTES = 64 << 10
 """Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
+_CLOSING_DEADLINE_MS = 10_000.0
+_LOOK_S = 0.001
 
 
 class RocksDbMemory:
@@ -229,8 +234,7 @@ class RocksDbStore:
     def _writing(self) -> Iterator[None]:
         if self._refused:
             require_room(self.path)
-            with suppress(Exception):
-                self._db.close()
+            self.close()
             self._db = Rdict(str(self.path), options=self._options)
             self._refused = False
         try:
@@ -248,12 +252,43 @@ class RocksDbStore:
         self._db.flush()
 
     def close(self) -> None:
-        """Flush and release the directory; later reads raise ``DbClosedError``."""
+        """Flush and release the directory once no thread reads it any more.
+
+        Reads that begin meanwhile or later raise ``DbClosedError``. Closing a closed store does nothing.
+        """
+        db, self._db = self._db, _CLOSED
         try:
-            self._db.close()
+            _close_unread(db)
+        except DbClosedError:
+            pass
         except Exception as error:
-            # It is closed; everything committed is in RocksDB's log.
+            # It is closed, or will be after the last read; everything committed is in RocksDB's log.
             log.warning("the store %s could not be flushed: %s", self.path, error)
+
+
+class _Closed:
+    """Takes the place of the database in a closed store."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise DbClosedError("The store is closed.")
+
+
+_CLOSED = cast(Rdict, _Closed())
+
+
+def _close_unread(db: Rdict) -> None:
+    """Close a database as soon as no other thread is inside one of its calls.
+
+    ``rocksdict`` refuses to close during a call that has released the GIL, such as that for many keys.
+    """
+    deadline = boot_ms() + _CLOSING_DEADLINE_MS
+    while True:
+        try:
+            return db.close()
+        except RuntimeError:
+            if boot_ms() > deadline:
+                raise
+            time.sleep(_LOOK_S)
 
 
 def _offsets_to_json(offsets: Mapping[TopicPartition, CommittedOffset]) -> bytes:

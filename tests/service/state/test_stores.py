@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rocksdict import DbClosedError
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import TopologyError
@@ -22,6 +23,7 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import IDENTITY_KEY, RocksDbMemory, RocksDbStore
+from tests.cluster import wait_until
 from tests.disks import fill, small_disk
 
 TP, OTHER = TopicPartition("log", 0), TopicPartition("log", 1)
@@ -322,6 +324,43 @@ def refuse_and_recover(disk: Path) -> None:
     assert [again.get(USER_TAG + key) for key in (b"a", b"c")] == [b"1", b"3"]
     assert again.committed_offset(TP).position == 3
     again.close()
+
+
+def test_a_store_is_closed_and_opened_again_while_others_read_many_keys_of_it(tmp_path):
+    keys = [USER_TAG + b"%d" % i for i in range(20_000)]
+    store = RocksDbStore("s", tmp_path / "s", MEMORY.options())
+    for key in keys:
+        store.put(key, b"value")
+    store.commit({TP: CommittedOffset(len(keys))})
+    ended = threading.Event()
+    answers: list[int] = []
+
+    def read() -> None:
+        while not ended.is_set():
+            try:
+                answers.append(store.get_many(keys).count(b"value"))
+            except (DbClosedError, RuntimeError):
+                answers.append(0)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(5):
+            answered = len(answers) + 2
+            wait_until(lambda answered=answered: len(answers) > answered, "reads going on")
+            store.close()
+            store = RocksDbStore("s", tmp_path / "s", MEMORY.options())
+    finally:
+        ended.set()
+        for reader in readers:
+            reader.join()
+    assert set(answers) <= {0, len(keys)}
+    assert store.get_many(keys[:2]) == [b"value"] * 2
+    store.close()
+    with pytest.raises(DbClosedError):
+        store.get(keys[0])
+    store.close()
 
 
 def test_an_old_position_file_is_taken_over_also_from_where_its_store_was_before_it_was_relocated(opener):
