@@ -145,9 +145,9 @@ def test_every_command_has_its_row_and_an_example_that_it_takes(monkeypatch):
 
 def test_every_metric_is_documented(cluster):
     from forebay_router.metrics import RouterMetrics
+    from forebay_router.processes.siblings import ALONE
+    from forebay_router.processes.whole_router import WholeRouter
     from forebay_router.router import Router
-    from forebay_router.siblings import ALONE
-    from forebay_router.whole_router import WholeRouter
 
     cluster.put("counts", {b"a": b"1"})
     address = cluster.start_worker()

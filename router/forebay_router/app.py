@@ -50,14 +50,14 @@ from forebay.rest.routes import (
     crashes_counted,
 )
 from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
-from forebay_router.batches import batch_get
-from forebay_router.changes import RoutedChanges
-from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
+from forebay_router.processes.siblings import ALONE, Place
+from forebay_router.processes.whole_router import WholeRouter
+from forebay_router.reads.batches import batch_get
+from forebay_router.reads.changes import RoutedChanges
+from forebay_router.reads.keys import read_key
+from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
 from forebay_router.router import Router
-from forebay_router.scatter import Gather, ScanBroken, ScanRefused
-from forebay_router.siblings import ALONE, Place
-from forebay_router.whole_router import WholeRouter
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from forebay.cli import settings_options
 from forebay.logs import configure_logs
 from forebay.rest.server import allow_open_files, bind, is_loopback, serve
 from forebay.settings import RouterSettings
-from forebay_router.processes import RELAYS, run_processes
-from forebay_router.siblings import ALONE, Place
+from forebay_router.processes.parent import RELAYS, run_processes
+from forebay_router.processes.siblings import ALONE, Place
 
 log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, Slot
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.routes import READ_ROUTES
-from forebay_router.batches import batch_get
-from forebay_router.choices import Choices, KeyRead, Target
-from forebay_router.keys import read_key
 from forebay_router.metrics import RouterMetrics
-from forebay_router.replica_read import is_final
+from forebay_router.reads.batches import batch_get
+from forebay_router.reads.choices import Choices, KeyRead, Target
+from forebay_router.reads.keys import read_key
+from forebay_router.reads.replica_read import is_final
 from forebay_router.router import Router
 
 log = logging.getLogger(__name__)

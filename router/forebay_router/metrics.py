@@ -14,9 +14,9 @@ from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Answer
 from forebay.rest.histogram import Histogram
 from forebay.rest.statuses import WITH_LAG
-from forebay_router.provenance import RawFigures, ReportedProvenance, raw_figures, read_figures
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
+from forebay_router.upstream.provenance import RawFigures, ReportedProvenance, raw_figures, read_figures
 
 _MOST_UNREAD = 4_096
 _PROCESS = ProcessCollector(registry=None)

@@ -13,19 +13,17 @@ from typing import Any
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import NotReady, Overloaded, Problem
 from forebay.metadata import HostInfo, StreamsMetadataState
-from forebay.rest.answers import Answer
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.parameters import Prefer, ReadParameters
 from forebay.settings import RouterSettings
 from forebay.topology import StoreSpec
-from forebay_router.candidates import candidates
-from forebay_router.cluster import Cluster
-from forebay_router.credentials import credentials_of
+from forebay_router.cluster.candidates import candidates
+from forebay_router.cluster.cluster import Cluster
+from forebay_router.cluster.seeds import Seeds
 from forebay_router.hedging import HedgeBudget, HedgeDelay
 from forebay_router.page_memory import PageMemory
-from forebay_router.replica_read import ReplicaRead, ReplicaRequest
-from forebay_router.seeds import Seeds
-from forebay_router.upstream import Upstreams
+from forebay_router.upstream.credentials import credentials_of
+from forebay_router.upstream.upstreams import Upstreams
 
 
 class Router:
@@ -167,13 +165,3 @@ class Router:
     def timeout_ms(self, parameters: ReadParameters) -> int:
         """How long a request may take: as it states, within bounds."""
         return min(parameters.timeout_ms or self.settings.request_timeout_ms, self.settings.max_request_timeout_ms)
-
-    async def ask(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> Answer:
-        """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
-        read = self.read(request, parameters, deadline_boot_ms)
-        return await read.run() or read.refusal(request.partition)
-
-    def read(self, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float) -> ReplicaRead:
-        """A read that has not been run yet."""
-        self.budget.earn(boot_ms())
-        return ReplicaRead(self, request, parameters, deadline_boot_ms)

@@ -4,9 +4,9 @@ from forebay.hot_path import HotPathProtocol, HotRequest, RequestForm
 from forebay.metadata import StreamsMetadataState
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
-from forebay_router import choices
 from forebay_router.hot_path import RouterHotPath
 from forebay_router.metrics import RouterMetrics
+from forebay_router.reads import choices
 from forebay_router.router import Router
 
 PROTOCOL = cast(HotPathProtocol, None)

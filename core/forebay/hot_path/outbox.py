@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.rest.answers import Answer
 
-if TYPE_CHECKING:
-    from forebay.hot_path.protocol import HotPathProtocol
+
+class Connection(Protocol):
+    """A client's connection, which answers go out on."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def send_filled(self) -> None:
+        """Have the answers sent that no earlier one holds up."""
+        ...
+
+    def send_now(self) -> None:
+        """Write them."""
+        ...
 
 
 def render(answer: Answer, lines: bytes = b"") -> bytes:
@@ -27,10 +39,10 @@ def render(answer: Answer, lines: bytes = b"") -> bytes:
 class Slot:
     """The place of one answer in a connection's order of answers."""
 
-    __slots__ = ("_lines", "_protocol", "answer")
+    __slots__ = ("_connection", "_lines", "answer")
 
-    def __init__(self, protocol: HotPathProtocol, lines: bytes) -> None:
-        self._protocol = protocol
+    def __init__(self, connection: Connection, lines: bytes) -> None:
+        self._connection = connection
         self._lines = lines
         self.answer: bytes | None = None
 
@@ -38,7 +50,7 @@ class Slot:
         """Set the answer; only the first counts, and it is sent once all earlier ones are."""
         if self.answer is None:
             self.answer = render(answer, self._lines)
-            self._protocol.send_filled()
+            self._connection.send_filled()
 
 
 class Outbox:
@@ -49,15 +61,15 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._protocols: list[HotPathProtocol] = []
+        self._connections: list[Connection] = []
 
-    def add(self, protocol: HotPathProtocol) -> None:
+    def add(self, connection: Connection) -> None:
         """Have a connection's answers sent at the end of this turn."""
-        if not self._protocols:
-            protocol.loop.call_soon(self._end_turn)
-        self._protocols.append(protocol)
+        if not self._connections:
+            connection.loop.call_soon(self._end_turn)
+        self._connections.append(connection)
 
     def _end_turn(self) -> None:
-        protocols, self._protocols = self._protocols, []
-        for protocol in protocols:
-            protocol.send_now()
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.send_now()

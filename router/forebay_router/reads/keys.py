@@ -20,8 +20,8 @@ from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL
 from forebay.topology import StoreSpec
-from forebay_router.lag_aging import aged, came_too_early, time_to_ask_again_ms
-from forebay_router.replica_read import Came, ReplicaRequest
+from forebay_router.reads.lag_aging import aged, came_too_early, time_to_ask_again_ms
+from forebay_router.reads.replica_read import Came, ReplicaRequest, ask
 from forebay_router.router import Router
 
 _GRAVEST_FIRST = (503, 504, 429, 412)
@@ -50,7 +50,7 @@ async def read_key(
         request = ReplicaRequest(
             spec, spec.partition_of(plain), target, alone=parameters.wait_ms > 0, silent=silent
         )
-        return await router.ask(request, parameters, deadline)
+        return await ask(router, request, parameters, deadline)
 
 
 async def _search(
@@ -75,7 +75,7 @@ async def _search_once(
     alone = parameters.wait_ms > 0
     asked = [
         asyncio.create_task(
-            router.ask(ReplicaRequest(spec, partition, target, alone=alone), parameters, deadline_boot_ms)
+            ask(router, ReplicaRequest(spec, partition, target, alone=alone), parameters, deadline_boot_ms)
         )
         for partition in range(spec.partitions)
     ]

@@ -21,8 +21,8 @@ from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
 from forebay.rest.statuses import TRANSIENT
-from forebay_router.lag_aging import came_too_early, time_to_ask_again_ms
-from forebay_router.replica_read import Came, ReplicaRequest
+from forebay_router.reads.lag_aging import came_too_early, time_to_ask_again_ms
+from forebay_router.reads.replica_read import Came, ReplicaRequest, ask
 from forebay_router.router import Router
 
 _FIRST_PAGE = 1_000
@@ -278,7 +278,7 @@ class Gather:
             self.scan.spec, part.partition, self.path + b"?" + b"&".join(query), accept=_FRAMES, alone=True
         )
         async with self.turns:
-            answer = await self.router.ask(request, self.parameters, self.deadline_boot_ms)
+            answer = await ask(self.router, request, self.parameters, self.deadline_boot_ms)
             return Came(answer, boot_ms())
 
     def _sources(self) -> list[dict[str, Any]]:

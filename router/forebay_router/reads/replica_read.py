@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
@@ -13,12 +13,10 @@ from forebay.rest.answers import Answer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL
 from forebay.topology import StoreSpec
-from forebay_router.attempts import Attempt, late, overload, refusal
-from forebay_router.credentials import REFUSALS
-from forebay_router.upstream import Claim
-
-if TYPE_CHECKING:
-    from forebay_router.router import Router
+from forebay_router.reads.attempts import Attempt, late, overload, refusal
+from forebay_router.router import Router
+from forebay_router.upstream.credentials import REFUSALS
+from forebay_router.upstream.upstreams import Claim
 
 _UNKNOWN_STORE = b'{"type":"urn:forebay:problem:unknown-store"'
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
@@ -73,6 +71,14 @@ class Came(NamedTuple):
     at_boot_ms: float
 
 
+async def ask(
+    router: Router, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float
+) -> Answer:
+    """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
+    read = ReplicaRead(router, request, parameters, deadline_boot_ms)
+    return await read.run() or read.refusal(request.partition)
+
+
 class ReplicaRead:
     """One read in progress: the workers still to ask, those being asked, and the answers so far."""
 
@@ -83,6 +89,7 @@ class ReplicaRead:
         parameters: ReadParameters,
         deadline_boot_ms: float,
     ) -> None:
+        router.budget.earn(boot_ms())
         self._router = router
         self._request = request
         spec, partition = request.spec, request.partition

@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 
 from forebay.errors import NotReady, Problem
 from forebay_router.metrics import RouterMetrics
+from forebay_router.processes.siblings import Place, Siblings
+from forebay_router.processes.summed_metrics import counted, document_of, metrics_of, summed
 from forebay_router.router import Router
-from forebay_router.siblings import Place, Siblings
-from forebay_router.summed_metrics import counted, document_of, metrics_of, summed
 
 _SILENT = {"process_id": None, "state": "silent", "workers_live": None}
 

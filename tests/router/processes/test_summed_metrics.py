@@ -6,8 +6,8 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from forebay.lag import Lag
+from forebay_router.processes.summed_metrics import counted, document_of, metrics_of, summed
 from forebay_router.served_lag import ServedLag
-from forebay_router.summed_metrics import counted, document_of, metrics_of, summed
 
 
 def gauge(name: str, **figures: float) -> Metric:

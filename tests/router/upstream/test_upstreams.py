@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from forebay.metadata import HostInfo
-from forebay_router.connection import UpstreamClosed
-from forebay_router.upstream import Upstreams
+from forebay_router.upstream.connection import UpstreamClosed
+from forebay_router.upstream.upstreams import Upstreams
 
 
 def answer(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> bytes:

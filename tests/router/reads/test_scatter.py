@@ -15,11 +15,17 @@ from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES, Page
 from forebay.topology import StoreSpec
 from forebay_router.page_memory import PageMemory
-from forebay_router.scatter import Gather, ScanRefused
+from forebay_router.reads.scatter import Gather, ScanRefused
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 POSITION = encode_position(Position(log_digest("sqlite:log"), {0: 1}))
 REFUSED = Answer(412, b"", b"{}")
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch):
+    """Workers give their own answers."""
+    monkeypatch.setattr("forebay_router.reads.scatter.ask", lambda router, *request: router.ask(*request))
 
 
 def page(key: bytes, lag: Lag, *, more: bool) -> Answer:
@@ -72,7 +78,7 @@ async def test_the_lag_of_a_list_is_the_worst_of_all_its_pages():
 
 async def test_the_time_that_a_page_waited_to_be_sent_is_part_of_its_lag(monkeypatch):
     now_ms = 1_000.0
-    monkeypatch.setattr("forebay_router.scatter.boot_ms", lambda: now_ms)
+    monkeypatch.setattr("forebay_router.reads.scatter.boot_ms", lambda: now_ms)
     gather = await Workers([page(b"\x01a", Lag(3, 5, 7), more=False)]).gather()
     assert gather.lag() == Lag(3, 5, 7)
     now_ms += 49.5
@@ -134,12 +140,12 @@ async def test_pages_with_nothing_in_them_are_read_past():
 async def test_a_list_that_takes_too_long_ends_with_a_cursor_and_is_not_cut(monkeypatch):
     gather = await Workers([page(b"\x01a", Lag(0, 0, 0), more=True), nothing_up_to(b"\x01m")]).gather()
     late = gather.no_page_after_boot_ms + 1
-    monkeypatch.setattr("forebay_router.scatter.boot_ms", lambda: late)
-    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    with monkeypatch.context() as patched:
+        patched.setattr("forebay_router.reads.scatter.boot_ms", lambda: late)
+        document = json.loads(b"".join([piece async for piece in gather.body()]))
     assert [entry["key"] for entry in document["entries"]] == ["a"]
     assert document["next"] is not None
     onward = Workers([page(b"\x01n", Lag(0, 0, 0), more=False)])
-    monkeypatch.undo()
     gather = await onward.gather(b"cursor=" + document["next"].encode())
     document = json.loads(b"".join([piece async for piece in gather.body()]))
     assert [entry["key"] for entry in document["entries"]] == ["n"]
@@ -156,7 +162,7 @@ async def test_what_a_lost_partition_was_behind_stays_in_the_lag_of_a_list_that_
 
 async def test_a_page_is_as_old_as_when_it_came_not_as_when_it_is_taken(monkeypatch):
     now_ms = 1_000.0
-    monkeypatch.setattr("forebay_router.scatter.boot_ms", lambda: now_ms)
+    monkeypatch.setattr("forebay_router.reads.scatter.boot_ms", lambda: now_ms)
     fast = [page(b"\x01a", Lag(0, 0, 0), more=True), page(b"\x01b", Lag(3, 5_000, 7), more=False)]
     gather = await Workers(fast).gather()
     for _ in range(5):  # The second page comes while nobody takes it.

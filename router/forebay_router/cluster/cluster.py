@@ -15,13 +15,13 @@ from forebay.lag import UNKNOWN_LAG
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
-from forebay_router.candidates import Holder
-from forebay_router.credentials import REFUSALS
-from forebay_router.polls import Pace, PollRefused, WorkerDocuments
-from forebay_router.provenance import reported_in
-from forebay_router.seeds import Seeds
-from forebay_router.strangers import Strangers
-from forebay_router.worker_view import Held, Report, WorkerView
+from forebay_router.cluster.candidates import Holder
+from forebay_router.cluster.polls import Pace, PollRefused, WorkerDocuments
+from forebay_router.cluster.seeds import Seeds
+from forebay_router.cluster.strangers import Strangers
+from forebay_router.cluster.worker_view import Held, Report, WorkerView
+from forebay_router.upstream.credentials import REFUSALS
+from forebay_router.upstream.provenance import reported_in
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
-from forebay_router.slow_start import SlowStart
+from forebay_router.cluster.slow_start import SlowStart
 
 _SILENT_READS_TO_SUSPECT = 3
 

@@ -24,7 +24,7 @@ from forebay.errors import ForebayError
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind, cannot_listen
 from forebay.settings import RouterSettings
-from forebay_router.siblings import Place
+from forebay_router.processes.siblings import Place
 
 log = logging.getLogger(__name__)
 

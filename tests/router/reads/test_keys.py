@@ -7,8 +7,8 @@ from forebay.lag import Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
 from forebay.rest.answers import Answer, Provenance, problem_answer, provenance_members
 from forebay.topology import StoreSpec
-from forebay_router.keys import verdict
-from forebay_router.replica_read import Came
+from forebay_router.reads.keys import verdict
+from forebay_router.reads.replica_read import Came
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "unknown", "t", 3)
 NOW = 10_000.0
@@ -30,7 +30,7 @@ def came(*answers: Answer) -> list[Came]:
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch):
-    monkeypatch.setattr("forebay_router.keys.boot_ms", lambda: NOW)
+    monkeypatch.setattr("forebay_router.reads.keys.boot_ms", lambda: NOW)
 
 
 MISS = miss(0, Lag(0, 0, 0))

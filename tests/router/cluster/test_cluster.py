@@ -12,10 +12,10 @@ from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.rest.answers import Provenance, provenance_head
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
-from forebay_router.cluster import Cluster
-from forebay_router.seeds import Seeds
-from forebay_router.upstream import Upstreams
-from forebay_router.worker_view import WorkerView
+from forebay_router.cluster.cluster import Cluster
+from forebay_router.cluster.seeds import Seeds
+from forebay_router.cluster.worker_view import WorkerView
+from forebay_router.upstream.upstreams import Upstreams
 from tests.cluster import free_port
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
@@ -122,8 +122,8 @@ async def test_an_address_that_another_applications_worker_took_over_is_asked_fo
 
 
 async def test_a_worker_whose_machine_vanished_is_forgotten_and_a_router_without_any_is_not_ready(monkeypatch):
-    monkeypatch.setattr("forebay_router.cluster._FORGET_AFTER_MS", 1_500.0)
-    monkeypatch.setattr("forebay_router.cluster._UNHEARD_S", 0.5)
+    monkeypatch.setattr("forebay_router.cluster.cluster._FORGET_AFTER_MS", 1_500.0)
+    monkeypatch.setattr("forebay_router.cluster.cluster._UNHEARD_S", 0.5)
     status: dict[str, object] = {}
     async with worker(status, mapped=False) as host:
         seeds = Seeds([host])

@@ -2,7 +2,7 @@ import json
 
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo
-from forebay_router.worker_view import Report, WorkerView
+from forebay_router.cluster.worker_view import Report, WorkerView
 
 
 def status(sequence, *tasks, **more):

@@ -10,10 +10,10 @@ from forebay.lag import Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.topology import StoreSpec
-from forebay_router.candidates import candidates, equally_good, less_loaded
+from forebay_router.cluster.candidates import candidates, equally_good, less_loaded
 from forebay_router.hedging import MOST_DELAY_MS
 from forebay_router.router import Router
-from forebay_router.upstream import Upstream
+from forebay_router.upstream.upstreams import Upstream
 
 _CHOICE_MAX_AGE_MS = 25.0
 _MOST_READS = 4096

@@ -6,7 +6,7 @@ import asyncio
 
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
-from forebay_router.connection import Connection, InFlight, OnAnswer, UpstreamClosed, connect, exchange
+from forebay_router.upstream.connection import Connection, InFlight, OnAnswer, UpstreamClosed, connect, exchange
 
 _CONNECTIONS = 4
 _MOST_IDLE = 64

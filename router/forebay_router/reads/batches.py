@@ -23,11 +23,11 @@ from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
 from forebay.rest.statuses import OF_THE_REPLICA, WITH_LAG
 from forebay.topology import StoreSpec
-from forebay_router.attempts import Attempt, refusal
-from forebay_router.keys import decides, verdict
-from forebay_router.lag_aging import aged, came_too_early, time_to_ask_again_ms
 from forebay_router.metrics import RouterMetrics
-from forebay_router.replica_read import Came, ReplicaRead, ReplicaRequest
+from forebay_router.reads.attempts import Attempt, refusal
+from forebay_router.reads.keys import decides, verdict
+from forebay_router.reads.lag_aging import aged, came_too_early, time_to_ask_again_ms
+from forebay_router.reads.replica_read import Came, ReplicaRead, ReplicaRequest
 from forebay_router.router import Router
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
@@ -174,7 +174,7 @@ class _Batch:
         places = [(partition, index) for partition, at in group.items() for index in at]
         keys = [self.keys[index] for _, index in places]
         request = self._request(next(iter(group)), keys, len(group) > 1, history.asked)
-        read = self.router.read(request, self.parameters, until)
+        read = ReplicaRead(self.router, request, self.parameters, until)
         answer = await read.run()
         now = boot_ms()
         attempts = {index: [*history.attempts.get(index, ()), *read.attempts] for _, index in places}

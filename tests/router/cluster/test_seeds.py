@@ -2,9 +2,9 @@ import asyncio
 import contextlib
 
 from forebay.metadata import HostInfo
-from forebay_router.cluster import Cluster
-from forebay_router.credentials import credentials_of
-from forebay_router.seeds import Seeds, resolve
+from forebay_router.cluster.cluster import Cluster
+from forebay_router.cluster.seeds import Seeds, resolve
+from forebay_router.upstream.credentials import credentials_of
 from tests.cluster import free_port, running_cluster, wait_until
 
 NAME = HostInfo("workers.test", 80)

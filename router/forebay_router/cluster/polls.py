@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from forebay.metadata import HostInfo
-from forebay_router.upstream import Upstreams
+from forebay_router.upstream.upstreams import Upstreams
 
 _TIMEOUT_S = 1.0
 _MOST_AT_ONCE = 32

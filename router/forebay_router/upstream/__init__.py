@@ -1,0 +1,1 @@
+"""The way to a worker: connections, the requests in flight on them, credentials, and what answers report."""
