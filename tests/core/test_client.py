@@ -5,14 +5,16 @@ import asyncio
 import inspect
 import json
 import signal
+import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 
 from forebay import errors
 from forebay.client import (
@@ -859,7 +861,54 @@ async def test_a_read_waits_for_no_other_of_its_client():
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=readers)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    http = AsyncDriver(None, None).http
+    http = AsyncDriver().http
     async with server, http:
         answers = await asyncio.gather(*(http.get(url, timeout=10) for _ in range(readers)))
     assert [one.status_code for one in answers] == [200] * readers
+
+
+@contextmanager
+def tls_in_front(address: str, certificate: trustme.LeafCert) -> Iterator[str]:
+    """The URL of a proxy that terminates TLS for a server."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    certificate.configure_cert(context)
+    host, port = address.split(":")
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(65_536):
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection(host, port)
+        await asyncio.gather(carry(reader, inner_writer), carry(inner_reader, writer), return_exceptions=True)
+
+    async def serve() -> None:
+        server = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context)
+        ports.append(server.sockets[0].getsockname()[1])
+        async with server:
+            await asyncio.to_thread(ended.wait)
+
+    ports: list[int] = []
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        wait_until(lambda: ports, "the proxy")
+        yield f"https://127.0.0.1:{ports[0]}"
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_client_trusts_the_authorities_that_it_is_given_and_no_others(served, connect):
+    authority = trustme.CA()
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    with tls_in_front(served[1], authority.issue_cert("127.0.0.1")) as url:
+        with connect(url, verify=trusting) as client:
+            assert client.get("names", "k0007").value == 7
+        with connect(url, timeout_ms=500) as client:
+            problem = raised(errors.NoReplica, lambda: client.get("names", "k0007"))
+    assert "CERTIFICATE_VERIFY_FAILED" in str(problem)

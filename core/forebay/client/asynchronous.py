@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -26,8 +27,15 @@ T = TypeVar("T")
 class AsyncDriver:
     """Takes the steps of plans, one after the other."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport | None, token: str | None) -> None:
-        self.http = httpx.AsyncClient(transport=transport, headers=token_headers(token), limits=CONNECTIONS)
+    def __init__(
+        self,
+        token: str | None = None,
+        verify: ssl.SSLContext | bool = True,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.http = httpx.AsyncClient(
+            headers=token_headers(token), verify=verify, transport=transport, limits=CONNECTIONS
+        )
 
     async def run(self, plan: Plan[T]) -> T:
         """The plan's result; raises what the plan raises."""
@@ -236,8 +244,8 @@ class AsyncReader:
 class AsyncClient(AsyncReader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
-    ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. A client belongs to one
-    event loop. Raises ``ValueError`` for an invalid HTTP URL or token.
+    Its arguments are those of ``Client``. It belongs to one event loop. Raises ``ValueError`` for an invalid HTTP
+    URL or token.
     """
 
     def __init__(
@@ -246,10 +254,11 @@ class AsyncClient(AsyncReader):
         *,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         token: str | None = None,
+        verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         reads = Reads(Exchange(urls, timeout_ms))
-        super().__init__(AsyncDriver(transport, token), reads)
+        super().__init__(AsyncDriver(token, verify, transport), reads)
 
     def session(self) -> AsyncSession:
         """A session: its reads never go back in time. It ends when the client is closed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,8 +30,15 @@ T = TypeVar("T")
 class Driver:
     """Takes the steps of plans, one after the other."""
 
-    def __init__(self, transport: httpx.BaseTransport | None, token: str | None) -> None:
-        self.http = httpx.Client(transport=transport, headers=token_headers(token), limits=CONNECTIONS)
+    def __init__(
+        self,
+        token: str | None = None,
+        verify: ssl.SSLContext | bool = True,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.http = httpx.Client(
+            headers=token_headers(token), verify=verify, transport=transport, limits=CONNECTIONS
+        )
 
     def run(self, plan: Plan[T]) -> T:
         """The plan's result; raises what the plan raises."""
@@ -253,8 +261,9 @@ class Reader:
 class Client(Reader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
-    ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. Threads may share a client.
-    Raises ``ValueError`` for an invalid HTTP URL or token.
+    ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
+    ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
+    ``transport`` has its own). Threads may share a client. Raises ``ValueError`` for an invalid HTTP URL or token.
     """
 
     def __init__(
@@ -263,10 +272,11 @@ class Client(Reader):
         *,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         token: str | None = None,
+        verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         reads = Reads(Exchange(urls, timeout_ms))
-        super().__init__(Driver(transport, token), reads)
+        super().__init__(Driver(token, verify, transport), reads)
 
     def session(self) -> Session:
         """A session: its reads never go back in time. It ends when the client is closed."""

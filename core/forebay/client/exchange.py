@@ -206,7 +206,8 @@ class Exchange:
             attempts.append({"host": url, "outcome": f"{type(reply).__name__}: {reply}"})
         if len(attempts) < tries:
             return None
-        raise NoReplica(f"None of {', '.join(self._urls)} could be reached.", attempts=attempts)
+        last = attempts[-1]["outcome"]
+        raise NoReplica(f"None of {', '.join(self._urls)} could be reached, the last: {last}", attempts=attempts)
 
     def _send(self, request: Request, url: str, left_ms: float, urls_left: int) -> Send:
         parameters = dict(request.parameters)
