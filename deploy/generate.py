@@ -35,6 +35,7 @@ def values_schema() -> dict[str, Any]:
             podMonitor=_object(
                 enabled={"type": "boolean"}, interval=_STRING, labels=_MAPPING, authorization=_MAPPING
             ),
+            networkPolicy=_object(enabled={"type": "boolean"}, alsoFrom={"type": "array", "items": _MAPPING}),
             prometheusRule=_object(enabled={"type": "boolean"}, labels=_MAPPING),
             # Helm gives every chart the values that are shared with charts around it.
             **{"global": _MAPPING},
@@ -52,6 +53,9 @@ def _tier(tier: Tier, **own: Any) -> dict[str, Any]:
         settings=_settings(tier),
         resources=_MAPPING,
         podAnnotations=_MAPPING,
+        podLabels=_MAPPING,
+        serviceAccountName=_STRING,
+        priorityClassName=_STRING,
         nodeSelector=_MAPPING,
         tolerations={"type": "array", "items": _MAPPING},
         **own,

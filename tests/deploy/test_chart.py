@@ -208,6 +208,36 @@ def test_secrets_are_files_that_both_tiers_may_read():
         }
 
 
+@pytest.mark.parametrize("tier", ["worker", "router"])
+def test_a_tier_is_labelled_and_ranked_as_its_owners_wish(tier):
+    mine = {"podLabels": {"team": "orders"}, "serviceAccountName": "readers", "priorityClassName": "high"}
+    pods = pods_of(rendered(**{tier: mine}))
+    changed = pods.pop(f"forebay-{tier}")
+    assert changed["metadata"]["labels"] == PODS[f"forebay-{tier}"]["metadata"]["labels"] | {"team": "orders"}
+    assert (changed["spec"]["serviceAccountName"], changed["spec"]["priorityClassName"]) == ("readers", "high")
+    assert changed["spec"]["automountServiceAccountToken"] is False
+    [(other, pod)] = pods.items()
+    assert pod == PODS[other]
+
+
+def test_workers_may_be_closed_to_all_but_routers_and_those_who_are_named():
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    objects = rendered(release="shop", networkPolicy={"enabled": True, "alsoFrom": [prometheus]})
+    pods = pods_of(objects)
+    policy = objects["NetworkPolicy", "shop-worker"]["spec"]
+
+    def selected(selector: dict[str, Any]) -> list[str]:
+        wanted = selector["matchLabels"].items()
+        return [name for name, pod in pods.items() if wanted <= pod["metadata"]["labels"].items()]
+
+    assert selected(policy["podSelector"]) == ["shop-worker"]
+    [rule] = policy["ingress"]
+    assert selected(rule["from"][0]["podSelector"]) == ["shop-router"]
+    assert rule["from"][1:] == [prometheus]
+    [container] = pods["shop-worker"]["spec"]["containers"]
+    assert rule["ports"] == [{"port": container["ports"][0]["name"]}]
+
+
 def test_prometheus_operator_is_told_where_and_what():
     monitored = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
     objects = rendered(**monitored)

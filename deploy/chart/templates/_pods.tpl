@@ -20,6 +20,12 @@ terminationGracePeriodSeconds: {{ add 35 (div (int64 (default 25000 $values.sett
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with $values.serviceAccountName }}
+serviceAccountName: {{ . }}
+{{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with $values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
