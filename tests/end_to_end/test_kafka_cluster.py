@@ -1,5 +1,7 @@
-"""Workers and routers over a Kafka of three brokers, of which one dies."""
+"""Workers and routers over a Kafka of three brokers, of which one dies or freezes."""
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +20,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 KEYS = [f"k{i}" for i in range(100)]
 
 
-@pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     need_kafka()
-    with Brokers(tmp_path / "kafka", 3) as brokers:
+    with Brokers(tmp_path_factory.mktemp("kafka"), 3) as brokers:
         yield brokers
 
 
@@ -80,3 +82,35 @@ def test_a_dead_broker_costs_no_read_and_leaves_no_worker_behind(cluster, broker
     dead.start()
     assert wrote(cluster, "newest")
     wait_until(lambda: shown(router, max_time_lag_ms=2_000) == {"newest"}, "the newest")
+
+
+def coordinator(cluster: Cluster, brokers: Brokers) -> Broker:
+    """The broker that keeps the worker group."""
+    admin = AdminClient({"bootstrap.servers": brokers.url.removeprefix("kafka://")})
+    group = cluster.topology.application_id
+    return brokers.brokers[admin.describe_consumer_groups([group])[group].result(10).coordinator.id - 1]
+
+
+def test_a_coordinator_that_freezes_takes_the_actives_roles_only_until_another_is_elected(cluster, brokers):
+    assert wrote(cluster, "value")
+    workers = cluster.start_workers(2)
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+    frozen = coordinator(cluster, brokers)
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: "active" not in roles(workers), "the lease's end")
+        assert shown(router) == {"value"}
+        # Requests to a coordinator usually wait for 30 s and more.
+        wait_until(lambda: roles(workers) == {"active"}, "the new coordinator", 25)
+        assert shown(router) == {"value"}
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
+
+
+def roles(workers: list[str]) -> set[str]:
+    """In which roles keys are answered, if the active is asked of all workers."""
+    url = "http://{}/v1/stores/counts/keys/{}"
+    answers = [[httpx.get(url.format(worker, key), timeout=10) for worker in workers] for key in KEYS[:20]]
+    found = [{answer.headers.get("forebay-role", "none") for answer in those} for those in answers]
+    return {"active" if "active" in those else "standby" for those in found}

@@ -21,6 +21,8 @@ from forebay.clock import boot_ms
 PROTOCOL = "forebay"
 _KEEPS_ALIVE = frozenset({"HeartbeatRequest", "JoinGroupRequest", "SyncGroupRequest"})
 _MAX_POLL_INTERVAL_MS = 30_000
+_LEAST_REQUEST_TIMEOUT_MS = 5_000
+_METADATA_MAX_AGE_MS = 5_000
 _VERSION = 0
 _LEAVE_S = 3.0
 
@@ -86,7 +88,10 @@ class GroupConsumer:
             session_timeout_ms=session_timeout_ms,
             heartbeat_interval_ms=max(50, session_timeout_ms // 12),
             max_poll_interval_ms=max(_MAX_POLL_INTERVAL_MS, session_timeout_ms),
-            request_timeout_ms=max(_MAX_POLL_INTERVAL_MS, 2 * session_timeout_ms),
+            # A frozen coordinator answers nothing; the brokers replace it after some seconds. A join that takes
+            # longer is repeated.
+            request_timeout_ms=max(_LEAST_REQUEST_TIMEOUT_MS, 2 * session_timeout_ms),
+            metadata_max_age_ms=_METADATA_MAX_AGE_MS,
         )
         self._on_heard = on_heard
 
