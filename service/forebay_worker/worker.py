@@ -229,7 +229,8 @@ class Worker:
             self.host,
             self.topology.fingerprint,
             offsets,
-            rack=self.settings.rack,
+            # Workers on one machine fail together.
+            rack=self.settings.rack or self.host.host,
         )
 
     def _proven_active(self) -> dict[Any, bool]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tests.cluster import Cluster, heed_interrupts, wait_until
+from tests.cluster import Cluster, free_port, heed_interrupts, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -160,9 +160,13 @@ def test_status_watch_outlives_the_worker_that_it_asks(cluster):
         wait_until(lambda: "active" in terminal.text, "the table after the restart")
 
 
-def test_standbys_are_on_another_rack_than_their_active(cluster):
-    for rack in ("a", "a", "b", "b"):
-        cluster.start_worker(None, "--rack", rack, ready=False)
+@pytest.mark.parametrize("named", [True, False], ids=["named", "by host"])
+def test_standbys_are_on_another_rack_than_their_active(cluster, named):
+    for rack, host in (("a", 1), ("a", 1), ("b", 2), ("b", 2)):
+        if named:
+            cluster.start_worker(None, "--rack", rack, ready=False)
+        else:
+            cluster.start_worker(f"127.0.0.{host}:{free_port()}", ready=False)
     racks = dict(zip(cluster.workers, ("a", "a", "b", "b"), strict=True))
     for address in cluster.workers:
         cluster.wait_ready(address)

@@ -98,9 +98,10 @@ SETTINGS: tuple[Setting, ...] = (
         "text",
         None,
         WORKER,
-        "The unit that fails together with this worker, such as its zone; standbys prefer another (KIP-708).",
+        "The unit that fails together with this worker, such as its zone, by default the host that it advertises; "
+        "standbys prefer another (KIP-708).",
     ),
-    Setting("num_standby_replicas", "integer", 1, WORKER, "Standbys of each task, on other hosts."),
+    Setting("num_standby_replicas", "integer", 1, WORKER, "Standbys of each task, on other workers."),
     Setting(
         "acceptable_recovery_lag",
         "integer",
