@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import click
 
 from forebay import __version__
 from forebay.errors import ForebayError
-from forebay.settings import Tier, load_settings, settings_for
+from forebay.settings import Setting, Tier, load_settings, load_some, settings_for
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
 
@@ -53,24 +55,45 @@ def main() -> None:
 def settings_options(tier: Tier) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every setting of a tier; the command is called with the loaded ``settings``
     mapping."""
-    table = settings_for(tier)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
         def command(config: Path | None, **flags: str | None) -> None:
             function(load_settings(tier, flags, config=config))
 
-        command.__doc__ = function.__doc__
-        command = click.option(
-            "--config", type=click.Path(path_type=Path), help="TOML file of settings.", metavar="FILE"
-        )(command)
-        for setting in reversed(table):
-            shown = "" if setting.default in (None, ()) else f" [default: {setting.default}]"
-            command = click.option(
-                setting.flag,
-                setting.name,
-                metavar="|".join(setting.choices) or setting.kind.upper(),
-                help=f"{setting.help} [env: {setting.environment}]{shown}",
-            )(command)
-        return command
+        return _with_flags(command, settings_for(tier))
 
     return decorate
+
+
+def worker_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command flags for some of a worker's settings; it is called with each by its name.
+
+    They are read as a worker reads them, from the same config file too.
+    """
+    table = tuple(setting for setting in settings_for("worker") if setting.name in names)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(config: Path | None, **given: Any) -> None:
+            flags = {name: given.pop(name) for name in names}
+            function(**load_some("worker", names, flags, config=config), **given)
+
+        return _with_flags(command, table)
+
+    return decorate
+
+
+def _with_flags(command: Callable[..., None], table: tuple[Setting, ...]) -> Callable[..., None]:
+    command = click.option(
+        "--config", type=click.Path(path_type=Path), help="TOML file of settings.", metavar="FILE"
+    )(command)
+    for setting in reversed(table):
+        shown = "" if setting.default in (None, ()) else f" [default: {setting.default}]"
+        command = click.option(
+            setting.flag,
+            setting.name,
+            metavar="|".join(setting.choices) or setting.kind.upper(),
+            help=f"{setting.help} [env: {setting.environment}]{shown}{' [required]' * setting.required}",
+        )(command)
+    return command

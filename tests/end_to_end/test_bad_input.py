@@ -34,6 +34,24 @@ def test_a_missing_setting_is_named_with_its_flag_and_variable():
     assert "FOREBAY_TOPOLOGY" in message
 
 
+def test_a_workers_config_file_serves_the_commands_that_look_after_its_log_and_state(cluster, tmp_path):
+    cluster.put("counts", {b"k": b"1"})
+    state_dir = tmp_path / "state"
+    config = tmp_path / "worker.toml"
+    paths = {"topology": cluster.topology_path, "changelog": cluster.changelog.url, "state_dir": state_dir}
+    config.write_text(
+        "".join(f'{name} = "{path}"\n' for name, path in paths.items()) + "num_standby_replicas = 2\n"
+    )
+    (state_dir / cluster.topology.application_id).mkdir(parents=True)
+    for command in ("topology show", "topology apply", "changelog ls", "state ls"):
+        done = forebay(*command.split(), "--config", config)
+        assert (done.returncode, done.stderr) == (0, ""), command
+    config.write_text(config.read_text() + "num_standby = 2\n")
+    for command in ("changelog ls", "state ls"):
+        assert "there is no setting 'num_standby'" in refused(forebay(*command.split(), "--config", config))
+    assert "--state-dir is missing" in refused(forebay("state", "ls", "--topology", cluster.topology_path))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

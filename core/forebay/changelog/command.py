@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from forebay.changelog import Changelog, open_changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
+from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
 from forebay.tasks import TopicPartition
 from forebay.terminal import terminal
@@ -25,26 +25,11 @@ def changelog() -> None:
     """List, compact and reset the logs of a topology's stores."""
 
 
-def topology_and_changelog(function: Callable[..., None]) -> Callable[..., None]:
-    """The options that name the topology and the changelog."""
-    function = click.option(
-        "--topology",
-        required=True,
-        envvar="FOREBAY_TOPOLOGY",
-        show_envvar=True,
-        type=click.Path(path_type=Path),
-        help="Topology file.",
-    )(function)
-    return click.option(
-        "--changelog", "url", required=True, envvar="FOREBAY_CHANGELOG", show_envvar=True, help="Changelog URL."
-    )(function)
-
-
 @changelog.command("ls")
-@topology_and_changelog
-def list_logs(topology: Path, url: str) -> None:
+@worker_settings("topology", "changelog")
+def list_logs(topology: Path, changelog: str) -> None:
     """Show every store's log: partitions, records' ends, identity."""
-    opened, loaded = _open(topology, url)
+    opened, loaded = _open(topology, changelog)
     table = Table()
     for column in ("store", "topic", "partitions", "end offsets", "identity"):
         table.add_column(column, overflow="fold")
@@ -70,13 +55,13 @@ def list_logs(topology: Path, url: str) -> None:
 
 
 @changelog.command("compact")
-@topology_and_changelog
+@worker_settings("topology", "changelog")
 @click.argument("store")
 @click.option("--min-compaction-lag-ms", default=_LIMITS.min_compaction_lag_ms, show_default=True)
 @click.option("--delete-retention-ms", default=_LIMITS.delete_retention_ms, show_default=True)
-def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
+def compact(topology: Path, changelog: str, store: str, **durations: Any) -> None:
     """Remove from the log of STORE what is no longer needed; younger records and tombstones stay."""
-    opened, loaded = _open(topology, url)
+    opened, loaded = _open(topology, changelog)
     spec = _spec(loaded, store)
     if not isinstance(opened, SqliteChangelog):
         raise SettingError(
@@ -86,12 +71,12 @@ def compact(topology: Path, url: str, store: str, **durations: Any) -> None:
 
 
 @changelog.command("reset")
-@topology_and_changelog
+@worker_settings("topology", "changelog")
 @click.argument("store")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def reset(topology: Path, url: str, store: str, yes: bool) -> None:
+def reset(topology: Path, changelog: str, store: str, yes: bool) -> None:
     """Empty the log of STORE and give it a new identity; every replica is rebuilt."""
-    opened, loaded = _open(topology, url)
+    opened, loaded = _open(topology, changelog)
     spec = _spec(loaded, store)
     if spec.foreign:
         raise SettingError(
@@ -104,12 +89,12 @@ def reset(topology: Path, url: str, store: str, yes: bool) -> None:
 
 
 @changelog.command("retire-writer")
-@topology_and_changelog
+@worker_settings("topology", "changelog")
 @click.argument("store")
 @click.argument("writer")
-def retire_writer(topology: Path, url: str, store: str, writer: str) -> None:
+def retire_writer(topology: Path, changelog: str, store: str, writer: str) -> None:
     """Remove a WRITER of STORE that is gone for good from the store's age."""
-    opened, loaded = _open(topology, url)
+    opened, loaded = _open(topology, changelog)
     spec = _spec(loaded, store)
     if spec.foreign:
         raise SettingError(
@@ -119,8 +104,8 @@ def retire_writer(topology: Path, url: str, store: str, writer: str) -> None:
     click.echo(f"{writer} no longer counts towards the age of {store}")
 
 
-def _open(topology: Path, url: str) -> tuple[Changelog, Topology]:
-    return open_changelog(url, create=False), load_topology(topology)
+def _open(topology: Path, changelog: str) -> tuple[Changelog, Topology]:
+    return open_changelog(changelog, create=False), load_topology(topology)
 
 
 def _spec(topology: Topology, store: str) -> StoreSpec:

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from forebay.changelog.command import topology_and_changelog
 from forebay.changelog.urls import open_changelog
+from forebay.cli import worker_settings
 from forebay.terminal import terminal
 from forebay.topology import StoreSpec, load_topology
 
@@ -19,18 +19,10 @@ def topology() -> None:
 
 
 @topology.command("show")
-@click.option(
-    "--topology",
-    "path",
-    required=True,
-    envvar="FOREBAY_TOPOLOGY",
-    show_envvar=True,
-    type=click.Path(path_type=Path),
-    help="Topology file.",
-)
-def show(path: Path) -> None:
+@worker_settings("topology")
+def show(topology: Path) -> None:
     """Show how forebay reads every store, or say what is wrong."""
-    loaded = load_topology(path)
+    loaded = load_topology(topology)
     table = Table(title=f"{loaded.application_id}, fingerprint {loaded.fingerprint}", title_justify="left")
     for column in ("sub-topology", "partitions", "store", "kind", "key", "value", "partitioner", "topic", "more"):
         table.add_column(column, overflow="fold")
@@ -55,14 +47,14 @@ def _more(spec: StoreSpec) -> str:
 
 
 @topology.command("apply")
-@topology_and_changelog
-def apply(topology: Path, url: str) -> None:
+@worker_settings("topology", "changelog")
+def apply(topology: Path, changelog: str) -> None:
     """Create missing topics, the workers' own too; refuse unsuitable ones, with a remedy."""
     loaded = load_topology(topology)
-    changelog = open_changelog(url)
+    opened = open_changelog(changelog)
     for spec in loaded.stores.values():
-        changelog.ensure(spec)
+        opened.ensure(spec)
         click.echo(f"{spec.name}: {spec.topic}, {spec.partitions} partitions")
-    of_group = changelog.ensure_group(loaded.application_id)
+    of_group = opened.ensure_group(loaded.application_id)
     if of_group is not None:
         click.echo(f"the workers' assignments: {of_group}, 1 partition")

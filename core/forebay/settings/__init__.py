@@ -4,7 +4,7 @@ A setting's value comes from its flag, else ``FOREBAY_<NAME>``, else the ``--con
 default, in that order.
 """
 
-from forebay.settings.reading import load_settings, parse_setting
+from forebay.settings.reading import load_settings, load_some, parse_setting
 from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
 from forebay.settings.values import RouterSettings, WorkerSettings
 
@@ -16,6 +16,7 @@ __all__ = [
     "Tier",
     "WorkerSettings",
     "load_settings",
+    "load_some",
     "parse_setting",
     "settings_for",
 ]

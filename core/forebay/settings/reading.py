@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,26 @@ def load_settings(
 
     ``flags`` holds what the command line gave, as text. Raises ``SettingError`` naming setting and source.
     """
+    values = load_some(tier, [setting.name for setting in settings_for(tier)], flags, environment, config)
+    _check_together(values)
+    return values
+
+
+def load_some(
+    tier: Tier,
+    names: Collection[str],
+    flags: Mapping[str, str | None],
+    environment: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> dict[str, Any]:
+    """Only the settings of these names; the config file may have all of the tier's."""
     environment = os.environ if environment is None else environment
     table = settings_for(tier)
     file = _read_config(config, table) if config else {}
     values: dict[str, Any] = {}
     for setting in table:
+        if setting.name not in names:
+            continue
         if flags.get(setting.name) is not None:
             source, raw = setting.flag, flags[setting.name]
         elif environment.get(setting.environment):
@@ -43,7 +58,6 @@ def load_settings(
         else:
             source, raw = "default", setting.default
         values[setting.name] = None if raw is None else parse_setting(setting, raw, source)
-    _check_together(values)
     return values
 
 

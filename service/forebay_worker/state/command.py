@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
 from rich.table import Table
 
+from forebay.cli import worker_settings
 from forebay.errors import ConfigurationError
-from forebay.settings import ENVIRONMENT_PREFIX
 from forebay.tasks import TaskId, TopicPartition
 from forebay.terminal import terminal
 from forebay.topology import Topology, load_topology
@@ -29,27 +29,13 @@ def _task(ctx: click.Context, param: click.Parameter, value: str) -> TaskId:
         raise click.BadParameter(f"{error}.") from None
 
 
-def _topology_and_state(command: Callable[..., None]) -> Callable[..., None]:
-    for name, text in (("topology", "The topology file."), ("state_dir", "The worker's --state-dir.")):
-        command = click.option(
-            f"--{name.replace('_', '-')}",
-            type=click.Path(path_type=Path),
-            required=True,
-            envvar=f"{ENVIRONMENT_PREFIX}{name.upper()}",
-            show_envvar=True,
-            metavar="PATH",
-            help=text,
-        )(command)
-    return command
-
-
 @click.group()
 def state() -> None:
     """Show, move and remove the stores on this disk; the worker that owns them must be stopped."""
 
 
 @state.command()
-@_topology_and_state
+@worker_settings("topology", "state_dir")
 def ls(topology: Path, state_dir: Path) -> None:
     """List every store found, its committed offset, and whether it lies where the topology expects it."""
     with _opened(topology, state_dir) as (directory, expected):
@@ -64,7 +50,7 @@ def ls(topology: Path, state_dir: Path) -> None:
 
 
 @state.command(name="relocate")
-@_topology_and_state
+@worker_settings("topology", "state_dir")
 @click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 def relocate_command(topology: Path, state_dir: Path, dry_run: bool) -> None:
     """Move every store to its ordinal in the topology; nothing is ever overwritten."""
@@ -85,7 +71,7 @@ def relocate_command(topology: Path, state_dir: Path, dry_run: bool) -> None:
 
 
 @state.command()
-@_topology_and_state
+@worker_settings("topology", "state_dir")
 @click.argument("task", callback=_task)
 @click.argument("store", required=False)
 def rm(topology: Path, state_dir: Path, task: TaskId, store: str | None) -> None:
