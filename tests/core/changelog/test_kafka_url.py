@@ -2,11 +2,15 @@ import ssl
 from pathlib import Path
 
 import pytest
+import trustme
 
 from forebay.changelog.kafka.changelog import KafkaChangelog
+from forebay.changelog.kafka.topic_states import Changes, TopicStates
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogError, SettingError
+from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
+from tests.cluster import wait_until
 
 CA = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
 
@@ -166,3 +170,23 @@ def test_a_plain_url_asks_no_more_than_brokers():
     url = KafkaUrl.parse("kafka://a:1?client.id=x")
     assert url.aiokafka() == {"bootstrap_servers": "a:1", "security_protocol": "PLAINTEXT", "client_id": "x"}
     assert url.spark() == {"kafka.bootstrap.servers": "a:1", "kafka.client.id": "x"}
+
+
+def test_a_consumer_whose_client_cannot_be_renewed_goes_on_with_the_old_one_until_it_can(tmp_path, monkeypatch):
+    authority = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(authority))
+    url = f"kafka://127.0.0.1:1?security.protocol=SSL&ssl.ca.location={authority}"
+    consumer = KafkaChangelog(url).consumer()
+    consumer.assign(TopicPartition("t", 0), 0)
+    old = consumer._client
+    # Certificates are being replaced as a topic is recreated.
+    authority.rename(tmp_path / "away")
+    with monkeypatch.context() as recreated:
+        recreated.setattr(TopicStates, "take_answers", lambda _: Changes({"t"}, {"t"}))
+        assert consumer.poll(100) == []
+    consumer.assign(TopicPartition("another", 0), 0)
+    assert consumer.poll(100) == []
+    assert consumer._client is old
+    (tmp_path / "away").rename(authority)
+    wait_until(lambda: consumer.poll(100) == [] and consumer._client is not old, "another client")
+    consumer.close()

@@ -31,6 +31,7 @@ _END_INTERVAL_MS = 100.0
 _ENDS_AT_ONCE = 250
 """How many known ends are refreshed at a time: each costs Python 20 us, so this is a twentieth of a core."""
 _BEGINNING_INTERVAL_MS = 30_000.0
+_RENEWAL_INTERVAL_MS = 1_000.0
 _SOCKET_TIMEOUT_MS = 6_000
 _MOST_AT_ONCE = 2_000
 """Records of all partitions in one poll, unless a single partition may have more."""
@@ -68,6 +69,8 @@ class KafkaConsumer:
         self._topics = topics
         self._replay = replay
         self._client = self._new_client()
+        self._renewal_due = False
+        self._renewed_boot_ms = 0.0
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._not_fetched: set[TopicPartition] = set()
         self._news: set[TopicPartition] = set()
@@ -117,8 +120,17 @@ class KafkaConsumer:
         librdkafka ignores metadata with a leader epoch below one that it saw before, and a recreated topic starts
         at epoch 0: the old client would wait for ever.
         """
+        if boot_ms() < self._renewed_boot_ms + _RENEWAL_INTERVAL_MS:
+            return
+        self._renewed_boot_ms = boot_ms()
+        try:
+            new = self._new_client()
+        except Exception as error:
+            # The old one is still of use for all other topics.
+            log.error("a topic was recreated, but the client needed to read it cannot be started: %s", error)
+            return
         self._client.close()
-        self._client = self._new_client()
+        self._client, self._renewal_due = new, False
         self._waiting = []
         self._not_fetched.update(self._assigned)
 
@@ -267,7 +279,8 @@ class KafkaConsumer:
                 self._news.add(tp)
         changed, replaced = self._states.take_answers()
         self._news.update(tp for tp in self._assigned if tp.topic in changed)
-        if replaced:
+        self._renewal_due |= bool(replaced)
+        if self._renewal_due:
             self._renew_client()
 
     def _take_end(self, tp: TopicPartition, assigned: _Assigned, end: EndOffset) -> None:

@@ -68,6 +68,8 @@ class Questions:
         self._topics = topics
         self._questions = questions
         self._asked: AdminClient | None = None
+        self._refusal: str | None = None
+        """Why no client could be made at the last attempt."""
 
     def send_due(self) -> None:
         """Send those that are due."""
@@ -77,7 +79,16 @@ class Questions:
                 question.answered = False
         else:
             self._topics.renew_if_silent()
-        now, admin = boot_ms(), self._topics.admin
+        now = boot_ms()
+        try:
+            admin = self._topics.admin
+        except KafkaException as error:
+            # Such as a certificate that is just being replaced.
+            if str(error) != self._refusal:
+                log.error("the logs' ends cannot be requested: %s", error)
+            self._refusal = str(error)
+            return
+        self._refusal = None
         if admin is not self._asked:
             # Requests to another client may never be answered.
             for question in self._questions:

@@ -170,7 +170,7 @@ class KafkaTopics:
         """The ends for read-committed readers; partitions that cannot be reached are left out."""
         try:
             futures = self._requested(lambda admin: ask_offsets(admin, topic_partitions, OffsetSpec.latest()))
-        except ChangelogUnreachable:
+        except ChangelogError:
             return {}
         offsets: dict[TopicPartition, int] = {}
         failed: Exception | None = None
