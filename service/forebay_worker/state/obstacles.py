@@ -41,6 +41,11 @@ def obstacle(error: Exception, directory: Path) -> str | None:
     return f"The state directory {directory} cannot be written: {os.strerror(number)}. {_REMEDIES[number]}"
 
 
+def in_use(error: Exception) -> bool:
+    """Whether an unfinished read still holds the previous store open."""
+    return "lock hold by current process" in str(error)
+
+
 def require_room(directory: Path) -> None:
     """Raise ``OSError`` unless a store in this directory could be opened now, quotas included."""
     path = directory / ".room"

@@ -22,7 +22,7 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.durable import remove_durably, write_durably
 from forebay_worker.state.inspection import IDENTITY_NAME, read_identity
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.state.obstacles import obstacle
+from forebay_worker.state.obstacles import in_use, obstacle
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,8 @@ class StoreOpener:
             log_identity = self._log_now(task, spec)
             if log_identity is not None:
                 identify(log_identity)
-            self._migrate_offsets(store, path, tp, existed)
+            if existed:
+                self._migrate_offsets(store, path, tp)
             fault = _without_offset(store, tp)
         if fault is None:
             return OpenedStore(store, log_identity, identify)
@@ -87,30 +88,37 @@ class StoreOpener:
 
     def _sound_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> tuple[RocksDbStore, bool]:
         """The store at a path, and whether it existed; an untrustworthy one is set aside and replaced."""
-        existed = (path / "CURRENT").exists()
         try:
-            store = RocksDbStore(spec.name, path, self.memory.options())
+            store, existed = self._rocksdb(path, task, spec)
             with _closed_on_error(store):
                 fault = _fault(store, task, spec)
             if fault is None:
                 return store, existed
             store.close()
         except Exception as error:
-            if not path.exists() or obstacle(error, path) is not None or _in_use(error):
+            if not path.exists() or obstacle(error, path) is not None or in_use(error):
                 raise
             fault = f"it cannot be opened ({error})"
         self._set_aside(task, spec, fault)
-        return RocksDbStore(spec.name, path, self.memory.options()), False
+        return self._rocksdb(path, task, spec)
+
+    def _rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> tuple[RocksDbStore, bool]:
+        existed = (path / "CURRENT").exists()
+        if not existed:
+            self._forget_offsets(path, TopicPartition(spec.topic, task.partition))
+        return RocksDbStore(spec.name, path, self.memory.options()), existed
 
     def _open_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         """Open a user's store. Its identity is kept in a separate file in the store's directory."""
         tp = TopicPartition(spec.topic, task.partition)
-        log_identity, found = self._log_now(task, spec), read_identity(path)
+        log_identity, found = self._log_now(task, spec), self._identity_of_supplied(path, task, spec)
         if found is not None:
             if found != _identity(log_identity or found.log, task, spec):
                 self._set_aside(task, spec, f"it holds {found}")
             log_identity = log_identity or found.log
         existed = path.exists()
+        if not existed:
+            self._forget_offsets(path, tp)
         path.mkdir(parents=True, exist_ok=True)
         store = _factory(spec.supplier)(spec.name, path)
 
@@ -121,11 +129,10 @@ class StoreOpener:
         with _closed_on_error(store):
             if log_identity is not None:
                 identify(log_identity)
-            if not existed:
-                self._forget_checkpoint(path, tp)
             if store.manages_offsets:
                 kept = store
-                self._migrate_offsets(store, path, tp, existed)
+                if existed:
+                    self._migrate_offsets(store, path, tp)
                 fault = _without_offset(store, tp)
             else:
                 kept, fault = self._checkpointed(store, path, task, tp)
@@ -136,6 +143,13 @@ class StoreOpener:
         store.close()
         self._set_aside(task, spec, fault)
         return self._open_supplied(path, task, spec)
+
+    def _identity_of_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> StoreIdentity | None:
+        try:
+            return read_identity(path)
+        except (TypeError, ValueError) as error:
+            self._set_aside(task, spec, f"its identity cannot be read ({error})")
+            return None
 
     def _checkpointed(
         self, store: StateStore, path: Path, task: TaskId, tp: TopicPartition
@@ -154,16 +168,13 @@ class StoreOpener:
             return store, "its offset is unknown"
         return CheckpointedStore(store, checkpoint, tp, self._end(tp), self.checkpoint_interval_ms), None
 
-    def _migrate_offsets(self, store: StateStore, path: Path, tp: TopicPartition, existed: bool) -> None:
+    def _migrate_offsets(self, store: StateStore, path: Path, tp: TopicPartition) -> None:
         """Migrate the offset of an old ``.checkpoint`` or ``.position`` file into a store that has none, once.
 
-        A line without its store is dropped: an empty store must not resume at an offset that it doesn't have. The
-        file's line is removed only after the store has it, so an interruption repeats this and loses nothing.
-        Content may be ahead of such an offset, so it is at no point of history before the log's present end. A
-        ``.position`` file stays behind when its store is relocated, and is found by the store's unique name.
+        The file's line is removed only after the store has it, so an interruption repeats this and loses nothing.
+        Content may be ahead of such an offset, so it is at no point of history before the log's present end.
         """
-        positions = sorted(self.directory.path.glob(f"[0-9]*_{tp.partition}/{path.name}.position"))
-        for file in (CheckpointFile.of(path.parents[1]), *map(CheckpointFile, positions)):
+        for file in self._offset_files(path, tp):
             try:
                 offset = file.read().get(tp)
             except CheckpointError as error:
@@ -171,7 +182,7 @@ class StoreOpener:
                 continue
             if offset is None:
                 continue
-            if existed and store.committed_offset(tp) is None:
+            if store.committed_offset(tp) is None:
                 pending_end = max(offset, self._end(tp))
                 since = file.moment_epoch_ms()
                 store.commit({tp: CommittedOffset(offset, pending_end=pending_end, replay_since_epoch_ms=since)})
@@ -179,13 +190,26 @@ class StoreOpener:
                 log.info("%s: offset %d migrated from %s", tp, offset, file.path)
             file.remove(tp)
 
-    def _forget_checkpoint(self, path: Path, tp: TopicPartition) -> None:
-        checkpoint = CheckpointFile.of(path.parents[1])
-        try:
-            checkpoint.remove(tp)
-        except CheckpointError as error:
-            log.error("%s", error)
-            remove_durably(checkpoint.path)
+    def _forget_offsets(self, path: Path, tp: TopicPartition) -> None:
+        """Drop the offset of a store that is not there, durably, before an empty one is begun in its place.
+
+        The empty one must not resume at an offset that it doesn't have, wherever its opening fails or is killed.
+        """
+        path.parents[1].mkdir(parents=True, exist_ok=True)
+        for file in self._offset_files(path, tp):
+            try:
+                file.remove(tp)
+            except CheckpointError as error:
+                log.error("%s", error)
+                remove_durably(file.path)
+
+    def _offset_files(self, path: Path, tp: TopicPartition) -> list[CheckpointFile]:
+        """The files that may have an offset of the store at a path.
+
+        A ``.position`` file stays behind when its store is relocated, and is found by the store's unique name.
+        """
+        positions = sorted(self.directory.path.glob(f"[0-9]*_{tp.partition}/{path.name}.position"))
+        return [CheckpointFile.of(path.parents[1]), *map(CheckpointFile, positions)]
 
     def _set_aside(self, task: TaskId, spec: StoreSpec, reason: str) -> None:
         aside = self.directory.set_aside(task, spec.name)
@@ -246,11 +270,6 @@ def _require_own_directory(existed: bool, path: Path, spec: StoreSpec) -> None:
 
 def _has_records(store: StateStore) -> bool:
     return next(store.scan(USER_TAG, END_OF_USER_KEYS), None) is not None
-
-
-def _in_use(error: Exception) -> bool:
-    """Whether an unfinished read still holds the previous store open."""
-    return "lock hold by current process" in str(error)
 
 
 def _factory(supplier: str) -> StoreFactory:

@@ -36,7 +36,7 @@ from forebay.clock import boot_ms
 from forebay.stored_keys import RESERVED_TAG
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
-from forebay_worker.state.obstacles import require_room
+from forebay_worker.state.obstacles import in_use, obstacle, require_room
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +130,10 @@ class StoreIdentity:
     format: int = STATE_FORMAT
 
 
+class StoreLost(Exception):
+    """A store that was open is damaged or gone: it has to be rebuilt."""
+
+
 class StoreSize(NamedTuple):
     """What a store takes: bytes of its files and of its write buffers, and RocksDB's estimate of its keys."""
 
@@ -208,7 +212,8 @@ class RocksDbStore:
         """Write records and offsets in one batch of RocksDB's own log.
 
         If the disk refuses, what was collected is dropped, and the next commit first reopens the store, once there
-        is space: RocksDB writes nothing more after its log has failed. Reads continue meanwhile.
+        is space: RocksDB writes nothing more after its log has failed. Reads continue meanwhile. Raises
+        ``StoreLost`` if it cannot be reopened.
         """
         batch, self._batch = self._batch, WriteBatch(raw_mode=True)
         offsets = {**self._offsets, **changelog_offsets}
@@ -233,15 +238,31 @@ class RocksDbStore:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         if self._refused:
-            require_room(self.path)
-            self.close()
-            self._db = Rdict(str(self.path), options=self._options)
+            self._reopen()
             self._refused = False
         try:
             yield
         except Exception:
             self._refused = True
             raise
+
+    def _reopen(self) -> None:
+        try:
+            require_room(self.path)
+            self.close()
+            self._db = Rdict(str(self.path), options=self._options)
+            found = offsets_from_json(self._db.get(OFFSET_KEY))
+        except Exception as error:
+            if obstacle(error, self.path) is not None or in_use(error):
+                raise
+            raise StoreLost(f"its store can be neither written nor opened again ({error})") from error
+        # The last commit may have been written although it failed; an earlier one cannot be missing.
+        behind = [
+            tp for tp, known in self._offsets.items() if tp not in found or found[tp].position < known.position
+        ]
+        if behind:
+            raise StoreLost("its store was opened again without what it had committed")
+        self._offsets = found
 
     def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
         """The offset of the last commit."""

@@ -384,6 +384,51 @@ def legacy(monkeypatch) -> StoreSpec:
     return StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1, supplier="legacy")
 
 
+@pytest.mark.parametrize("supplier", ["rocksdb", "legacy"])
+@pytest.mark.parametrize("refused", ["remove", "read"])
+def test_an_offset_without_its_store_is_not_resumed_at_though_the_first_opening_fails(
+    opener, legacy, monkeypatch, supplier, refused
+):
+    spec = SPEC if supplier == "rocksdb" else legacy
+    checkpoint = CheckpointFile.of(opener.directory.path / str(TASK))
+    checkpoint.path.parent.mkdir()
+    checkpoint.write({TP: 5})
+    own, refusals = getattr(CheckpointFile, refused), [OSError(errno.EIO, os.strerror(errno.EIO))]
+
+    def refuse(*arguments: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return own(*arguments)
+
+    monkeypatch.setattr(CheckpointFile, refused, refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        opener.open(TASK, spec)
+    opened = opener.open(TASK, spec)
+    assert opened.store.committed_offset(TP) is None
+    opened.store.close()
+
+
+def test_a_store_is_checkpointed_again_after_its_checkpoint_was_damaged(opener, legacy, caplog):
+    store = opener.open(TASK, legacy).store
+    store.commit({TP: CommittedOffset(7, 7)})
+    checkpoint = CheckpointFile.of(opener.directory.path / str(TASK))
+    checkpoint.path.write_text("damaged")
+    store.close()
+    assert checkpoint.read() == {TP: 7}
+    assert "line 1" in caplog.text
+
+
+def test_a_supplied_store_whose_identity_is_damaged_is_set_aside(opener, legacy):
+    store = opener.open(TASK, legacy).store
+    store.commit({TP: CommittedOffset(7, 7)})
+    store.close()
+    (opener.directory.store_path(TASK, "s") / ".forebay-identity.json").write_text("")
+    again = opener.open(TASK, legacy).store
+    assert again.committed_offset(TP) is None
+    assert len(opener.directory.set_asides()) == 1
+    again.close()
+
+
 @pytest.mark.parametrize("checkpoint", [None, "0\n1\nlog 0 -4\n", "not a checkpoint"])
 def test_records_of_an_unknown_offset_are_set_aside_since_what_was_deleted_would_come_back(
     opener, legacy, checkpoint
