@@ -17,6 +17,7 @@ from forebay.errors import ForebayError
 from forebay.lag import EndOffset, Progress
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
+from forebay_worker.state.rocksdb import StoreLost
 from forebay_worker.tasks.distrust import reason_for_distrust
 from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key
 from forebay_worker.tasks.foreign import fitting
@@ -87,8 +88,20 @@ class Applier:
         self._thread.join()
         self._consumer.close()
 
+    def run(self, function: Callable[[], None]) -> None:
+        """Run a function in the applier's thread, between two batches; if it fails, that is logged."""
+
+        def safely() -> None:
+            try:
+                function()
+            except Exception:
+                log.exception("a request to the applier failed")
+
+        self._commands.put(safely)
+        self._wake.set()
+
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function in the applier's thread, between two batches."""
+        """The same, for those who wait for the result."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -117,7 +130,7 @@ class Applier:
         replica.moment_kept_boot_ms = replica.progress.current_until_boot_ms or 0.0
         replica.watches.wake_all()
         self._replicas[tp] = replica
-        self._consumer.assign(tp, committed.position)
+        self._assign(tp, committed)
 
     def observe_end(self, replica: Replica, end: EndOffset) -> None:
         """Publish the log's end while something else brings the replica forward."""
@@ -146,6 +159,7 @@ class Applier:
             except Exception:
                 # Whatever it is, the other replicas must be followed.
                 log.exception("applying failed; it goes on in %.0f s", _RETRY_MS / 1000)
+                self._follow_all_again()
                 self._wake.wait(_RETRY_MS / 1000)
         self._run_commands()
 
@@ -189,6 +203,9 @@ class Applier:
 
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
         """What was applied is still served; the rest is retried, and the lag grows meanwhile."""
+        if isinstance(error, StoreLost):
+            self._on_untrusted(replica, str(error))
+            return
         tp = replica.topic_partition
         obstacle = self._obstacle(error)
         again = f"retrying in {_RETRY_MS / 1000:.0f} s"
@@ -245,6 +262,12 @@ class Applier:
         except Exception:
             log.exception("housekeeping failed; it will be retried")
 
+    def _follow_all_again(self) -> None:
+        """What was polled may not all have been applied: continue where the stores are."""
+        for tp, replica in self._replicas.items():
+            if tp not in self._retry_at:
+                self._follow_again(replica)
+
     def _follow_again(self, replica: Replica) -> None:
         tp = replica.topic_partition
         try:
@@ -253,7 +276,14 @@ class Applier:
             replica.failure = str(error) or repr(error)
             self._retry_at[tp] = boot_ms() + _RETRY_MS
         else:
+            self._assign(tp, committed)
+
+    def _assign(self, tp: TopicPartition, committed: CommittedOffset) -> None:
+        try:
             self._consumer.assign(tp, committed.position)
+        except Exception as error:
+            log.error("%s cannot be read; retrying in %.0f s: %s", tp, _RETRY_MS / 1000, error)
+            self._retry_at[tp] = boot_ms() + _RETRY_MS
 
     def apply(self, replica: Replica, batch: Batch) -> None:
         """Apply one batch and publish the progress; raises ``BadRecord`` once what came before it is applied."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from forebay.clock import boot_ms
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
-from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb import RocksDbStore, StoreLost
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 
@@ -34,6 +34,7 @@ MOST_BYTES_IN_MEMORY = 96 << 20
 """Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
 _RETRY_S = 1.0
+_MOST_DEATHS = 5
 
 
 @dataclass
@@ -46,6 +47,13 @@ class Restoration:
     records: int = 0
     cancelled: bool = False
     begun_position: int = 0
+    deaths: int = 0
+    """Processes that ended in the middle of it, one after the other, without having done anything."""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its processes died too often, as where memory is short: it needs another way."""
+        return self.deaths >= _MOST_DEATHS
 
     @property
     def records_per_second(self) -> float:
@@ -69,7 +77,8 @@ class Restoration:
 class BulkRestore:
     """A few restore processes and the queue of replicas that wait for one.
 
-    ``call`` runs a function in the applier's thread; ``done(restoration)`` is called there at a replica's end.
+    ``call`` runs a function in the applier's thread. Called there are ``done(restoration)`` at a replica's end,
+    also if it is given up because its processes keep dying, and ``lost(replica, reason)`` if its store is.
     ``obstacle(error)`` describes the machine's obstacle behind an error, None if there is none.
     """
 
@@ -80,6 +89,7 @@ class BulkRestore:
         scratch: Path,
         call: Callable[[Callable[[], None]], object],
         done: Callable[[Restoration], None],
+        lost: Callable[[Replica, str], None],
         obstacle: Callable[[Exception], str | None],
     ) -> None:
         self._changelog_url = changelog_url
@@ -87,6 +97,7 @@ class BulkRestore:
         self._scratch = scratch
         self._call = call
         self._done = done
+        self._lost = lost
         self._obstacle = obstacle
         self._numbers = itertools.count(1)
         self._waiting: deque[Restoration] = deque()
@@ -98,19 +109,31 @@ class BulkRestore:
         """Those under way or waiting."""
 
     def submit(self, replica: Replica) -> None:
-        """Queue a replica; in the applier's thread, where it must not be followed meanwhile."""
+        """Queue a replica; in the applier's thread, where it must not be followed meanwhile.
+
+        Raises ``RuntimeError`` if no thread can be started.
+        """
         restoration = Restoration(replica, next(self._numbers), boot_ms())
-        self.restorations[replica.topic_partition] = restoration
         if not self._threads:
             # Leftovers of a killed worker take up space.
             shutil.rmtree(self._scratch, ignore_errors=True)
         with self._changed:
-            self._waiting.append(restoration)
             if len(self._threads) < self._processes:
-                thread = threading.Thread(target=self._run, name="forebay-restore", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._start_thread()
+            self.restorations[replica.topic_partition] = restoration
+            self._waiting.append(restoration)
             self._changed.notify()
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="forebay-restore", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # The machine has no thread left; those that there are have the more to do.
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
 
     def restoring(self, replica: Replica) -> Restoration | None:
         """The restoration of a replica, None if there is none."""
@@ -152,11 +175,11 @@ class BulkRestore:
                 child = None
             try:
                 child = child or self._spawn()
-            except OSError as error:
+            except Exception as error:
                 restoration.replica.failure = f"no restore process could be started: {error}"
                 log.error("restoring %s: %s; it will be retried", _name(restoration), restoration.replica.failure)
             if child is not None:
-                if self._restored(child, restoration):
+                if self._restored(child, restoration) or restoration.given_up:
                     self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
                     continue
                 # Anything it may still report belongs to a finished job.
@@ -209,9 +232,14 @@ class BulkRestore:
                     return True
                 if not self._ingest_in_applier(restoration, report):
                     return False
+        except BrokenPipeError:
+            pass
         except (OSError, ValueError) as error:
             log.warning("restoring %s was interrupted: %s", _name(restoration), error)
+            return False
         if not self._stopping:
+            restoration.deaths += 1
+            restoration.replica.failure = "its restore process ended before it was done"
             log.warning("a restore process ended in the middle of %s; it will be retried", _name(restoration))
         return False
 
@@ -223,6 +251,8 @@ class BulkRestore:
         def run() -> None:
             try:
                 outcome.append(ingest(restoration, report))
+            except StoreLost as error:
+                self._lost(restoration.replica, str(error))
             except Exception as error:
                 found = self._obstacle(error)
                 restoration.replica.failure = found or str(error) or repr(error)
@@ -300,6 +330,7 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     replica.records_applied += report.records
     replica.records_skipped += report.skipped
     restoration.records += report.records
+    restoration.deaths = 0
     log.info(
         "%s: %d records restored, %.0f a second; seconds left: %s",
         _name(restoration),

@@ -8,6 +8,7 @@ from forebay.stores import CommittedOffset
 
 _TOMBSTONES_TRUSTED = 0.9
 """A replica trusts tombstones for this fraction of the time that the log keeps them."""
+_CLOCK_SLACK_MS = 60_000.0
 
 
 def reason_for_distrust(
@@ -26,7 +27,10 @@ def reason_for_distrust(
     if before.position > 0 and batch.tombstone_floor > max(before.position, before.tombstone_floor):
         return f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
     if batch.tombstone_life_ms is not None and before.position > 0:
-        away_ms = epoch_ms() - max(current_until_epoch_ms or 0.0, before.replay_since_epoch_ms or 0.0)
+        now = epoch_ms()
+        known = (current_until_epoch_ms or 0.0, before.replay_since_epoch_ms or 0.0)
+        # A moment still to come is of a clock that was wrong, and proves nothing.
+        away_ms = now - max(moment if moment < now + _CLOCK_SLACK_MS else 0.0 for moment in known)
         if away_ms > _TOMBSTONES_TRUSTED * batch.tombstone_life_ms:
             return (
                 f"it was last consistent {away_ms / 1000:.0f} s ago, and the log {topic!r} keeps "

@@ -7,6 +7,7 @@ from itertools import islice, pairwise
 
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stores import StateStore
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.replica import Replica
 
@@ -24,34 +25,45 @@ class _Pass:
 
 
 @dataclass
+class _Search:
+    """How far a store was searched: by the pass under way, and by the last complete one."""
+
+    store: StateStore
+    under_way: _Pass | None = None
+    done_to_ms: int | None = None
+
+
+@dataclass
 class Expiry:
     """Deletes expired entries a few thousand at a time; reads never return them anyway."""
 
-    _passes: dict[int, _Pass] = field(default_factory=dict)
-    _done: dict[int, int] = field(default_factory=dict)
+    _searches: dict[int, _Search] = field(default_factory=dict)
 
     def sweep(self, replica: Replica) -> int:
         """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
-        spec = replica.spec
+        spec, store = replica.spec, replica.store
         versioned = spec.kind == "versioned"
         oldest = (history_begins_ms if versioned else oldest_kept_ms)(spec, replica.stream_time_ms)
         if oldest is None:
             return 0
-        at = self._passes.get(id(replica))
+        search = self._searches.get(id(replica))
+        if search is None or search.store is not store:
+            # A rebuilt one begins with another stream time.
+            search = self._searches[id(replica)] = _Search(store)
+        at = search.under_way
         if at is None:
             step_ms = spec.window_size_ms or spec.gap_ms or _part_of_history_ms(spec)
-            if oldest - self._done.get(id(replica), oldest - step_ms) < step_ms:
+            if search.done_to_ms is not None and oldest - search.done_to_ms < step_ms:
                 return 0
-            at = self._passes[id(replica)] = _Pass(oldest)
-        seen = [key for key, _ in islice(replica.store.scan(at.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP)]
+            at = search.under_way = _Pass(oldest)
+        seen = [key for key, _ in islice(store.scan(at.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP)]
         expired = _superseded(spec, seen, at.oldest_ms) if versioned else _ended(spec, seen, at.oldest_ms)
         for key in expired:
-            replica.store.delete(key)
+            store.delete(key)
         if expired:
-            replica.store.commit({})
+            store.commit({})
         if len(seen) < _ENTRIES_PER_SWEEP:
-            del self._passes[id(replica)]
-            self._done[id(replica)] = at.oldest_ms
+            search.under_way, search.done_to_ms = None, at.oldest_ms
         else:
             # Only the next version shows whether one is superseded.
             at.start = seen[-1] if versioned else seen[-1] + b"\x00"
@@ -59,8 +71,7 @@ class Expiry:
 
     def forget(self, replica: Replica) -> None:
         """Drop the state kept for a released replica."""
-        self._passes.pop(id(replica), None)
-        self._done.pop(id(replica), None)
+        self._searches.pop(id(replica), None)
 
 
 def _part_of_history_ms(spec: StoreSpec) -> int:

@@ -68,7 +68,7 @@ class TaskManager:
         self._on_disk.load(read_positions(self._directory, self._topology))
         self._wanted = (frozenset(on_disk), frozenset())
         self.applier.start()
-        self.applier.call(self._hold_wanted)
+        self.applier.run(self._hold_wanted)
 
     def hold(self, active: Iterable[TaskId], standby: Iterable[TaskId]) -> None:
         """Adopt an assignment: open what is new, change roles in place, release the rest."""
@@ -76,7 +76,7 @@ class TaskManager:
         self._wanted = (actives | frozenset(standby), actives)
         # Roles change at once, in the caller's thread: a lease must never cover a role already lost.
         self._designate(self.replicas, actives)
-        self.applier.call(self._hold_wanted)
+        self.applier.run(self._hold_wanted)
 
     def hold_as_standby(self) -> None:
         """Keep holding everything held, active for nothing."""
@@ -111,9 +111,10 @@ class TaskManager:
             for task, stores in self._on_disk.positions().items()
             if task.ordinal < ordinals and stores.keys() >= {spec.name for spec in self._topology.stores_of(task)}
         }
-        for task in {replica.task for replica in self.replicas.values()}:
+        replicas = self.replicas.values()
+        for task in {replica.task for replica in replicas}:
             sums[task] = 0
-        for replica in self.replicas.values():
+        for replica in replicas:
             sums[replica.task] += replica.progress.position if replica.complete else 0
         return sums
 
@@ -145,7 +146,7 @@ class TaskManager:
                 # What was requested meanwhile is queued.
                 break
             if boot_ms() >= until:
-                self.applier.call(self._hold_wanted)
+                self.applier.run(self._hold_wanted)
                 break
         # The latest request counts: a role that was lost must not come back.
         self._designate(self.replicas, self._wanted[1])
@@ -153,7 +154,10 @@ class TaskManager:
     def _release_all_but(self, tasks: frozenset[TaskId]) -> None:
         gone = [replica for replica in self.replicas.values() if replica.task not in tasks]
         self.replicas = {place: replica for place, replica in self.replicas.items() if replica.task in tasks}
-        for replica in gone:
+        self._close_all(gone)
+
+    def _close_all(self, replicas: Iterable[Replica]) -> None:
+        for replica in replicas:
             try:
                 self._close(replica)
             except Exception:
@@ -161,19 +165,16 @@ class TaskManager:
 
     def _open_task(self, task: TaskId) -> bool:
         """Open a task's stores, all or none; False if the machine refuses, as it would for any task."""
-        self._released.discard(task)
-        self._never_opened.discard(task)
         opened: dict[tuple[str, int], Replica] = {}
         try:
             for spec in self._topology.stores_of(task):
                 opened[spec.name, task.partition] = self._open(task, spec)
         except Exception as error:
-            for replica in opened.values():
-                self._close(replica)
             self._unopened = self._obstacle_in(error)
             if self._unopened is None:
                 self._unopenable.add(task)
             self._reopen_boot_ms = boot_ms() + _REOPEN_MS
+            self._close_all(opened.values())
             log.error(
                 "task %s could not be opened; retrying in %.0f s. %s",
                 task,
@@ -183,6 +184,8 @@ class TaskManager:
             )
             return self._unopened is None
         self.replicas = {**self.replicas, **opened}
+        self._released.discard(task)
+        self._never_opened.discard(task)
         self._on_disk.drop(task)
         return True
 
@@ -200,7 +203,12 @@ class TaskManager:
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
         opened = self._opener.open(task, spec)
         replica = Replica(spec, task, opened.store, opened.log, identify=opened.identify)
-        self._recovery.begin(replica)
+        try:
+            self._recovery.begin(replica)
+        except BaseException:
+            # Left open, it would lock its directory.
+            self._recovery.end(replica)
+            raise
         return replica
 
     def _close(self, replica: Replica) -> None:
@@ -208,6 +216,8 @@ class TaskManager:
         if replica.store.persistent and replica.complete:
             self._on_disk.put(replica.task, replica.spec.name, replica.progress.position)
         self._released.add(replica.task)
+        # They refer to each other, which nothing collects of what was there when serving began.
+        replica.admitted = None
         self._recovery.end(replica)
 
     def _keep_house(self) -> None:

@@ -6,10 +6,12 @@ its log's beginning if its content cannot be trusted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
@@ -31,6 +33,7 @@ BULK_RESTORE_RECORDS = 50_000
 _FALLEN_BEHIND = 10
 """This many times further if it is already being followed: a second or two of applying needs no process."""
 _RETRY_MS = 2_000.0
+_NOT_IN_BULK_MS = 600_000.0
 _ENDS_AT_ONCE = 100
 """Ends asked for at a time, of logs that restore processes read."""
 _PAUSE_BY_ASKING = 20
@@ -44,6 +47,14 @@ class RecoveryPolicy:
     poll_interval_ms: int
     apply_records_per_second: int
     restore_processes: int
+
+
+class _PutOff(NamedTuple):
+    """A rebuild that could not begin, when to try again, and whether the old store is still in its place."""
+
+    replica: Replica
+    due_boot_ms: float
+    untrusted: bool
 
 
 class Recovery:
@@ -73,13 +84,16 @@ class Recovery:
             changelog.url,
             policy.restore_processes,
             directory.path / ".restore",
-            self.applier.call,
+            self.applier.run,
             self._restored,
+            self._rebuild,
             self._obstacle_in,
         )
         self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
-        self._put_off: dict[TopicPartition, tuple[Replica, float]] = {}
-        """Replicas whose store is closed until a new one can be opened in its place, and when to retry."""
+        self._put_off: dict[TopicPartition, _PutOff] = {}
+        """Replicas whose store is closed until a new one can be opened in its place."""
+        self._not_in_bulk_until: dict[TopicPartition, float] = {}
+        """Those whose restore processes kept dying."""
         self._to_ask: deque[TopicPartition] = deque()
         self._ends_due_boot_ms = 0.0
 
@@ -97,6 +111,7 @@ class Recovery:
         """Stop bringing a replica forward, and close its store."""
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
+        self._not_in_bulk_until.pop(replica.topic_partition, None)
         if self._put_off.pop(replica.topic_partition, None) is None:
             replica.store.close()
 
@@ -109,9 +124,9 @@ class Recovery:
         """Retry rebuilds, publish the ends of logs being restored, restore in bulk replicas that fell far
         behind."""
         now = boot_ms()
-        for replica, due in list(self._put_off.values()):
-            if due <= now:
-                self._begin_anew(replica)
+        for put_off in list(self._put_off.values()):
+            if put_off.due_boot_ms <= now:
+                self._begin_anew(put_off.replica, untrusted=put_off.untrusted)
         self._observe_ends_of_restored()
         for replica in replicas:
             self._hasten(replica)
@@ -130,8 +145,11 @@ class Recovery:
             return
         behind = progress.end_offset - progress.position
         busy = replica.topic_partition in self._put_off or self.bulk_restore.restoring(replica) is not None
-        if behind > _FALLEN_BEHIND * BULK_RESTORE_RECORDS and not busy:
+        if behind > _FALLEN_BEHIND * BULK_RESTORE_RECORDS and not busy and self._may_be_in_bulk(replica):
             self._restore_in_bulk(replica, behind)
+
+    def _may_be_in_bulk(self, replica: Replica) -> bool:
+        return boot_ms() >= self._not_in_bulk_until.get(replica.topic_partition, 0.0)
 
     def _restore_in_bulk(self, replica: Replica, behind: int) -> None:
         try:
@@ -140,16 +158,26 @@ class Recovery:
             log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
             return
         self.applier.unfollow(replica)
-        self.bulk_restore.submit(replica)
+        try:
+            self.bulk_restore.submit(replica)
+        except RuntimeError as error:
+            log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
+            self.applier.follow(replica)
+            return
         log.info("%s: %d records behind, restored in bulk", replica.topic_partition, behind)
 
     def _restored(self, restoration: Restoration) -> None:
-        log.info(
-            "%s: %d records restored at %.0f records/s",
-            restoration.replica.topic_partition,
-            restoration.records,
-            restoration.records_per_second,
-        )
+        tp = restoration.replica.topic_partition
+        if restoration.given_up:
+            self._not_in_bulk_until[tp] = boot_ms() + _NOT_IN_BULK_MS
+            log.error("%s: restore processes keep ending, so it is restored record by record", tp)
+        else:
+            log.info(
+                "%s: %d records restored at %.0f records/s",
+                tp,
+                restoration.records,
+                restoration.records_per_second,
+            )
         self.applier.follow(restoration.replica)
 
     def _observe_ends_of_restored(self) -> None:
@@ -160,8 +188,10 @@ class Recovery:
         restorations = self.bulk_restore.restorations
         if not self._to_ask:
             self._to_ask.extend(restorations)
-        asked = [self._to_ask.popleft() for _ in range(min(_ENDS_AT_ONCE, len(self._to_ask)))]
-        for tp, end in self._changelog.end_offsets([tp for tp in asked if tp in restorations]).items():
+        taken = [self._to_ask.popleft() for _ in range(min(_ENDS_AT_ONCE, len(self._to_ask)))]
+        asked = [tp for tp in taken if tp in restorations]
+        ends = self._changelog.end_offsets(asked) if asked else {}
+        for tp, end in ends.items():
             self.applier.observe_end(restorations[tp].replica, EndOffset(end, sent))
         self._ends_due_boot_ms = boot_ms() + _PAUSE_BY_ASKING * (boot_ms() - sent)
 
@@ -177,40 +207,49 @@ class Recovery:
             replica.store.close()
         except Exception as error:
             log.warning("%s was not closed properly: %s", replica.topic_partition, error)
-        if replica.store.persistent:
-            try:
-                self._directory.set_aside(replica.task, replica.spec.name)
-            except Exception as error:
-                # If opened again, it would again be found to belong to another log.
-                self._try_again(replica, error)
-                return
-        self._begin_anew(replica)
+        self._begin_anew(replica, untrusted=replica.store.persistent)
 
-    def _begin_anew(self, replica: Replica) -> None:
-        """Open an empty store in the place of one that was closed; failures are retried."""
+    def _begin_anew(self, replica: Replica, *, untrusted: bool) -> None:
+        """Open an empty store in the place of one that was closed; failures are retried.
+
+        An untrusted one that is still there is set aside first: if opened again, it would be trusted for a moment.
+        """
         tp = replica.topic_partition
         try:
+            if untrusted:
+                # Its directory may be what was lost.
+                with contextlib.suppress(FileNotFoundError):
+                    self._directory.set_aside(replica.task, replica.spec.name)
+                untrusted = False
             opened = self._opener.open(replica.task, replica.spec)
         except Exception as error:
-            self._try_again(replica, error)
+            self._try_again(replica, error, untrusted=untrusted)
             return
         self._put_off.pop(tp, None)
         self.applier.obstacles.pop(tp, None)
         replica.failure = None
         replica.store, replica.log, replica.identify = opened.store, opened.log, opened.identify
-        self.begin(replica)
+        try:
+            self.begin(replica)
+        except Exception as error:
+            self.end(replica)
+            self._try_again(replica, error, untrusted=False)
 
-    def _try_again(self, replica: Replica, error: Exception) -> None:
+    def _try_again(self, replica: Replica, error: Exception, *, untrusted: bool) -> None:
         """Log why a rebuild cannot start, and postpone it."""
         tp = replica.topic_partition
         found = self._obstacle_in(error)
         replica.failure = found or str(error) or repr(error)
         if found is not None:
             self.applier.obstacles[tp] = found
-        self._put_off[tp] = replica, boot_ms() + _RETRY_MS
+        self._put_off[tp] = _PutOff(replica, boot_ms() + _RETRY_MS, untrusted)
         log.error(
             "the rebuild of %s could not be started; retrying in %.0f s: %s", tp, _RETRY_MS / 1000, replica.failure
         )
 
     def _discard_set_aside(self, replica: Replica) -> None:
-        self._directory.discard_set_aside(replica.spec.name, replica.task.partition)
+        try:
+            self._directory.discard_set_aside(replica.spec.name, replica.task.partition)
+        except OSError as error:
+            # It is deleted after the next rebuild or start; the replica is to be followed all the same.
+            log.warning("what was set aside of %s could not be deleted: %s", replica.topic_partition, error)

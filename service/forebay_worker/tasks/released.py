@@ -36,11 +36,19 @@ class ReleasedTasks:
         """Delete the stores of tasks released long enough ago, except those requested again."""
         due = boot_ms() - self._delay_ms
         for task in [task for task, released in self._since_boot_ms.items() if released <= due]:
-            del self._since_boot_ms[task]
-            if task not in wanted:
-                self._on_disk.drop(task)
+            if task in wanted:
+                # Not opened yet.
+                self._since_boot_ms[task] = boot_ms()
+                continue
+            self._on_disk.drop(task)
+            try:
                 for spec in self._topology.stores_of(task):
                     self._directory.delete_store(task, spec.name)
                     self._directory.discard_set_aside(spec.name, task.partition)
+            except OSError as error:
+                self._since_boot_ms[task] = boot_ms()
+                log.error("the stores of task %s could not be deleted, and will be later: %s", task, error)
+            else:
+                del self._since_boot_ms[task]
                 self._directory.remove_if_empty(task)
                 log.info("the stores of task %s, released a while ago, were deleted", task)

@@ -70,8 +70,9 @@ class Replica:
     def learn_log(self, log: str) -> None:
         """Record its log's identity with the next commit, if that was not known when it was opened."""
         if self.log is None:
-            self.log = log
+            # First: if that fails, it is done again.
             self.identify(log)
+            self.log = log
 
     def learn_tombstone_life(self, life_ms: float | None) -> None:
         """Record how long the log keeps tombstones: a start must find a moment well within that time."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.tasks import TaskId, TopicPartition
-from forebay.topology import parse_topology
+from forebay.topology import Topology, parse_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.opening import OpenedStore, StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
@@ -28,6 +28,18 @@ TOPOLOGY = parse_topology(
     }
 )
 TOPIC = TOPOLOGY.stores["a"].topic
+TWO_STORES = parse_topology(
+    {
+        "application_id": "app",
+        "subtopology": [
+            {
+                "name": "s",
+                "partitions": PARTITIONS,
+                "store": [{"name": "a", "partitioner": "unknown"}, {"name": "b", "partitioner": "unknown"}],
+            }
+        ],
+    }
+)
 
 
 class SlowOpener(StoreOpener):
@@ -63,11 +75,12 @@ def started(
     opener: type[StoreOpener],
     restore_processes: int = 0,
     cleanup_ms: int = 600_000,
+    topology: Topology = TOPOLOGY,
 ) -> Iterator[TaskManager]:
     """Tasks kept on a directory and a log, until the end of the block."""
     directory = StateDirectory(tmp_path / "state", "app")
     manager = TaskManager(
-        TOPOLOGY,
+        topology,
         changelog,
         directory,
         opener(directory, changelog, MEMORY, 300_000),
@@ -83,6 +96,10 @@ def started(
             SlowOpener.let_all()
         manager.stop()
         directory.close()
+
+
+def unexpected(*arguments: object) -> None:
+    raise AssertionError(f"called with {arguments}")
 
 
 def fill(tmp_path: Path, changelog: SqliteChangelog) -> None:

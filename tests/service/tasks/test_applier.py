@@ -261,6 +261,19 @@ def test_a_replica_away_for_about_as_long_as_tombstones_live_is_rebuilt(log, pas
     back.close()
 
 
+def test_a_replay_that_a_wrong_clock_dated_in_the_future_proves_nothing(log, pass_time):
+    log.append((b"a", b"1"))
+    pass_time(1_000 * LIFE_MS)
+    follower = Follower(KeepsTombstonesForATime(log.changelog))
+    follower.poll()
+    pass_time(-1_000 * LIFE_MS)
+    pass_time(2 * LIFE_MS)
+    back = restarted(follower)
+    back.poll()
+    assert "keeps tombstones" in back.reasons[0]
+    back.close()
+
+
 @pytest.mark.parametrize("life_ms", [LIFE_MS, 60_000])
 def test_a_replica_of_an_idle_log_is_trusted_after_a_restart(log, pass_time, life_ms):
     log.append((b"a", b"1"))
@@ -523,3 +536,19 @@ def test_an_applier_whose_turn_fails_goes_on(log, monkeypatch):
     log.append((b"k", b"1"))
     wait_until(lambda: follower.content == {b"k": b"1"}, "the record")
     follower.applier.stop()
+
+
+def test_an_identity_that_could_not_be_kept_is_kept_later():
+    kept: list[str] = []
+
+    def keep(log: str) -> None:
+        kept.append(log)
+        if len(kept) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    replica = Replica(spec(), TaskId(0, 0), MemoryStore("s"), identify=keep)
+    with pytest.raises(OSError, match="No space left"):
+        replica.learn_log("the log")
+    for _ in range(2):
+        replica.learn_log("the log")
+    assert (replica.log, kept) == ("the log", ["the log", "the log"])

@@ -20,6 +20,7 @@ from forebay_worker.tasks import bulk_restore
 from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
+from tests.service.tasks.held_tasks import unexpected
 
 TP = TopicPartition("log", 0)
 RECORDS = 120_000
@@ -59,7 +60,9 @@ class Restore:
         self.replica = Replica(spec, TaskId(0, 0), store)
         self.done: list[Restoration] = []
         self._lock = threading.Lock()
-        self.bulk = BulkRestore(changelog.url, 1, directory / "scratch", self._call, self.done.append, repr)
+        self.bulk = BulkRestore(
+            changelog.url, 1, directory / "scratch", self._call, self.done.append, unexpected, repr
+        )
 
     def _call(self, function):  # type: ignore[no-untyped-def]
         with self._lock:
@@ -207,10 +210,11 @@ def test_misses_are_worthless_where_a_restore_met_keys_of_another_partitioner(ch
     restore.close()
 
 
-def test_a_process_that_cannot_be_started_is_started_later(changelog, folded, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "no more processes"), RuntimeError("unforeseen")])
+def test_a_process_that_cannot_be_started_is_started_later(changelog, folded, tmp_path, monkeypatch, error):
     monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
     restore = Restore(changelog, tmp_path)
-    spawn, refusals = restore.bulk._spawn, [OSError(errno.EAGAIN, "no more processes")]
+    spawn, refusals = restore.bulk._spawn, [error]
 
     def refusing():
         if refusals:
@@ -242,8 +246,22 @@ def test_a_file_that_the_disk_refuses_is_told_and_made_again(changelog, folded, 
 
 
 def test_a_process_that_is_started_while_all_are_ended_is_ended_too(changelog, tmp_path):
-    bulk = BulkRestore(changelog.url, 1, tmp_path / "scratch", lambda function: function(), lambda _: None, repr)
+    restore = Restore(changelog, tmp_path)
+    bulk = restore.bulk
     bulk.stop()
     child = bulk._spawn()
     assert child.wait(20) == -signal.SIGKILL
     bulk._end(child)
+    restore.replica.store.close()
+
+
+def test_a_restore_whose_processes_keep_dying_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(bulk_restore.sys, "executable", "/bin/false")
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    assert restore.finish() == {}
+    assert restore.done[0].given_up
+    assert restore.replica.failure == "its restore process ended before it was done"
+    assert restore.bulk.restoring(restore.replica) is None
+    restore.close()

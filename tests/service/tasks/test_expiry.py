@@ -71,5 +71,28 @@ def test_versions_go_that_were_replaced_before_history_begins_and_no_others(writ
         assert [at.times_ms[0] for at in found if at.plain == key] == [at for at in versions if at not in replaced]
 
 
+def add_windows(replica: Replica, *ends_ms: int) -> None:
+    for end_ms in ends_ms:
+        replica.store.put(WINDOWS.stored_keys.stored(b"a%d" % end_ms, *times(WINDOWS, end_ms)), b"1")
+    replica.store.commit({})
+    replica.stream_time_ms = max(ends_ms)
+
+
+@pytest.mark.parametrize("in_the_middle", [False, True])
+def test_a_rebuilt_store_is_swept_by_its_own_stream_time(in_the_middle):
+    replica, expiry = Replica(WINDOWS, TaskId(0, 0), MemoryStore("s")), Expiry()
+    with patch("forebay_worker.tasks.expiry._ENTRIES_PER_SWEEP", 5):
+        # A record of the far future, before its log is reset.
+        add_windows(replica, *range(0, 1_000, 100), 10**12)
+        while expiry.sweep(replica) and not in_the_middle:
+            pass
+        replica.store = MemoryStore("s")
+        add_windows(replica, *range(0, 1_000, 100))
+        for _ in range(5):
+            assert expiry.sweep(replica) == 0
+        add_windows(replica, 1_500)
+        assert sum(expiry.sweep(replica) for _ in range(5)) == 6
+
+
 def test_what_has_no_retention_stays():
     assert oldest_kept_ms(StoreSpec("k", "key-value", "string", "json", "murmur2", "t", 1), 5_000) is None

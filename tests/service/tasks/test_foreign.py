@@ -23,6 +23,7 @@ from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.foreign import BadRecord, fitting
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
+from tests.service.tasks.held_tasks import unexpected
 
 TP = TopicPartition("clicks", 0)
 
@@ -206,7 +207,9 @@ def test_a_restore_process_leaves_a_bad_record_to_the_applier_and_goes_on_where_
     log, replica, tmp_path
 ):
     done: list[object] = []
-    bulk = BulkRestore(log.changelog.url, 1, tmp_path / "scratch", lambda function: function(), done.append, repr)
+    bulk = BulkRestore(
+        log.changelog.url, 1, tmp_path / "scratch", lambda function: function(), done.append, unexpected, repr
+    )
     try:
         bulk.submit(replica)
         wait_until(lambda: done, "the end of the job")

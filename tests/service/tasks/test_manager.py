@@ -2,18 +2,16 @@
 
 import errno
 import logging
+import threading
 
-from forebay.topology import parse_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.opening import OpenedStore, StoreOpener
 from forebay_worker.tasks.expiry import Expiry
-from forebay_worker.tasks.manager import TaskManager
-from forebay_worker.tasks.recovery import RecoveryPolicy
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import (
-    MEMORY,
     PARTITIONS,
     TASKS,
+    TWO_STORES,
     SlowOpener,
     fill,
     held,
@@ -124,28 +122,70 @@ def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_lo
 
 def test_a_task_on_disk_that_lacks_a_store_is_told_of_only_while_it_is_held(tmp_path, changelog):
     fill(tmp_path, changelog)
-    two = parse_topology(
-        {
-            "application_id": "app",
-            "subtopology": [
-                {
-                    "name": "s",
-                    "partitions": PARTITIONS,
-                    "store": [{"name": "a", "partitioner": "unknown"}, {"name": "b", "partitioner": "unknown"}],
-                }
-            ],
-        }
-    )
-    changelog.ensure_topic(two.stores["b"].topic, PARTITIONS)
-    directory = StateDirectory(tmp_path / "state", "app")
-    opener = SlowOpener(directory, changelog, MEMORY, 300_000)
-    manager = TaskManager(two, changelog, directory, opener, RecoveryPolicy(10, 0, 0), 600_000)
-    manager.start()
-    try:
+    changelog.ensure_topic(TWO_STORES.stores["b"].topic, PARTITIONS)
+    with started(tmp_path, changelog, SlowOpener, topology=TWO_STORES) as manager:
         assert manager.offsets() == {}
         SlowOpener.let_all()
         wait_until(lambda: manager.offsets() == offsets(), "all stores open")
-    finally:
-        SlowOpener.let_all()
-        manager.stop()
-        directory.close()
+
+
+def test_a_task_that_could_be_neither_opened_nor_closed_is_opened_later(tmp_path, changelog, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.manager._REOPEN_MS", 50.0)
+    refusals = [OSError(errno.ENOSPC, "No space left on device")] * 4
+
+    class Refusing(StoreOpener):
+        def open(self, task, spec) -> OpenedStore:
+            if spec.name == "b" and refusals:
+                raise refusals.pop()
+            opened = super().open(task, spec)
+            close = opened.store.close
+
+            def refuse() -> None:
+                close()
+                if refusals:
+                    raise refusals.pop()
+
+            monkeypatch.setattr(opened.store, "close", refuse)
+            return opened
+
+    changelog.ensure_topic(TWO_STORES.stores["b"].topic, PARTITIONS)
+    with started(tmp_path, changelog, Refusing, topology=TWO_STORES) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.matches_assignment, "the task being open")
+        assert (refusals, manager.obstacle) == ([], None)
+
+
+def test_a_task_that_could_not_be_opened_and_went_elsewhere_is_deleted(tmp_path, changelog):
+    fill(tmp_path, changelog)
+    asked = threading.Event()
+
+    class Refusing(StoreOpener):
+        def open(self, task, spec) -> OpenedStore:
+            if task == TASKS[1]:
+                asked.set()
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().open(task, spec)
+
+    with started(tmp_path, changelog, Refusing, cleanup_ms=50) as manager:
+        manager.hold(TASKS[:2], ())
+        assert asked.wait(20)
+        manager.hold(TASKS[:1], ())
+        left = tmp_path / "state" / "app"
+        wait_until(lambda: [path.name for path in left.glob("0_*")] == [str(TASKS[0])], "the others' deletion")
+
+
+def test_what_could_not_be_deleted_is_deleted_later(tmp_path, changelog, monkeypatch, caplog):
+    fill(tmp_path, changelog)
+    refusals, delete = [OSError(errno.EIO, "Input/output error")], StateDirectory.delete_store
+
+    def refuse(*arguments) -> None:
+        if refusals:
+            raise refusals.pop()
+        delete(*arguments)
+
+    monkeypatch.setattr(StateDirectory, "delete_store", refuse)
+    with started(tmp_path, changelog, StoreOpener, cleanup_ms=50) as manager:
+        manager.hold(TASKS[:1], ())
+        left = tmp_path / "state" / "app"
+        wait_until(lambda: [path.name for path in left.glob("0_*")] == [str(TASKS[0])], "the others' deletion")
+    assert "could not be deleted, and will be later" in caplog.text

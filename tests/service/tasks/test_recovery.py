@@ -1,8 +1,11 @@
 """Replicas reach the ends of their logs, whatever stands in the way."""
 
 import errno
+import shutil
+import threading
 
 import pytest
+from rocksdict import WriteBatch
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
@@ -12,6 +15,7 @@ from forebay.stored_keys import USER_TAG
 from forebay.tasks import TopicPartition
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.opening import OpenedStore, StoreOpener
+from forebay_worker.tasks import bulk_restore
 from forebay_worker.tasks.bulk_restore import Restoration
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import (
@@ -234,3 +238,151 @@ def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_se
         )
         wait_until(lambda: len({tp for look in asked for tp in look}) == PARTITIONS, "every end")
     assert max(map(len, asked)) <= 4
+
+
+def far_behind(changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
+    append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(100)])
+
+
+def test_a_replica_is_followed_after_its_restore_though_what_was_set_aside_cannot_be_deleted(
+    tmp_path, changelog, monkeypatch
+):
+    far_behind(changelog, monkeypatch)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(StateDirectory, "discard_set_aside", refuse)
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 101, "the restore")
+        append(changelog, 0, 3, [(b"new", b"1", 0)])
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 102, "what was written after it")
+
+
+def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_aside(
+    tmp_path, changelog, monkeypatch
+):
+    monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 20.0)
+    seen: list[str] = []
+
+    class Watched(StoreOpener):
+        def open(self, task, spec) -> OpenedStore:
+            seen.append("opened")
+            return super().open(task, spec)
+
+    with started(tmp_path, changelog, Watched) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 1, "all is applied")
+        replica = manager.replicas["a", 0]
+
+        def refuse(*_: object) -> None:
+            seen.append("refused")
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(StateDirectory, "set_aside", refuse)
+            changelog.reset(TOPOLOGY.stores["a"])
+            append(changelog, 0, 2, [(b"new", b"1", 0)])
+            wait_until(lambda: len(seen) > 4, "several attempts")
+            assert set(seen[1:]) == {"refused"}
+            assert (replica.complete, replica.diverged) == (False, True)
+        wait_until(lambda: replica.complete and not replica.diverged, "the rebuild")
+        assert (replica.store.get(USER_TAG + b"new"), replica.store.get(USER_TAG + b"k")) == (b"1", None)
+
+
+def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path, changelog, monkeypatch):
+    far_behind(changelog, monkeypatch)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "forebay-restore":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        manager.hold(TASKS, ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 101, "all is applied")
+
+
+def test_a_replica_whose_restore_processes_keep_dying_is_restored_record_by_record(
+    tmp_path, changelog, monkeypatch
+):
+    far_behind(changelog, monkeypatch)
+    monkeypatch.setattr("forebay_worker.tasks.recovery._FALLEN_BEHIND", 0)
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(bulk_restore.sys, "executable", "/bin/false")
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 101, "all is applied")
+        wait_until(lambda: manager.replicas["a", 0].failure is None, "word of the success")
+
+
+def test_a_task_whose_recovery_could_not_begin_is_opened_later(tmp_path, changelog, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.manager._REOPEN_MS", 50.0)
+    refusals, ends = [RuntimeError("unforeseen")], changelog.end_offsets
+
+    def refuse(wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
+        if wanted and refusals:
+            raise refusals.pop()
+        return ends(wanted)
+
+    monkeypatch.setattr(changelog, "end_offsets", refuse)
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        manager.hold(TASKS[:2], ())
+        wait_until(lambda: manager.offsets() == {TASKS[0]: 1, TASKS[1]: 2}, "all is applied")
+
+
+@pytest.mark.parametrize("lost", ["directory", "manifest", "content"])
+def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, monkeypatch, lost):
+    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 50.0)
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 1, "all is applied")
+        store = manager.replicas["a", 0].store
+        if lost == "manifest":
+            for manifest in store.path.glob("MANIFEST*"):
+                manifest.write_bytes(b"damaged")
+        else:
+            shutil.rmtree(store.path)
+            if lost == "content":
+                store.path.mkdir()
+        # As after a write that a full disk refused: it must be opened again.
+        store._refused = True
+        append(changelog, 0, 2, [(b"new", b"1", 0)])
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 2, "the rebuild")
+        store = manager.replicas["a", 0].store
+        assert (store.get(USER_TAG + b"new"), store.get(USER_TAG + b"k")) == (b"1", b"1")
+
+
+def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 50.0)
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 1, "all is applied")
+        store, consumer = manager.replicas["a", 0].store, manager.applier._consumer
+        commit, unassign, refusals = store.commit, consumer.unassign, ["commit", "unassign"]
+
+        def refuse_commit(*arguments: object) -> None:
+            if refusals == ["commit", "unassign"]:
+                refusals.remove("commit")
+                # Dropped, as where the disk refuses.
+                store._batch = WriteBatch(raw_mode=True)
+                raise OSError(errno.EIO, "Input/output error")
+            commit(*arguments)
+
+        def refuse_unassign(tp: TopicPartition) -> None:
+            if refusals == ["unassign"]:
+                refusals.clear()
+                raise RuntimeError("unforeseen")
+            unassign(tp)
+
+        monkeypatch.setattr(store, "commit", refuse_commit)
+        monkeypatch.setattr(consumer, "unassign", refuse_unassign)
+        append(changelog, 0, 2, [(b"new", b"1", 0)])
+        wait_until(lambda: not refusals, "both refusals")
+        append(changelog, 0, 3, [(b"newer", b"1", 0)])
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 3, "all is applied")
+        assert store.get(USER_TAG + b"new") == b"1"
