@@ -39,6 +39,7 @@ offsets.topic.num.partitions={replicas}
 transaction.state.log.replication.factor={replicas}
 transaction.state.log.min.isr={in_sync}
 transaction.state.log.num.partitions={replicas}
+transaction.abort.timed.out.transaction.cleanup.interval.ms=500
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 group.initial.rebalance.delay.ms=0

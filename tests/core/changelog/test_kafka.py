@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import IsolationLevel, KafkaError, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
 )
 
 from forebay.changelog import Batch, Heartbeat, Record, Wake
@@ -351,6 +352,52 @@ def test_a_superseded_writer_is_told_so_and_stays_superseded(changelog, kafka_ur
     assert beat(other, "second")
     value = Heartbeat(1, "third", 1).value()
     assert changelog.append_heartbeat(store.topic, writer="another", query_id="third", value=value)
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_writer_whose_process_was_paused_is_superseded_only_by_another(
+    changelog, kafka_url, admin, monkeypatch, another
+):
+    monkeypatch.setattr("forebay.changelog.kafka.heartbeats._TRANSACTION_TIMEOUT_MS", 1_000)
+    store = spec(partitions=1)
+    changelog.ensure(store)
+    end = KafkaTopicPartition(store.topic, 0)
+
+    def beat(query: str) -> dict[int, int]:
+        value = Heartbeat(1, query, 1).value()
+        driver = KafkaChangelog(kafka_url) if query == "second" else changelog
+        return driver.append_heartbeat(store.topic, writer="w", query_id=query, value=value)
+
+    class Paused:
+        """A producer in a process that is stopped before it commits, until the brokers have aborted."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(producer, name)
+
+        def commit_transaction(self, timeout_s: float) -> None:
+            producer.flush(10)
+            written = end_of_all(admin, end)
+            wait_until(lambda: end_of_all(admin, end) > written, "the transaction's abortion")
+            if another:
+                beat("second")
+            producer.commit_transaction(timeout_s)
+
+    beat("first")
+    writer = changelog._writers[store.topic, "w"][1]["first"]
+    producer, writer._producer = writer._producer, Paused()
+    with pytest.raises(ChangelogUnreachable, match="was aborted"):
+        beat("first")
+    if another:
+        with pytest.raises(BatchConflict, match="query first was superseded"):
+            beat("first")
+    else:
+        assert beat("first")
+
+
+def end_of_all(admin: AdminClient, tp: KafkaTopicPartition) -> int:
+    """The end for readers of what is not committed, too."""
+    asked = admin.list_offsets({tp: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+    return int(asked[tp].result(10).offset)
 
 
 def test_a_superseded_query_that_is_restarted_does_not_take_the_name_back(changelog, kafka_url):

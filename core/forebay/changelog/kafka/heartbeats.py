@@ -12,6 +12,7 @@ from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.topics import passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import HEARTBEAT_HEADER
+from forebay.clock import boot_ms
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 
 _TIMEOUT_S = 10.0
@@ -53,8 +54,10 @@ class HeartbeatWriter:
                 assert offset is not None
                 ends[partition] = offset + 1
 
+        begun_boot_ms = float("inf")
         try:
             producer = self._opened()
+            begun_boot_ms = boot_ms()
             producer.begin_transaction()
             for partition in range(partitions):
                 producer.produce(
@@ -68,7 +71,7 @@ class HeartbeatWriter:
             producer.commit_transaction(_TIMEOUT_S)
         except KafkaException as error:
             self.close()
-            raise self._translated(error) from None
+            raise self._translated(error, boot_ms() - begun_boot_ms) from None
         return ends
 
     def supersede(self) -> BatchConflict:
@@ -107,9 +110,13 @@ class HeartbeatWriter:
                 raise self.supersede()
             self._headers = [(HEARTBEAT_HEADER, b""), own.header()]
 
-    def _translated(self, error: KafkaException) -> ChangelogError:
+    def _translated(self, error: KafkaException, took_ms: float) -> ChangelogError:
         kafka_error = error.args[0]
         if kafka_error.code() in _FENCED:
-            return self.supersede()
+            if took_ms < _TRANSACTION_TIMEOUT_MS:
+                return self.supersede()
+            # The process was paused, and the brokers ended the transaction themselves. The next heartbeat claims
+            # the name again, which shows whether another query took it meanwhile.
+            return ChangelogUnreachable(f"A heartbeat of {self._writer!r} took {took_ms:.0f} ms and was aborted.")
         said = f"A heartbeat of {self._writer!r} could not be written: {kafka_error.str()}."
         return ChangelogUnreachable(said) if passes(kafka_error) else ChangelogError(said)
