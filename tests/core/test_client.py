@@ -7,6 +7,7 @@ import json
 import signal
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -912,3 +913,28 @@ def test_a_client_trusts_the_authorities_that_it_is_given_and_no_others(served, 
         with connect(url, timeout_ms=500) as client:
             problem = raised(errors.NoReplica, lambda: client.get("names", "k0007"))
     assert "CERTIFICATE_VERIFY_FAILED" in str(problem)
+
+
+async def test_reads_that_are_cancelled_keep_no_connection(served):
+    async with AsyncClient(f"http://{served[1]}") as client:
+        pool = client._driver.http._transport._pool
+
+        async def read(within_s: float) -> bool:
+            try:
+                async with asyncio.timeout(within_s):
+                    await client.get("names", "k0007")
+            except TimeoutError:
+                return False
+            return True
+
+        done = [
+            one
+            for _ in range(15)
+            for one in await asyncio.gather(*(read(0.002 * number) for number in range(1, 31)))
+        ]
+        assert not all(done)
+        until = time.monotonic() + 10
+        while any(not connection.is_idle() for connection in pool.connections):
+            assert time.monotonic() < until, pool.connections
+            await asyncio.sleep(0.01)
+        assert await read(10)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
 from forebay.client.changes import Following
-from forebay.client.exchange import CONNECTIONS, Close, Exchange, Open, Opened, Pause, Plan, Receive, Reply, Step
+from forebay.client.exchange import (
+    CONNECTIONS,
+    Close,
+    Exchange,
+    Open,
+    Opened,
+    Pause,
+    Plan,
+    Receive,
+    Reply,
+    Send,
+    Step,
+)
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.positions import Positions
@@ -36,6 +49,8 @@ class AsyncDriver:
         self.http = httpx.AsyncClient(
             headers=token_headers(token), verify=verify, transport=transport, limits=CONNECTIONS
         )
+        self._left: set[asyncio.Task[None]] = set()
+        """What goes on after its caller was cancelled."""
 
     async def run(self, plan: Plan[T]) -> T:
         """The plan's result; raises what the plan raises."""
@@ -59,18 +74,48 @@ class AsyncDriver:
             case Receive(opened):
                 return await anext(opened.pieces, b"")
             case Close(opened):
-                await opened.response.aclose()
+                await self._to_its_end(opened.response.aclose())
                 return None
+        response = await self._to_its_end(self._sent(step))
+        if isinstance(step, Open) and response.status_code == 200:
+            return Opened(response, response.aiter_bytes())
+        return response
+
+    async def _sent(self, step: Send) -> httpx.Response:
         request = self.http.build_request(
             step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
         )
         response = await self.http.send(request, stream=isinstance(step, Open))
-        if not isinstance(step, Open):
-            return response
-        if response.status_code == 200:
-            return Opened(response, response.aiter_bytes())
-        await response.aread()
+        if isinstance(step, Open) and response.status_code != 200:
+            await response.aread()
         return response
+
+    async def _to_its_end(self, doing: Coroutine[Any, Any, T]) -> T:
+        """What ``httpx`` does, which goes on without a caller who is cancelled, until its own time-out.
+
+        Cancelled in the middle of taking or giving back a connection, ``httpcore`` would keep it for ever.
+        """
+        task = asyncio.ensure_future(doing)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            left = asyncio.ensure_future(_abandon(task))
+            self._left.add(left)
+            left.add_done_callback(self._left.discard)
+            raise
+
+    async def aclose(self) -> None:
+        """Close the connections, and wait for what was left."""
+        await self.http.aclose()
+        await asyncio.gather(*self._left, return_exceptions=True)
+
+
+async def _abandon(task: asyncio.Task[Any]) -> None:
+    """Close the response that comes, if any."""
+    with contextlib.suppress(httpx.HTTPError):
+        response = await task
+        if isinstance(response, httpx.Response):
+            await response.aclose()
 
 
 class AsyncItems(Listing[T], AsyncIterator[T]):
@@ -266,7 +311,7 @@ class AsyncClient(AsyncReader):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._driver.http.aclose()
+        await self._driver.aclose()
 
     async def __aenter__(self) -> Self:
         return self
