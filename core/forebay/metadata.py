@@ -41,6 +41,11 @@ class HostInfo(NamedTuple):
         match = _ADDRESS.fullmatch(text)
         if match is None or not 0 < int(match["port"]) < 65536:
             raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
+        if not match["v6"]:
+            try:
+                match["host"].encode("idna")
+            except UnicodeError as error:
+                raise ValueError(f"{text!r} has a host that is no name: {error}") from None
         return cls(match["v6"] or match["host"], int(match["port"]))
 
 

@@ -199,6 +199,11 @@ def test_an_address_that_nobody_can_reach_is_not_advertised(address: str) -> Non
         load_settings("worker", {**WORKER_FLAGS, "advertise": address}, {})
 
 
+def test_a_name_that_dns_cannot_have_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"--advertise: 'pod-1\.\.svc:80' has a host that is no name"):
+        load_settings("worker", {**WORKER_FLAGS, "advertise": "pod-1..svc:80"}, {})
+
+
 def test_a_tier_starts_with_what_is_required_alone() -> None:
     worker = WorkerSettings(**load_settings("worker", WORKER_FLAGS, {}))
     assert worker.topology == Path("t.toml")

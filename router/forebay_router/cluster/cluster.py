@@ -26,6 +26,7 @@ from forebay_router.upstream.provenance import reported_in
 log = logging.getLogger(__name__)
 
 _FORGET_AFTER_MS = 300_000.0
+_BEGAN_ANEW_AFTER_MS = 10_000.0
 _LEAST_PAUSE_S = 0.02
 _PAUSE_AFTER_SILENCE_S, _LONGEST_PAUSE_AFTER_SILENCE_S = 0.5, 5.0
 """A poll without an answer occupies one of a few slots for a second, so silent workers are polled less and
@@ -77,6 +78,8 @@ class Cluster:
         self._polled = asyncio.Event()
         """Set for a moment after each poll."""
         self._fetching = asyncio.Lock()
+        self._outdated_boot_ms = float("inf")
+        """Since when no worker that answers has known a map as new as the newest one here."""
 
     async def start(self) -> None:
         """Start polling the seeds, and every worker found through them."""
@@ -256,6 +259,7 @@ class Cluster:
     async def _poll(self, address: HostInfo) -> HostInfo | None:
         """Read the status at an address; returns the address that the worker there uses, None if there is no
         worker."""
+        sent_boot_ms = boot_ms()
         body = await self._documents.get(address, "/v1/status")
         with self._pace.reading():
             try:
@@ -272,8 +276,14 @@ class Cluster:
                 return None
             self._found.add(address)
             worker = self.workers.setdefault(host, WorkerView(host))
+            # Without its former state and with another clock, a worker comes back with any incarnation.
+            another = (
+                host == address
+                and status.get("process_id", "") != worker.process_id
+                and sent_boot_ms > worker.seen_boot_ms
+            )
             worker.seen_boot_ms = boot_ms()
-            if (status["incarnation"], status["sequence"]) <= (worker.incarnation, worker.sequence):
+            if not another and not worker.is_newer(status):
                 return host
             if not worker.live:
                 log.info("worker %s is up", host)
@@ -281,8 +291,7 @@ class Cluster:
             worker.take(body, status, worker.seen_boot_ms)
             self._holds(worker, before)
         self._watch(host)
-        generation = status["generation"]
-        await self._learn(address, Generation(generation["incarnation"], generation["generation"]))
+        await self._learn(address, worker.generation)
         return host
 
     def _holds(self, worker: WorkerView, before: Set[Held]) -> None:
@@ -295,8 +304,23 @@ class Cluster:
     async def _learn(self, address: HostInfo, generation: Generation) -> None:
         """Fetch the map of a worker that has a newer one, unless another's was just fetched."""
         async with self._fetching:
+            if self._group_began_anew():
+                log.warning("no worker knows %s any more: their group began anew", self.metadata.map.generation)
+                self.metadata.map = ClusterMap()
             if generation > self.metadata.map.generation or not self.metadata.stores:
                 await self._fetch_metadata(address)
+
+    def _group_began_anew(self) -> bool:
+        """Whether for some time every worker that answers has known only older maps than this router.
+
+        As after all of them were restarted on a group that was restored from a backup.
+        """
+        known = [worker.generation for worker in self.workers.values() if worker.well]
+        if not known or max(known) >= self.metadata.map.generation:
+            self._outdated_boot_ms = float("inf")
+            return False
+        self._outdated_boot_ms = min(self._outdated_boot_ms, boot_ms())
+        return boot_ms() - self._outdated_boot_ms > _BEGAN_ANEW_AFTER_MS
 
     async def _fetch_metadata(self, address: HostInfo) -> None:
         document, metadata = await asyncio.gather(

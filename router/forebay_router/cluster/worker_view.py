@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
-from forebay.metadata import HostInfo
+from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay_router.cluster.slow_start import SlowStart
 
 _SILENT_READS_TO_SUSPECT = 3
@@ -31,8 +31,11 @@ class WorkerView:
     """One worker, as shown by its status reports and its answers."""
 
     host: HostInfo
+    process_id: str = ""
     incarnation: int = 0
     sequence: int = 0
+    generation: Generation = NO_GENERATION
+    """That of its newest map."""
     live: bool = False
     silent_reads: int = 0
     refused_read: bool = False
@@ -52,6 +55,10 @@ class WorkerView:
         """Whether it answers, as far as is known."""
         return self.live and not self.suspect
 
+    def is_newer(self, status: Mapping[str, Any]) -> bool:
+        """Whether a status is of a later moment than the last one adopted."""
+        return bool((status["incarnation"], status["sequence"]) > (self.incarnation, self.sequence))
+
     def suspected(self) -> None:
         """It was silent on a poll, which counts like several reads."""
         self.silent_reads = max(self.silent_reads, _SILENT_READS_TO_SUSPECT)
@@ -59,7 +66,10 @@ class WorkerView:
 
     def take(self, body: bytes, status: Mapping[str, Any], now_boot_ms: float) -> None:
         """Adopt a status, given both raw and parsed."""
+        self.process_id = status.get("process_id", "")
         self.incarnation, self.sequence = status["incarnation"], status["sequence"]
+        generation = status["generation"]
+        self.generation = Generation(generation["incarnation"], generation["generation"])
         self.live, self.silent_reads = True, 0
         self.ceiling = Tolerance(**status.get("ceiling", {}))
         self.replicas = {

@@ -19,6 +19,8 @@ _CONNECT_TIMEOUT_S = 1.0
 _UNACKNOWLEDGED_MS = 2_000
 """How long a worker's machine may leave sent data unacknowledged; if only the process hangs, its system still
 acknowledges."""
+_KEEP_ALIVE_S = 5
+"""After how long without traffic the worker's machine is asked whether the connection is still there."""
 _MOST_HEAD_BYTES = 64 << 10
 _LENGTH = b"\r\ncontent-length: "
 
@@ -155,10 +157,21 @@ async def exchange(connection: Connection, request: bytes) -> Answer:
 async def connect(host: HostInfo, in_flight: InFlight) -> Connection:
     """Open a connection; raises ``OSError``."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-        transport, connection = await loop.create_connection(lambda: Connection(in_flight), host.host, host.port)
-    # A machine that vanished closes nothing: without this, the connection would seem alive for minutes.
-    transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            transport, connection = await loop.create_connection(
+                lambda: Connection(in_flight), host.host, host.port
+            )
+    except UnicodeError as error:
+        # A name that DNS cannot have, such as one with two dots in a row.
+        raise OSError(f"{host} is no address: {error}") from None
+    # A machine that vanished closes nothing: without these, the connection would seem alive for minutes, or for
+    # ever while nothing is sent on it.
+    own = transport.get_extra_info("socket")
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     return connection
 
 

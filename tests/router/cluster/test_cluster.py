@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag, Tolerance
@@ -65,7 +66,7 @@ def test_a_router_that_knows_workers_but_no_stores_yet_is_not_ready():
 
 
 @asynccontextmanager
-async def worker(status: dict[str, object], *, mapped: bool) -> AsyncIterator[HostInfo]:
+async def worker(status: dict[str, Any], *, mapped: bool) -> AsyncIterator[HostInfo]:
     """A worker that says this of itself, its map has it or nobody; as long as it says nothing, it is silent."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,7 +78,7 @@ async def worker(status: dict[str, object], *, mapped: bool) -> AsyncIterator[Ho
                 documents: dict[bytes, object] = {
                     b"/v1/status": status,
                     b"/v1/stores": {"stores": [SPEC.document()], "topology": "f"},
-                    b"/v1/metadata": ClusterMap(Generation(1, 1), (active,) if mapped else ()).document(),
+                    b"/v1/metadata": ClusterMap(known(status), (active,) if mapped else ()).document(),
                 }
                 body = json.dumps(documents[head.split()[1]]).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
@@ -97,6 +98,11 @@ async def worker(status: dict[str, object], *, mapped: bool) -> AsyncIterator[Ho
         yield host
     finally:
         server.close()
+
+
+def known(status: dict[str, Any]) -> Generation:
+    """The generation of a worker's newest map."""
+    return Generation(status["generation"]["incarnation"], status["generation"]["generation"])
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -197,3 +203,39 @@ async def test_seeds_at_which_no_worker_answers_are_told_of_with_the_reason(capl
         assert any(
             f"{nobody} does not answer like a worker: [Errno 111]" in message for message in caplog.messages
         )
+
+
+async def test_a_worker_that_lost_its_state_and_its_clocks_lead_is_up_again():
+    status: dict[str, Any] = {}
+    async with worker(status, mapped=True) as host:
+        status |= {"process_id": "first", "incarnation": 2_000}
+        known = Cluster(Seeds([host]), 20, 1_000, lambda: b"")
+        await known.start()
+        try:
+            await until(lambda: known.ready)
+            known.unreachable(host)
+            status |= {"process_id": "second", "incarnation": 1_000, "sequence": 0}
+            await until(lambda: known.well(host))
+            assert known.workers[host].incarnation == 1_000
+        finally:
+            await known.stop()
+
+
+async def test_a_group_that_begins_anew_below_the_generation_known_is_followed(monkeypatch, caplog):
+    monkeypatch.setattr("forebay_router.cluster.cluster._BEGAN_ANEW_AFTER_MS", 300.0)
+    status, other = {}, {}
+    async with worker(status, mapped=True) as host, worker(other, mapped=True) as second:
+        status["generation"] = {"incarnation": 1, "generation": 10}
+        known = Cluster(Seeds([host, second]), 20, 1_000, lambda: b"")
+        await known.start()
+        try:
+            await until(lambda: known.metadata.map.generation == Generation(1, 10))
+            # One that lags behind changes nothing, however long.
+            polled = other["sequence"]
+            await until(lambda: other["sequence"] > polled + 30)
+            assert known.metadata.map.generation == Generation(1, 10)
+            status["generation"] = {"incarnation": 1, "generation": 3}
+            await until(lambda: known.metadata.map.generation == Generation(1, 3))
+        finally:
+            await known.stop()
+    assert "their group began anew" in caplog.text

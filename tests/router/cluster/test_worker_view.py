@@ -10,7 +10,8 @@ def status(sequence, *tasks, **more):
         {"store": store, "partition": partition, "role": role, "record_lag": 3, "time_lag_ms": 4.5, "age_ms": None}
         for store, partition, role in tasks
     ]
-    return {"incarnation": 7, "sequence": sequence, "tasks": rows, **more}
+    generation = {"incarnation": 1, "generation": 2}
+    return {"incarnation": 7, "sequence": sequence, "generation": generation, "tasks": rows, **more}
 
 
 def taken(view, document):

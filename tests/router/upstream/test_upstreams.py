@@ -121,6 +121,11 @@ async def test_a_refused_connection_is_an_error_of_the_os():
         await Upstreams()[host].request(b"x")
 
 
+async def test_a_name_that_dns_cannot_have_is_an_error_of_the_os():
+    with pytest.raises(OSError, match=r"a\.\.b:1 is no address"):
+        await Upstreams()[HostInfo("a..b", 1)].request(b"x")
+
+
 async def test_a_lost_connection_fails_a_lone_request():
     async with worker(None) as host:
         with pytest.raises(UpstreamClosed):
