@@ -151,14 +151,21 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
             return
         self._draining = True
-        limit = threading.Timer(self._shutdown_timeout_s, _end_process)
-        limit.daemon = True
-        limit.start()
+        self._limit()
         self._on_drain()
         loop = asyncio.get_event_loop()
         delay = 0.0 if sig == signal.SIGINT else self._drain_s
         log.info("%s: answering for %.1f s more, then stopping", signal.Signals(sig).name, delay)
         loop.call_soon_threadsafe(loop.call_later, delay, self._exit)
+
+    def _limit(self) -> None:
+        """End the process if it has not ended in time, whatever holds it up."""
+        limit = threading.Timer(self._shutdown_timeout_s, _end_process)
+        limit.daemon = True
+        try:
+            limit.start()
+        except RuntimeError as error:
+            log.warning("the time to stop is not limited: %s", error)
 
     def _exit(self) -> None:
         self.should_exit = True

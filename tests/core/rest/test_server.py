@@ -63,6 +63,33 @@ def test_a_second_signal_ends_a_process_at_once_and_in_order():
     assert "Traceback" not in done.stderr
 
 
+WITHOUT_A_THREAD = """
+import asyncio, contextlib, os, signal, threading
+from fastapi import FastAPI
+from forebay.metadata import HostInfo
+from forebay.rest.server import bind, serve
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+    yield
+    print("ended", flush=True)
+
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+
+threading.Timer.start = refuse
+with bind(HostInfo("127.0.0.1", 0)) as listener:
+    times = {"drain_ms": 0, "shutdown_timeout_ms": 1500}
+    serve(FastAPI(lifespan=lifespan), listener, **times, on_drain=lambda: None, protocol=asyncio.Protocol)
+"""
+
+
+def test_a_signal_is_heeded_though_the_machine_has_no_thread_to_spare():
+    command = [sys.executable, "-c", WITHOUT_A_THREAD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended\n")
+
+
 def test_of_two_that_start_at_one_address_one_says_so_and_ends():
     listen = HostInfo("127.0.0.1", free_port())
     with bind(listen) as first, bind(listen) as second:

@@ -307,6 +307,21 @@ def test_a_settled_group_rebalances_no_more(group, monkeypatch):
     assert {node.map.generation for node in (*nodes, late)} == {moved}
 
 
+def test_a_member_joins_though_the_machine_had_no_thread_to_spare_at_first(group, monkeypatch):
+    refused, to_thread = [], asyncio.to_thread
+
+    async def refuse(*arguments: Any) -> Any:
+        if len(refused) < 3:
+            refused.append(arguments)
+            raise RuntimeError("can't start new thread")
+        return await to_thread(*arguments)
+
+    monkeypatch.setattr(membership, "_RETRY_S", 0.05)
+    monkeypatch.setattr(asyncio, "to_thread", refuse)
+    group.wait_served_by(group.node("a"))
+    assert len(refused) == 3
+
+
 def test_a_misconfigured_member_does_not_lead_the_rest(group, caplog):
     nodes = group.settled("a", "b", "c")
     other = group.node("0", group.other_topology)

@@ -2,6 +2,8 @@ import contextlib
 import json
 import logging
 import sqlite3
+import subprocess
+import sys
 import time
 import zlib
 from collections import Counter
@@ -758,3 +760,32 @@ def test_an_assignment_that_could_not_be_followed_is_tried_again_and_no_lease_vo
     b.membership._on_assignment = follow
     group.go_on(b, for_ms=TICK_MS)
     assert b.running_actives == set(TOPOLOGY.tasks)
+
+
+def test_members_have_one_log_of_writes_though_its_file_was_removed(tmp_path):
+    path = tmp_path / "group.db"
+    group = group_database.GroupDatabase(path, "a")
+    with group.transaction(0, 1) as writing:
+        writing.put_leader("first", 10)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+    # In another process, since one has its connections share what was removed.
+    command = [sys.executable, "-c", WRITES_AS_SECOND, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second:
+        assert second.stdout.readline() == "written\n"
+        with group.transaction(0, 1) as reading:
+            assert reading.connection.execute("SELECT leader FROM grp").fetchone() == ("second",)
+        second.stdin.close()
+    group.close()
+
+
+WRITES_AS_SECOND = """
+import sys
+from pathlib import Path
+from forebay_worker.group.sqlite.database import GroupDatabase
+group = GroupDatabase(Path(sys.argv[1]), "a")
+with group.transaction(0, 1) as writing:
+    writing.put_leader("second", 20)
+print("written", flush=True)
+sys.stdin.read()
+"""

@@ -103,7 +103,7 @@ class KafkaMembership:
                 self._unreachable = True
             except Exception:
                 log.exception("the membership failed; it will be retried")
-            await self._pause(_RETRY_S)
+            self._pause(_RETRY_S)
 
     async def _be_member(self) -> None:
         """Join and stay until stopped, or until another member should lead."""
@@ -131,10 +131,11 @@ class KafkaMembership:
             await consumer.leave()
         if self._steps_down:
             self._steps_down = False
-            await self._pause(self._times.session_timeout_ms / 1000)
+            self._pause(self._times.session_timeout_ms / 1000)
 
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.to_thread(self._stopping.wait, seconds)
+    def _pause(self, seconds: float) -> None:
+        """Wait in the event loop's own thread: nothing else runs in it then, and there may be no other thread."""
+        self._stopping.wait(seconds)
 
     def _heard(self, sent_boot_ms: float) -> None:
         self._heard_boot_ms = sent_boot_ms

@@ -133,6 +133,9 @@ class GroupTransaction:
             self.connection.execute("UPDATE grp SET boot_id = ?, leader = NULL, leader_until = 0", (boot_id,))
 
 
+_FileId = tuple[int, int] | None
+
+
 class GroupDatabase:
     """The database file, created if missing; used by one thread at a time."""
 
@@ -141,7 +144,7 @@ class GroupDatabase:
         self._application_id = application_id
         self._boot_id = _BOOT_ID.read_text().strip()
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
+        self._files: tuple[_FileId, ...] = ()
 
     @contextlib.contextmanager
     def transaction(self, now: float, first_incarnation: int) -> Iterator[GroupTransaction]:
@@ -162,8 +165,9 @@ class GroupDatabase:
 
     def _connect(self, first_incarnation: int) -> sqlite3.Connection:
         if self._connection is not None:
-            # One that another member removed and recreated is a new file under the same name.
-            if self._file == _file_id(self.path):
+            # One that another member removed and recreated is a new file under the same name. Without the others,
+            # members that open it later have another log of writes.
+            if self._files == tuple(map(_file_id, self._paths())):
                 return self._connection
             self.close()
         try:
@@ -176,13 +180,18 @@ class GroupDatabase:
         file = _file_id(self.path)
         connection = sqlite3.connect(self.path, timeout=5, isolation_level=None, check_same_thread=False)
         try:
-            self._file = file or _file_id(self.path)
+            file = file or _file_id(self.path)
             self._prepare(connection, first_incarnation)
+            self._files = (file, *map(_file_id, self._paths()[1:]))
         except BaseException:
             connection.close()
             raise
         self._connection = connection
         return connection
+
+    def _paths(self) -> tuple[Path, ...]:
+        """The database's files while it is open: itself, its log and the index of that."""
+        return tuple(self.path.with_name(self.path.name + suffix) for suffix in ("", "-wal", "-shm"))
 
     def _prepare(self, connection: sqlite3.Connection, first_incarnation: int) -> None:
         # Leases are meaningless after a crash of the machine, so they need not survive one.
@@ -204,7 +213,7 @@ class GroupDatabase:
             )
 
 
-def _file_id(path: Path) -> tuple[int, int] | None:
+def _file_id(path: Path) -> _FileId:
     try:
         found = os.stat(path)
     except FileNotFoundError:
