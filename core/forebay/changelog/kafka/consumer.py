@@ -129,10 +129,10 @@ class KafkaConsumer:
             # The old one is still of use for all other topics.
             log.error("a topic was recreated, but the client needed to read it cannot be started: %s", error)
             return
-        self._client.close()
-        self._client, self._renewal_due = new, False
+        old, self._client, self._renewal_due = self._client, new, False
         self._waiting = []
         self._not_fetched.update(self._assigned)
+        old.close()
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on, once its topic is known."""
