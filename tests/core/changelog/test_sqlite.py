@@ -302,6 +302,28 @@ def test_where_the_kernel_tells_nothing_all_logs_are_looked_at_and_the_remedy_is
         assert 0.06 <= wake.timeout_s <= 0.25
 
 
+@pytest.mark.parametrize("refused", ["__init__", "watch"])
+def test_once_the_kernel_tells_again_it_is_heeded(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files" if refused == "__init__" else "No space left on device")
+
+    monkeypatch.setattr("forebay.changelog.sqlite.consumer._NEXT_EVENTS_MS", 0.0)
+    monkeypatch.setattr("forebay.changelog.sqlite.consumer._NO_MORE_WATCHES", {24})
+    with consuming(changelog) as consumer:
+        with monkeypatch.context() as limited:
+            limited.setattr(FileEvents, refused, refuse)
+            for _ in range(3):
+                poll_one(consumer)
+        assert caplog.text.count("fs.inotify") == 1
+        poll_one(consumer)
+        assert caught_up(consumer)
+        append(changelog, ZERO, "a=1", 0)
+        assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
+        assert caught_up(consumer)
+
+
 def test_partitions_are_read_side_by_side_until_unassigned(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1", 0)
     append(changelog, ONE, "b=1 c=1", 0)

@@ -24,6 +24,7 @@ _MOST_BYTES_AT_ONCE = 8 << 20
 """Limit for the values that one poll of a partition returns, not counting the last few."""
 _SIZED_AT_ONCE = 32
 _LOOK_AT_EACH_MS = 5_000.0
+_NEXT_EVENTS_MS = 60_000.0
 _LEAST_PAUSE_MS = 1.0
 _LONGEST_PAUSE_MS = 250.0
 _PAUSE_BY_LOOK_AT_SOME = 10
@@ -66,7 +67,10 @@ class SqliteConsumer:
         """Those that were read while a write was about to be committed: the kernel may have reported it
         already."""
         self._look_took_ms = 0.0
-        self._events = None if replay else _file_events()
+        self._events: FileEvents | None = None
+        self._events_due_boot_ms = float("inf") if replay else 0.0
+        """When to ask the kernel for reports, if it gives none; a replay does without."""
+        self._warned = False
         self._files: dict[str, TopicPartition] = {}
         self._looked_again_boot_ms = boot_ms()
         self._to_look_at_again: list[TopicPartition] = []
@@ -149,6 +153,8 @@ class SqliteConsumer:
 
     def _take_events(self) -> None:
         changed = None if self._events is None else self._events.changed()
+        if self._events is None and boot_ms() >= self._events_due_boot_ms:
+            self._begin_events()
         if changed is None:
             self._unread.update(self._positions)
         else:
@@ -226,30 +232,32 @@ class SqliteConsumer:
             except OSError as error:
                 if error.errno not in _NO_MORE_WATCHES:
                     raise
-                _warn_of_no_events(error)
-                self._events.close()
-                self._events = None
+                self._end_events(error)
+
+    def _begin_events(self) -> None:
+        try:
+            self._events = FileEvents()
+        except OSError as error:
+            self._end_events(error)
+
+    def _end_events(self, error: OSError) -> None:
+        self._events_due_boot_ms = boot_ms() + _NEXT_EVENTS_MS
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "The kernel does not report which logs are written to (%s), so all are polled repeatedly, which "
+                "takes part of a core if there are many. Raise fs.inotify.max_user_instances or max_user_watches; "
+                "that is noticed within a minute.",
+                error.strerror,
+            )
 
     def _disconnect(self, tp: TopicPartition) -> None:
         source = self._assigned.pop(tp, None)
         if source is not None:
             source.connection.close()
-
-
-def _file_events() -> FileEvents | None:
-    try:
-        return FileEvents()
-    except OSError as error:
-        _warn_of_no_events(error)
-        return None
-
-
-def _warn_of_no_events(error: OSError) -> None:
-    log.warning(
-        "The kernel does not report which logs are written to (%s), so all are polled repeatedly, which takes "
-        "part of a core if there are many. Raise fs.inotify.max_user_instances or max_user_watches.",
-        error.strerror,
-    )
 
 
 def _within_bounds(cursor: sqlite3.Cursor, max_records: int) -> tuple[list[Record], bool]:
