@@ -301,10 +301,10 @@ class NotReady(Problem):
 
 class LogDiverged(Problem):
     """The replica can no longer follow the log, which was replaced or truncated, or has dropped tombstones that
-    the replica never saw; it is being rebuilt.
+    the replica never saw, or the replica's store was lost; it is being rebuilt.
     """
 
-    status, name, title = 503, "log-diverged", "The log was replaced"
+    status, name, title = 503, "log-diverged", "The replica is being rebuilt"
 
 
 class PartitionerMismatch(Problem):

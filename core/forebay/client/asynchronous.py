@@ -105,14 +105,16 @@ class AsyncDriver:
             raise
 
     async def aclose(self) -> None:
-        """Close the connections, and wait for what was left."""
+        """Close the connections, and end what was left."""
         await self.http.aclose()
+        for left in self._left:
+            left.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:
-    """Close the response that comes, if any."""
-    with contextlib.suppress(httpx.HTTPError):
+    """Close the response that comes, if any; nobody is there to be told what else happens."""
+    with contextlib.suppress(Exception):
         response = await task
         if isinstance(response, httpx.Response):
             await response.aclose()

@@ -12,7 +12,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.errors import PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG
-from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadataState
+from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.candidates import Holder
@@ -315,7 +315,7 @@ class Cluster:
 
         As after all of them were restarted on a group that was restored from a backup.
         """
-        known = [worker.generation for worker in self.workers.values() if worker.well]
+        known = {worker.generation for worker in self.workers.values() if worker.well} - {NO_GENERATION}
         if not known or max(known) >= self.metadata.map.generation:
             self._outdated_boot_ms = float("inf")
             return False

@@ -172,7 +172,8 @@ class Admission:
         admitted = self._find(replica)
         if replica.diverged:
             raise self._refuse(
-                admitted, LogDiverged("The log was replaced; the replica is being rebuilt.", retry_after_s=1)
+                admitted,
+                LogDiverged("What the replica held is not trusted; it is being rebuilt.", retry_after_s=1),
             )
         # Equal queries share their parameters, so most reads of a millisecond need no check.
         if admitted.tolerated_by is not parameters:

@@ -33,6 +33,7 @@ from rocksdict import (
 )
 
 from forebay.clock import boot_ms
+from forebay.errors import ForebayError
 from forebay.stored_keys import RESERVED_TAG
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
@@ -213,9 +214,10 @@ class RocksDbStore:
 
         If the disk refuses, what was collected is dropped, and the next commit first reopens the store, once there
         is space: RocksDB writes nothing more after its log has failed. Reads continue meanwhile. Raises
-        ``StoreLost`` if it cannot be reopened.
+        ``StoreLost`` if it cannot be reopened, and ``ForebayError`` if that shows that more was written.
         """
         batch, self._batch = self._batch, WriteBatch(raw_mode=True)
+        self._reopen_if_refused()
         offsets = {**self._offsets, **changelog_offsets}
         if offsets:
             # Not without need: ingesting a file over a key in memory flushes the memory first.
@@ -229,6 +231,7 @@ class RocksDbStore:
 
     def ingest(self, path: Path, topic_partition: TopicPartition, committed: CommittedOffset) -> None:
         """Ingest a sorted file made by ``write_sst``, which contains this offset; the file is moved."""
+        self._reopen_if_refused()
         options = IngestExternalFileOptions()
         options.set_move_files(True)
         with self._writing():
@@ -237,14 +240,20 @@ class RocksDbStore:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        if self._refused:
-            self._reopen()
-            self._refused = False
         try:
             yield
         except Exception:
             self._refused = True
             raise
+
+    def _reopen_if_refused(self) -> None:
+        if not self._refused:
+            return
+        known = self._offsets
+        self._reopen()
+        self._refused = False
+        if self._offsets != known:
+            raise ForebayError("What the disk had refused was written after all; it is continued from there.")
 
     def _reopen(self) -> None:
         try:
@@ -256,11 +265,12 @@ class RocksDbStore:
             if obstacle(error, self.path) is not None or in_use(error):
                 raise
             raise StoreLost(f"its store can be neither written nor opened again ({error})") from error
-        # The last commit may have been written although it failed; an earlier one cannot be missing.
+        # The last commit may have been written although it failed, but an earlier one cannot be missing.
         behind = [
             tp for tp, known in self._offsets.items() if tp not in found or found[tp].position < known.position
         ]
         if behind:
+            self.close()
             raise StoreLost("its store was opened again without what it had committed")
         self._offsets = found
 

@@ -44,9 +44,9 @@ class Applier:
 
     ``records_per_second`` limits the pace over all replicas; 0 means no limit. ``obstacle(error)`` describes the
     machine's obstacle behind an error, None if there is none. ``on_untrusted(replica, reason)`` is called in the
-    applier's thread when a replica must be rebuilt: its log was replaced, or it may have missed tombstones;
-    ``on_complete(replica)`` when one has reached an end of its log for the first time; ``housekeeping()`` a few
-    times a second.
+    applier's thread when a replica must be rebuilt: its log was replaced, it may have missed tombstones, or its
+    store is lost; ``on_complete(replica)`` when one has reached an end of its log for the first time;
+    ``housekeeping()`` a few times a second.
     """
 
     def __init__(

@@ -179,12 +179,14 @@ class BulkRestore:
                 restoration.replica.failure = f"no restore process could be started: {error}"
                 log.error("restoring %s: %s; it will be retried", _name(restoration), restoration.replica.failure)
             if child is not None:
-                if self._restored(child, restoration) or restoration.given_up:
+                restored = self._restored(child, restoration)
+                if not restored:
+                    # Anything it may still report belongs to a finished job.
+                    self._end(child)
+                    child = None
+                if restored or restoration.given_up:
                     self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
                     continue
-                # Anything it may still report belongs to a finished job.
-                self._end(child)
-                child = None
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, timeout=_RETRY_S)
                 if not restoration.cancelled:

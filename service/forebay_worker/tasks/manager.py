@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 
@@ -53,7 +54,7 @@ class TaskManager:
         self._wanted: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
         self._on_disk = OffsetCache()
         self._released = ReleasedTasks(directory, topology, self._on_disk, state_cleanup_delay_ms)
-        self._sweeper = Sweeper(self._writable, self._obstacle_in)
+        self._sweeper = Sweeper(self._writable, self._recovery.rebuild, self._obstacle_in)
         self._never_opened: set[TaskId] = set()
         """Tasks found on disk at the start and not opened since."""
         self._unopened: str | None = None
@@ -207,7 +208,8 @@ class TaskManager:
             self._recovery.begin(replica)
         except BaseException:
             # Left open, it would lock its directory.
-            self._recovery.end(replica)
+            with contextlib.suppress(Exception):
+                self._recovery.end(replica)
             raise
         return replica
 

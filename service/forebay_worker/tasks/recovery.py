@@ -76,7 +76,7 @@ class Recovery:
             policy.poll_interval_ms,
             policy.apply_records_per_second,
             self._obstacle_in,
-            self._rebuild,
+            self.rebuild,
             self._discard_set_aside,
             housekeeping,
         )
@@ -86,14 +86,14 @@ class Recovery:
             directory.path / ".restore",
             self.applier.run,
             self._restored,
-            self._rebuild,
+            self.rebuild,
             self._obstacle_in,
         )
         self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
         self._put_off: dict[TopicPartition, _PutOff] = {}
         """Replicas whose store is closed until a new one can be opened in its place."""
         self._not_in_bulk_until: dict[TopicPartition, float] = {}
-        """Those whose restore processes kept dying."""
+        """Those whose restore processes kept dying, or that no thread could be started for."""
         self._to_ask: deque[TopicPartition] = deque()
         self._ends_due_boot_ms = 0.0
 
@@ -162,6 +162,7 @@ class Recovery:
             self.bulk_restore.submit(replica)
         except RuntimeError as error:
             log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
+            self._not_in_bulk_until[replica.topic_partition] = boot_ms() + _NOT_IN_BULK_MS
             self.applier.follow(replica)
             return
         log.info("%s: %d records behind, restored in bulk", replica.topic_partition, behind)
@@ -195,7 +196,8 @@ class Recovery:
             self.applier.observe_end(restorations[tp].replica, EndOffset(end, sent))
         self._ends_due_boot_ms = boot_ms() + _PAUSE_BY_ASKING * (boot_ms() - sent)
 
-    def _rebuild(self, replica: Replica, reason: str) -> None:
+    def rebuild(self, replica: Replica, reason: str) -> None:
+        """Begin anew in place of a store whose content cannot be trusted, or that is lost."""
         log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
@@ -232,7 +234,8 @@ class Recovery:
         try:
             self.begin(replica)
         except Exception as error:
-            self.end(replica)
+            with contextlib.suppress(Exception):
+                self.end(replica)
             self._try_again(replica, error, untrusted=False)
 
     def _try_again(self, replica: Replica, error: Exception, *, untrusted: bool) -> None:

@@ -34,11 +34,12 @@ class ReleasedTasks:
 
     def delete_due(self, wanted: Collection[TaskId]) -> None:
         """Delete the stores of tasks released long enough ago, except those requested again."""
-        due = boot_ms() - self._delay_ms
-        for task in [task for task, released in self._since_boot_ms.items() if released <= due]:
+        now = boot_ms()
+        for task in self._since_boot_ms.keys() & wanted:
+            # Not opened yet.
+            self._since_boot_ms[task] = now
+        for task in [task for task, since in self._since_boot_ms.items() if since <= now - self._delay_ms]:
             if task in wanted:
-                # Not opened yet.
-                self._since_boot_ms[task] = boot_ms()
                 continue
             self._on_disk.drop(task)
             try:

@@ -38,7 +38,7 @@ class Replica:
     complete: bool = False
     """Whether an end of the log was ever reached: until then a missing key proves nothing."""
     diverged: bool = False
-    """The log is not the one this replica was built from, and the rebuild is not done."""
+    """Its content was not that of the log, or is lost, and the rebuild is not done."""
     misplaced_key: bytes | None = None
     """A key that another partitioner put here: misses then prove nothing."""
     partitions_found: int | None = None

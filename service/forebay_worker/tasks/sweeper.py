@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 
 from forebay.clock import boot_ms
 from forebay.tasks import TopicPartition
+from forebay_worker.state.rocksdb import StoreLost
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 
@@ -21,12 +22,19 @@ _PATIENCE_WHERE_EXPIRED = 6
 class Sweeper:
     """Deletes what is past retention, replica by replica; in the applier's thread.
 
-    ``writable(replica)`` says whether a replica is held and its store accepts writes; ``obstacle(error)``
-    describes the machine's obstacle behind an error, None if there is none.
+    ``writable(replica)`` says whether a replica is held and its store accepts writes; ``lost(replica, reason)`` is
+    called if its store is lost; ``obstacle(error)`` describes the machine's obstacle behind an error, None if
+    there is none.
     """
 
-    def __init__(self, writable: Callable[[Replica], bool], obstacle: Callable[[Exception], str | None]) -> None:
+    def __init__(
+        self,
+        writable: Callable[[Replica], bool],
+        lost: Callable[[Replica, str], None],
+        obstacle: Callable[[Exception], str | None],
+    ) -> None:
         self._writable = writable
+        self._lost = lost
         self._obstacle = obstacle
         self._expiry = Expiry()
         self._to_sweep: deque[Replica] = deque()
@@ -56,6 +64,9 @@ class Sweeper:
         tp = replica.topic_partition
         try:
             removed = self._expiry.sweep(replica)
+        except StoreLost as error:
+            self._lost(replica, str(error))
+            return 0
         except Exception as error:
             if tp not in self._failed:
                 self._failed.add(tp)

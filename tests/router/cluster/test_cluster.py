@@ -239,3 +239,19 @@ async def test_a_group_that_begins_anew_below_the_generation_known_is_followed(m
         finally:
             await known.stop()
     assert "their group began anew" in caplog.text
+
+
+async def test_workers_that_have_not_joined_again_leave_the_map_as_it_is(monkeypatch):
+    monkeypatch.setattr("forebay_router.cluster.cluster._BEGAN_ANEW_AFTER_MS", 100.0)
+    status: dict[str, Any] = {}
+    async with worker(status, mapped=True) as host:
+        known = Cluster(Seeds([host]), 20, 1_000, lambda: b"")
+        await known.start()
+        try:
+            await until(lambda: known.metadata.map.generation == Generation(1, 1))
+            status["generation"] = {"incarnation": 0, "generation": 0}
+            polled = status["sequence"]
+            await until(lambda: status["sequence"] > polled + 20)
+            assert known.metadata.map.generation == Generation(1, 1)
+        finally:
+            await known.stop()

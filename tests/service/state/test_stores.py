@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rocksdict import DbClosedError
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.errors import TopologyError
+from forebay.errors import ForebayError, TopologyError
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition
@@ -360,6 +360,21 @@ def test_a_store_is_closed_and_opened_again_while_others_read_many_keys_of_it(tm
     store.close()
     with pytest.raises(DbClosedError):
         store.get(keys[0])
+    store.close()
+
+
+def test_a_store_that_has_more_than_it_knew_after_a_refusal_is_continued_from_there(tmp_path):
+    store = RocksDbStore("s", tmp_path / "s", MEMORY.options())
+    store.commit({TP: CommittedOffset(1, 1)})
+    store.put(USER_TAG + b"a", b"2")
+    store.commit({TP: CommittedOffset(2, 2)})
+    # As if that had failed after it was written.
+    store._offsets, store._refused = {TP: CommittedOffset(1, 1)}, True
+    with pytest.raises(ForebayError, match="was written after all"):
+        store.commit({})
+    assert store.committed_offset(TP) == CommittedOffset(2, 2)
+    store.commit({TP: CommittedOffset(3, 3)})
+    assert (store.get(USER_TAG + b"a"), store.committed_offset(TP).position) == (b"2", 3)
     store.close()
 
 

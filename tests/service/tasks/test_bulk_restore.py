@@ -263,5 +263,5 @@ def test_a_restore_whose_processes_keep_dying_is_given_up_and_says_why(changelog
     assert restore.finish() == {}
     assert restore.done[0].given_up
     assert restore.replica.failure == "its restore process ended before it was done"
-    assert restore.bulk.restoring(restore.replica) is None
+    assert (restore.bulk.restoring(restore.replica), restore.bulk._children) == (None, [])
     restore.close()

@@ -5,12 +5,15 @@ import logging
 import threading
 
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.opening import OpenedStore, StoreOpener
 from forebay_worker.tasks.expiry import Expiry
+from forebay_worker.tasks.released import ReleasedTasks
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import (
     PARTITIONS,
     TASKS,
+    TOPOLOGY,
     TWO_STORES,
     SlowOpener,
     fill,
@@ -189,3 +192,18 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path, changelog, monkeyp
         left = tmp_path / "state" / "app"
         wait_until(lambda: [path.name for path in left.glob("0_*")] == [str(TASKS[0])], "the others' deletion")
     assert "could not be deleted, and will be later" in caplog.text
+
+
+def test_state_is_kept_for_as_long_after_its_task_was_last_wanted(tmp_path, monkeypatch):
+    now_ms = [0.0]
+    monkeypatch.setattr("forebay_worker.tasks.released.boot_ms", lambda: now_ms[0])
+    directory = StateDirectory(tmp_path / "state", "app")
+    left = directory.store_path(TASKS[0], "a")
+    left.mkdir(parents=True)
+    released = ReleasedTasks(directory, TOPOLOGY, OffsetCache(), 600_000)
+    released.add(TASKS[0])
+    # Wanted for a while, and not opened.
+    for now_ms[0], wanted, kept in ((590_000, TASKS[:1], True), (1_180_000, (), True), (1_190_001, (), False)):
+        released.delete_due(wanted)
+        assert left.exists() is kept
+    directory.close()

@@ -292,8 +292,9 @@ def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_a
         assert (replica.store.get(USER_TAG + b"new"), replica.store.get(USER_TAG + b"k")) == (b"1", None)
 
 
-def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path, changelog, monkeypatch):
+def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path, changelog, monkeypatch, caplog):
     far_behind(changelog, monkeypatch)
+    monkeypatch.setattr("forebay_worker.tasks.recovery._FALLEN_BEHIND", 0)
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -303,8 +304,12 @@ def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path,
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
-        manager.hold(TASKS, ())
+        manager.hold(TASKS[:1], ())
         wait_until(lambda: manager.offsets().get(TASKS[0]) == 101, "all is applied")
+        append(changelog, 0, 3, [(b"new%d" % i, b"1", 0) for i in range(3_000)])
+        wait_until(lambda: manager.offsets().get(TASKS[0]) == 3_101, "all is applied again")
+    # Not begun over and over again.
+    assert caplog.text.count("cannot be restored in bulk") == 1
 
 
 def test_a_replica_whose_restore_processes_keep_dying_is_restored_record_by_record(

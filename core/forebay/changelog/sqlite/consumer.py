@@ -229,6 +229,7 @@ class SqliteConsumer:
         if self._events is not None:
             try:
                 self._events.watch(directory)
+                self._warned = False
             except OSError as error:
                 if error.errno not in _NO_MORE_WATCHES:
                     raise
