@@ -295,6 +295,7 @@ def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_a
 def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path, changelog, monkeypatch, caplog):
     far_behind(changelog, monkeypatch)
     monkeypatch.setattr("forebay_worker.tasks.recovery._FALLEN_BEHIND", 0)
+    monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 5)
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
