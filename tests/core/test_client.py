@@ -893,14 +893,14 @@ def tls_in_front(address: str, certificate: trustme.LeafCert) -> Iterator[str]:
 
     ports: list[int] = []
     ended = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     try:
         wait_until(lambda: ports, "the proxy")
         yield f"https://127.0.0.1:{ports[0]}"
     finally:
         ended.set()
-        thread.join()
+        thread.join(20)
 
 
 def test_a_client_trusts_the_authorities_that_it_is_given_and_no_others(served, connect):
