@@ -7,6 +7,7 @@ Only stores that do not manage their offsets need it (KIP-1035). The format is t
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +18,8 @@ from forebay.clock import epoch_ms
 from forebay.errors import ForebayError
 from forebay.tasks import TopicPartition
 from forebay_worker.state.durable import remove_durably, write_durably
+
+log = logging.getLogger(__name__)
 
 CHECKPOINT_NAME = ".checkpoint"
 OFFSET_UNKNOWN = -4
@@ -55,6 +58,14 @@ class CheckpointFile:
         except FileNotFoundError:
             return {}
         return _parse(self.path, raw.decode("utf-8", "replace"))
+
+    def drop_malformed(self) -> None:
+        """Remove the file if it is malformed, and log that its offsets are lost; raises ``OSError``."""
+        try:
+            self.read()
+        except CheckpointError as error:
+            log.error("%s", error)
+            remove_durably(self.path)
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Replace the file by one with these offsets, or remove it if there are none; raises ``OSError``."""

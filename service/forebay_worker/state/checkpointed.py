@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 
 from forebay.clock import boot_ms, epoch_ms
 from forebay.stores import CommittedOffset, StateStore
 from forebay.tasks import TopicPartition
-from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
-from forebay_worker.state.durable import remove_durably
-
-log = logging.getLogger(__name__)
+from forebay_worker.state.checkpoint import CheckpointFile
 
 RECORDS_PER_CHECKPOINT = 10_000
 """A checkpoint is written after this many records even before its interval has passed."""
@@ -103,11 +99,7 @@ class CheckpointedStore:
             return
         # The offset never gets ahead of what is durable.
         self._inner.flush()
-        try:
-            self._checkpoint.add(self._topic_partition, self._committed.position, self._committed_epoch_ms)
-        except CheckpointError as error:
-            log.error("%s", error)
-            remove_durably(self._checkpoint.path)
-            self._checkpoint.add(self._topic_partition, self._committed.position, self._committed_epoch_ms)
+        self._checkpoint.drop_malformed()
+        self._checkpoint.add(self._topic_partition, self._committed.position, self._committed_epoch_ms)
         self._written_boot_ms = self._clock()
         self._records_since = 0

@@ -19,7 +19,7 @@ from forebay.topology import STORE_ENTRY_POINTS, StoreSpec
 from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.checkpointed import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.durable import remove_durably, write_durably
+from forebay_worker.state.durable import write_durably
 from forebay_worker.state.inspection import IDENTITY_NAME, read_identity
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.obstacles import in_use, obstacle
@@ -157,13 +157,8 @@ class StoreOpener:
         """A store whose offset is kept in a checkpoint file, and why it cannot be used, None if it can."""
         # One for all stores of the task: it tracks how old each line is.
         checkpoint = self._checkpoints.setdefault(task, CheckpointFile.of(path.parents[1]))
-        try:
-            known = tp in checkpoint.read()
-        except CheckpointError as error:
-            log.error("%s", error)
-            known = False
-            remove_durably(checkpoint.path)
-        if not known and store.persistent and _has_records(store):
+        checkpoint.drop_malformed()
+        if tp not in checkpoint.read() and store.persistent and _has_records(store):
             # A replay from the beginning over its content would bring back deleted keys.
             return store, "its offset is unknown"
         return CheckpointedStore(store, checkpoint, tp, self._end(tp), self.checkpoint_interval_ms), None
@@ -197,11 +192,8 @@ class StoreOpener:
         """
         path.parents[1].mkdir(parents=True, exist_ok=True)
         for file in self._offset_files(path, tp):
-            try:
-                file.remove(tp)
-            except CheckpointError as error:
-                log.error("%s", error)
-                remove_durably(file.path)
+            file.drop_malformed()
+            file.remove(tp)
 
     def _offset_files(self, path: Path, tp: TopicPartition) -> list[CheckpointFile]:
         """The files that may have an offset of the store at a path.
