@@ -38,16 +38,15 @@ class ReleasedTasks:
         for task in self._since_boot_ms.keys() & wanted:
             # Not opened yet.
             self._since_boot_ms[task] = now
-        for task in [task for task, since in self._since_boot_ms.items() if since <= now - self._delay_ms]:
-            if task in wanted:
-                continue
+        released = self._since_boot_ms.keys() - wanted
+        for task in [task for task in released if self._since_boot_ms[task] <= now - self._delay_ms]:
             self._on_disk.drop(task)
             try:
                 for spec in self._topology.stores_of(task):
                     self._directory.delete_store(task, spec.name)
                     self._directory.discard_set_aside(spec.name, task.partition)
             except OSError as error:
-                self._since_boot_ms[task] = boot_ms()
+                self._since_boot_ms[task] = now
                 log.error("the stores of task %s could not be deleted, and will be later: %s", task, error)
             else:
                 del self._since_boot_ms[task]
