@@ -12,10 +12,8 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.state.rocksdb import StoreLost
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.sweeper import Sweeper
 
 RETENTION_MS = 1_000
 WINDOWS = StoreSpec(
@@ -94,19 +92,6 @@ def test_a_rebuilt_store_is_swept_by_its_own_stream_time(in_the_middle):
             assert expiry.sweep(replica) == 0
         add_windows(replica, 1_500)
         assert sum(expiry.sweep(replica) for _ in range(5)) == 6
-
-
-def test_a_store_that_is_found_lost_by_a_sweep_is_rebuilt(monkeypatch):
-    replica, lost = Replica(WINDOWS, TaskId(0, 0), MemoryStore("s")), []
-    add_windows(replica, 0, 10_000)
-
-    def refuse(_: object) -> None:
-        raise StoreLost("its directory is gone")
-
-    monkeypatch.setattr(replica.store, "commit", refuse)
-    sweeper = Sweeper(lambda _: True, lambda *told: lost.append(told), lambda _: None)
-    sweeper.sweep_some([replica])
-    assert lost == [(replica, "its directory is gone")]
 
 
 def test_what_has_no_retention_stays():

@@ -2,11 +2,14 @@ import time
 from collections import Counter
 
 from forebay.tasks import TaskId
+from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.rocksdb import StoreLost
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.sweeper import Sweeper
 from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import PARTITIONS, TASKS, offsets, started
+from tests.service.tasks.held_tasks import PARTITIONS, TASKS, TOPOLOGY, offsets, started
 
 
 def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_path, changelog, monkeypatch):
@@ -24,3 +27,13 @@ def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_pa
         wait_until(lambda: len(swept) >= 2 * PARTITIONS, "two rounds")
         monkeypatch.undo()
     assert Counter(swept[: 2 * PARTITIONS]) == Counter(2 * TASKS)
+
+
+def test_a_store_that_a_sweep_finds_lost_is_rebuilt(monkeypatch):
+    def refuse(*_: object) -> int:
+        raise StoreLost("its directory is gone")
+
+    monkeypatch.setattr(Expiry, "sweep", refuse)
+    replica, lost = Replica(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a")), []
+    Sweeper(lambda _: True, lambda *told: lost.append(told), lambda _: None).sweep_some([replica])
+    assert lost == [(replica, "its directory is gone")]
