@@ -39,7 +39,7 @@ def load_some(
     environment: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> dict[str, Any]:
-    """Only the settings of these names; the config file may have all of the tier's."""
+    """Only the settings of these names; the config file may have all of the tier's. Raises ``SettingError``."""
     environment = os.environ if environment is None else environment
     table = settings_for(tier)
     file = _read_config(config, table) if config else {}
