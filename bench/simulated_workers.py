@@ -84,6 +84,7 @@ class Workers:
             "application_id": _APPLICATION,
             "topology": _FINGERPRINT,
             "host": host,
+            "rack": host,
             "process_id": f"process-{n}",
             "incarnation": 1,
             "sequence": self._sequence,

@@ -11,7 +11,7 @@ from forebay.settings import SETTINGS, Setting, Tier
 SCHEMA = Path(__file__).parent / "chart" / "values.schema.json"
 SET_BY_THE_CHART: dict[Tier, frozenset[str]] = {
     "worker": frozenset({"topology", "state_dir", "listen", "advertise", "rack"}),
-    "router": frozenset({"listen", "seeds"}),
+    "router": frozenset({"listen", "seeds", "rack"}),
 }
 
 _STRING = {"type": "string"}

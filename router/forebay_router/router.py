@@ -40,6 +40,7 @@ class Router:
             self.credentials,
             settings.application_id,
             self.upstreams.forget,
+            settings.rack,
         )
         self.streams = EventStreams(settings.max_event_streams)
         self.pages = PageMemory()

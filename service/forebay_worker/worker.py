@@ -204,6 +204,7 @@ class Worker:
             "application_id": self.topology.application_id,
             "topology": self.topology.fingerprint,
             "host": str(self.host),
+            "rack": self._rack,
             "process_id": self._directory.process_id,
             "incarnation": self.incarnation,
             "sequence": next(self._sequence),
@@ -229,9 +230,13 @@ class Worker:
             self.host,
             self.topology.fingerprint,
             offsets,
-            # Workers on one machine fail together.
-            rack=self.settings.rack or self.host.host,
+            rack=self._rack,
         )
+
+    @property
+    def _rack(self) -> str:
+        """Workers on one machine fail together."""
+        return self.settings.rack or self.host.host
 
     def _proven_active(self) -> dict[Any, bool]:
         """The tasks for which this worker is a running active, with a lag proven to be acceptable."""

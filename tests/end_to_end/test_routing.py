@@ -52,6 +52,25 @@ def test_reads_that_prefer_any_replica_are_spread_over_all(served, bound):
     assert hosts(router, f"/hours/keys/jfk/windows?prefer=any{bound}") == everyone
 
 
+def test_reads_that_prefer_any_replica_go_to_the_rack_of_the_router_while_it_can_answer(tmp_path):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
+        near, far = (cluster.start_worker(None, "--rack", rack, ready=False) for rack in ("a", "b"))
+        for address in (near, far):
+            cluster.wait_ready(address)
+        router = cluster.start_router("--rack", "a")
+        cluster.wait_settled(router)
+        keys = (f"k{i}" for i in range(50))
+        key = next(key for key in keys if cluster.active_for(router, "counts", key) == far)
+        spread = f"/counts/keys/{key}?prefer=any"
+        assert hosts(router, spread) == {near}
+        assert hosts(router, spread, headers={"te": "trailers"}) == {near}
+        assert hosts(router, "/counts/batch-get?prefer=any", json={"keys": [key]}) == {near}
+        assert hosts(router, f"/counts/keys/{key}") == {far}
+        cluster.kill(near)
+        assert hosts(router, spread) == {far}
+
+
 @pytest.mark.parametrize("headers", [{}, {"te": "trailers"}])
 def test_require_active_beats_a_preference(served, headers):
     cluster, router = served

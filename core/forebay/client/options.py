@@ -39,8 +39,8 @@ class ReadOptions(TypedDict, total=False):
     require_active: bool
     """Only a running active answers."""
     prefer: Prefer
-    """``"any"`` lets a router spread reads over all replicas within the bounds; ``"active"`` asks the active
-    first."""
+    """``"any"`` lets a router spread reads over all replicas within the bounds, or those of its rack if it has
+    one; ``"active"`` asks the active first."""
     min_position: str
     """Position token of an answer or of a sink's batch: read at least that."""
     wait_ms: int

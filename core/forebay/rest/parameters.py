@@ -222,7 +222,8 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     "require_active": ({"type": "boolean"}, "Only a running active answers."),
     "prefer": (
         {"type": "string", "enum": list(get_args(Prefer)), "default": "active"},
-        "Which replica a router asks first: the active, or any within the tolerance, to spread the load.",
+        "Which replica a router asks first: the active, or any within the tolerance, to spread the load; if the "
+        "router has a rack, one there.",
     ),
     "min_position": ({"type": "string"}, "Position token of an earlier answer: read at least that."),
     "wait_ms": ({"type": "integer", "minimum": 0}, "How long a replica may wait to meet the bound."),

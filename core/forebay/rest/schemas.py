@@ -165,6 +165,7 @@ WORKER_STATUS_SCHEMA = _object(
         "tier": _enum("worker"),
         "topology": _STRING,
         "host": _HOST,
+        "rack": _STRING,
         **_PROCESS,
         "obstacle": {
             "type": ["string", "null"],

@@ -97,9 +97,10 @@ SETTINGS: tuple[Setting, ...] = (
         "rack",
         "text",
         None,
-        WORKER,
-        "The unit that fails together with this worker, such as its zone, by default the host that it advertises; "
-        "standbys prefer another (KIP-708).",
+        BOTH,
+        "The unit that fails together with this process, such as its zone. A worker's is by default the host that "
+        "it advertises; standbys prefer another than their active's (KIP-708). A router that has one sends reads "
+        "with `prefer=any` to workers of the same (KIP-392), as long as one is within the bounds.",
     ),
     Setting("num_standby_replicas", "integer", 1, WORKER, "Standbys of each task, on other workers."),
     Setting(

@@ -59,6 +59,7 @@ class RouterSettings:
     application_id: str | None
     listen: HostInfo
     processes: int
+    rack: str | None
     request_timeout_ms: int
     max_request_timeout_ms: int
     max_in_flight: int

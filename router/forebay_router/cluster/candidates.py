@@ -21,7 +21,7 @@ class Holder:
 
     ``lag`` is the last one reported, unknown once the report is too old. ``load`` is how many requests the router
     has in flight there, and ``window`` how many it should have at most while the worker recovers, None if it does
-    not. ``ceiling`` is the worker's bound for every read.
+    not. ``ceiling`` is the worker's bound for every read. ``near`` tells that its rack is the router's.
     """
 
     host: HostInfo
@@ -32,6 +32,7 @@ class Holder:
     load: int = 0
     window: int | None = None
     ceiling: Tolerance = UNLIMITED
+    near: bool = False
 
 
 class _Rank(IntEnum):
@@ -54,8 +55,8 @@ def candidates(
 
     The active comes first; then restoring actives and standbys by lag; then those of unknown lag; then recovering
     ones at the limit of their window; then those believed too far behind, silent or dead, as a last resort before
-    refusing. ``prefer="any"`` instead spreads reads over every replica within tolerance, by two random choices and
-    the lesser load.
+    refusing. ``prefer="any"`` instead spreads reads over every replica within tolerance, or those of the router's
+    rack if there are any (the idea of KIP-392), by two random choices and the lesser load.
     """
     ranked = sorted(holders, key=lambda holder: _order(holder, tolerance))
     order = [holder.host for holder in ranked]
@@ -70,9 +71,11 @@ def candidates(
 
 
 def equally_good(holders: Iterable[Holder], tolerance: Tolerance) -> tuple[HostInfo, ...]:
-    """The hosts that are as good as the active for a read with ``prefer="any"``: healthy, and within its
-    tolerance."""
-    return tuple(holder.host for holder in holders if _rank(holder, tolerance) <= _Rank.WITHIN_TOLERANCE)
+    """The hosts to choose among for a read with ``prefer="any"``: healthy, within its tolerance, and near if any
+    such is."""
+    good = [holder for holder in holders if _rank(holder, tolerance) <= _Rank.WITHIN_TOLERANCE]
+    near = [holder for holder in good if holder.near]
+    return tuple(holder.host for holder in near or good)
 
 
 def less_loaded(hosts: Sequence[_Host], load: Callable[[_Host], int], choose: random.Random) -> _Host:

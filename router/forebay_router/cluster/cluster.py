@@ -50,9 +50,11 @@ class Cluster:
         credentials: Callable[[], bytes],
         application_id: str | None = None,
         on_forgotten: Callable[[HostInfo], None] | None = None,
+        rack: str | None = None,
     ) -> None:
         self._seeds = seeds
         self._on_forgotten = on_forgotten
+        self._rack = rack
         self._documents = WorkerDocuments(credentials)
         self._pace = Pace(poll_interval_ms / 1000)
         self._following: asyncio.Task[None] | None = None
@@ -141,7 +143,9 @@ class Cluster:
         if report is not None:
             role = report.role
             lag = report.lag if boot_ms() - report.at_boot_ms <= self._lag_report_max_age_ms else UNKNOWN_LAG
-        return Holder(host, role, lag, worker.live, worker.suspect, load, worker.slow_start.window, worker.ceiling)
+        near = self._rack is not None and worker.rack == self._rack
+        window = worker.slow_start.window
+        return Holder(host, role, lag, worker.live, worker.suspect, load, window, worker.ceiling, near)
 
     def heard(self, host: HostInfo, held: Held, head: bytes) -> None:
         """Record the state of the answering replica from the header lines of a worker's answer."""

@@ -42,6 +42,7 @@ class WorkerView:
     seen_boot_ms: float = 0.0
     slow_start: SlowStart = field(default_factory=SlowStart)
     ceiling: Tolerance = UNLIMITED
+    rack: str | None = None
     replicas: dict[Held, Report] = field(default_factory=dict)
     _status: bytes = b""
 
@@ -72,6 +73,7 @@ class WorkerView:
         self.generation = Generation(generation["incarnation"], generation["generation"])
         self.live, self.silent_reads = True, 0
         self.ceiling = Tolerance(**status.get("ceiling", {}))
+        self.rack = status.get("rack")
         self.replicas = {
             (sys.intern(row["store"]), row["partition"]): Report(
                 sys.intern(row["role"]), Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]), now_boot_ms

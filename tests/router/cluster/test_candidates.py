@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ HOLDERS = st.lists(
         st.booleans(),
         st.integers(0, 9),
         st.none() | st.integers(1, 9),
+        near=st.booleans(),
     ),
     max_size=8,
     unique_by=lambda holder: holder.host,
@@ -97,6 +99,14 @@ def test_any_begins_with_one_that_is_as_good_as_the_best(holders, tolerance, see
     good = equally_good(holders, tolerance)
     assert set(good) <= {holder.host for holder in holders if takes_more(holder)}
     assert not good or order[0] in good
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(holders=HOLDERS, tolerance=TOLERANCES)
+def test_any_leaves_the_rack_of_the_router_only_if_no_one_there_is_as_good(holders, tolerance):
+    chosen = {holder.near for holder in holders if holder.host in equally_good(holders, tolerance)}
+    elsewhere = equally_good([replace(holder, near=False) for holder in holders], tolerance)
+    assert chosen == {any(holder.near for holder in holders if holder.host in elsewhere)} or not elsewhere
 
 
 def test_any_spreads_reads_over_every_replica_within_tolerance_by_load():
