@@ -137,7 +137,7 @@ def _endpoint(router: Router, route: ReadRoute, metrics: RouterMetrics) -> Calla
             parameters = parse_parameters(request.scope["query_string"], route.parameters)
             return await read(router, route, metrics, request, parameters)
         except Problem as problem:
-            metrics.count(route.path, problem.status)
+            metrics.count(route.path, problem.status, request.path_params["store"])
             return respond(problem_answer(problem))
         finally:
             metrics.answer_ms[route.path].observe(boot_ms() - begun_boot_ms)
@@ -211,13 +211,13 @@ class _ListResponse(StreamingResponse):
 
 def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
-        query = request.scope["query_string"]
+        query, store = request.scope["query_string"], request.path_params["store"]
         try:
             body = await body_of(request, MOST_BODY_BYTES)
         except Problem as problem:
-            metrics.count(BATCH_ROUTE.path, problem.status)
+            metrics.count(BATCH_ROUTE.path, problem.status, store)
             return respond(problem_answer(problem))
-        return respond(await batch_get(router, metrics, request.path_params["store"], query, body))
+        return respond(await batch_get(router, metrics, store, query, body))
 
     return endpoint
 
@@ -228,7 +228,7 @@ def _changes_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Reque
             response: Response = await router.streams.open(_changes(router, request).events(), request.receive)
         except Problem as problem:
             response = respond(problem_answer(problem))
-        metrics.count(CHANGES_ROUTE.path, response.status_code)
+        metrics.count(CHANGES_ROUTE.path, response.status_code, request.path_params["store"])
         return response
 
     return endpoint

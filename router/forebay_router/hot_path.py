@@ -78,7 +78,7 @@ class RouterHotPath:
             return None
         overload = router.overload()
         if overload is not None:
-            self._metrics.count(_PATH, overload.status)
+            self._metrics.count(_PATH, overload.status, asked.spec.name)
             self._answer_ms.observe(0)
             return problem_answer(overload)
         now = boot_ms()

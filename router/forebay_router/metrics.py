@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -13,6 +13,7 @@ from forebay import __version__
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import Answer
 from forebay.rest.histogram import Histogram
+from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.statuses import WITH_LAG
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
@@ -31,14 +32,26 @@ class RouterMetrics(Collector):
         self.refusals: Counter[int] = Counter()
         """Requests that the authenticator refused, by status."""
         self._reads: Counter[tuple[str, int, str]] = Counter()
+        self._results: Counter[tuple[str, int]] = Counter()
         self._lag = ServedLag()
         self.answer_ms: dict[str, Histogram] = defaultdict(lambda: Histogram(_ANSWER_MS))
         """How long answers took, by route: lists until their first byte, event streams not at all."""
         self._unread: Counter[tuple[str, str, int, RawFigures | None]] = Counter()
 
-    def count(self, route: str, status: int) -> None:
-        """Count an answer that no single replica gave."""
+    def count(self, route: str, status: int, store: str = "") -> None:
+        """Count an answer that no single replica gave; ``store`` as the client named it, if it did."""
         self._reads[route, status, ""] += 1
+        self._results[self._known(store), status] += 1
+
+    def count_batch(self, store: str, statuses: Iterable[int]) -> None:
+        """Count a batch that was answered, and each key's result."""
+        self._reads[BATCH_ROUTE.path, 200, ""] += 1
+        for status, times in Counter(statuses).items():
+            self._results[store, status] += times
+
+    def _known(self, store: str) -> str:
+        """Clients may name any number of stores that do not exist."""
+        return store if store in self._router.metadata.stores else ""
 
     def count_answer(self, route: str, store: str, answer: Answer) -> None:
         """Count an answer, and how far behind it was. Figures are parsed later, identical ones only once."""
@@ -51,12 +64,14 @@ class RouterMetrics(Collector):
         for (route, store, status, raw), count in unread.items():
             told = ReportedProvenance("", UNKNOWN_LAG) if raw is None else read_figures(raw)
             self._reads[route, status, told.role] += count
+            self._results[store, status] += count
             if raw is not None and status in WITH_LAG:
                 self._lag.observe(store, told.lag, count)
 
     def count_list(self, route: str, store: str, lag: Lag) -> None:
         """Count a list, and the largest lag of its partitions."""
         self._reads[route, 200, ""] += 1
+        self._results[store, 200] += 1
         self._lag.observe(store, lag)
 
     def collect(self) -> Iterator[Metric]:
@@ -67,12 +82,17 @@ class RouterMetrics(Collector):
         )
         for (route, status, role), count in list(self._reads.items()):
             reads.add_metric([route, str(status), role], count)
+        results = CounterMetricFamily(
+            "forebay_router_results", "Results of reads, one for each key of a batch.", labels=["store", "status"]
+        )
+        for (store, status), count in list(self._results.items()):
+            results.add_metric([store, str(status)], count)
         refusals = CounterMetricFamily(
             "forebay_router_refusals", "Requests that authentication refused.", labels=["status"]
         )
         for status, count in list(self.refusals.items()):
             refusals.add_metric([str(status)], count)
-        yield from (reads, refusals)
+        yield from (reads, results, refusals)
         yield from self._lag.collect()
         took = HistogramMetricFamily(
             "forebay_router_answer_seconds",

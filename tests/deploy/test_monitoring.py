@@ -147,9 +147,9 @@ ALERTS = [
     ),
     alerts(
         {
-            'forebay_router_reads_total{status="200",route="/"}': "0+900",
-            'forebay_router_reads_total{status="503",route="/"}': "0+1",
-            'forebay_router_reads_total{status="429",route="/"}': "0+0",
+            'forebay_router_results_total{status="200",store="s"}': "0+900",
+            'forebay_router_results_total{status="503",store="s"}': "0+1",
+            'forebay_router_results_total{status="429",store="s"}': "0+0",
         },
         after="8m",
         ForebayReadsFail=1,
@@ -159,8 +159,8 @@ ALERTS = [
     *(
         alerts(
             {
-                'forebay_router_reads_total{status="200",route="/"}': "0+1",
-                'forebay_router_reads_total{status="503",route="/"}': "0x12 1x28",
+                'forebay_router_results_total{status="200",store="s"}': "0+1",
+                'forebay_router_results_total{status="503",store="s"}': "0x12 1x28",
             },
             after=after,
             ForebayReadsFail=0,
@@ -169,8 +169,8 @@ ALERTS = [
     ),
     alerts(
         {
-            'forebay_router_reads_total{status="200",route="/"}': "0+90",
-            'forebay_router_reads_total{status="429",route="/"}': "0+10",
+            'forebay_router_results_total{status="200",store="s"}': "0+90",
+            'forebay_router_results_total{status="429",store="s"}': "0+10",
         },
         after="8m",
         ForebayOverloaded=1,
@@ -178,8 +178,9 @@ ALERTS = [
     ),
     alerts(
         {
-            'forebay_router_reads_total{status="200",route="/"}': "0+90",
-            'forebay_router_reads_total{status="412",route="/"}': "0+10",
+            'forebay_router_results_total{status="200",store="s"}': "0+90",
+            'forebay_router_results_total{status="200",store="others"}': "0+9000",
+            'forebay_router_results_total{status="412",store="s"}': "0+10",
         },
         after="20m",
         ForebayReadsRefused=1,
@@ -197,10 +198,10 @@ ALERTS = [
     alerts(
         of("prod", lag("a", age_seconds="300+15", time_lag_seconds="0+0", records_applied_total="700+0"))
         | of("prod", role("a", 0, "standby"))
-        | of("prod", {'forebay_router_reads_total{status="503"}': "0+10"})
+        | of("prod", {'forebay_router_results_total{status="503"}': "0+10"})
         | of("test", lag("b", age_seconds="1+0", time_lag_seconds="0+0", records_applied_total="0+100"))
         | of("test", role("b", 0, "active"))
-        | of("test", {'forebay_router_reads_total{status="200"}': "0+99000"}),
+        | of("test", {'forebay_router_results_total{status="200"}': "0+99000"}),
         after="15m",
         ForebaySourceStopped=1,
         ForebayPartitionWithoutActive=1,

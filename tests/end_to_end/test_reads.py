@@ -329,12 +329,49 @@ def test_metrics_say_what_was_read_and_how_far_behind(served):
     assert more('forebay_router_served_record_lag_bucket{le="0",store="counts"}') == 20
     assert more('forebay_router_served_time_lag_seconds_count{store="counts"}') == 20
     assert more('forebay_router_served_record_lag_count{store="hours"}') == 1
+    assert more('forebay_router_served_age_seconds_count{store="counts"}') == 20
+    assert more('forebay_router_served_age_seconds_bucket{le="3600",store="counts"}') == 20
     for worker in cluster.workers:
         assert after[f'forebay_router_worker_in_flight{{host="{worker}"}}'] == 0
     worker = next(iter(cluster.workers))
     text = get(worker, "/metrics").text
     assert 'forebay_record_lag{partition="0",store="counts"} 0.0' in text
     assert "forebay_records_applied_total" in text
+
+
+def test_results_are_counted_by_store_and_each_key_of_a_batch_by_itself(served):
+    _, router = served
+    before = samples(router)
+    assert get(router, "/v1/stores/counts/keys/a").status_code == 200
+    assert get(router, "/v1/stores/counts/keys/none").status_code == 404
+    assert get(router, "/v1/stores/counts/keys/a", max_age_ms=0).status_code == 412
+    assert get(router, "/v1/stores/counts/keys/a", max_age_ms="x").status_code == 400
+    assert get(router, "/v1/stores/hours/windows").status_code == 200
+    for headers in ({}, {"te": "trailers"}):
+        for query in ("", "?max_age_ms=0"):
+            batch = {"keys": ["a", "none", 7]}
+            path = f"http://{router}/v1/stores/counts/batch-get{query}"
+            assert httpx.post(path, json=batch, headers=headers).status_code == 200
+    for store in ("nobodys", "counts%2F"):
+        assert get(router, f"/v1/stores/{store}/keys/a").status_code == 404
+        assert httpx.post(f"http://{router}/v1/stores/{store}/batch-get", json={"keys": []}).status_code == 404
+    after = samples(router)
+    counted = {
+        name: after[name] - before.get(name, 0)
+        for name in after
+        if name.startswith("forebay_router_results_total") and after[name] != before.get(name)
+    }
+    assert counted == {
+        f'forebay_router_results_total{{status="{status}",store="{store}"}}': count
+        for status, store, count in (
+            (200, "counts", 1 + 2),
+            (404, "counts", 1 + 2),
+            (412, "counts", 1 + 4),
+            (400, "counts", 1 + 4),
+            (200, "hours", 1),
+            (404, "", 4),
+        )
+    }
 
 
 def test_a_worker_says_how_long_its_answers_took(served):

@@ -55,10 +55,12 @@ async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: b
         with router.admitted():
             tolerance = parameters.tolerance_for(spec)
             batch = _Batch(router, spec, keys, query, parameters, router.deadline(parameters), tolerance)
-            answer = batch_answer(keys, await batch.results())
+            results = await batch.results()
+            answer = batch_answer(keys, results)
+            metrics.count_batch(store, (status for status, _ in results))
     except Problem as problem:
         answer = problem_answer(problem)
-    metrics.count(BATCH_ROUTE.path, answer.status)
+        metrics.count(BATCH_ROUTE.path, answer.status, store)
     metrics.answer_ms[BATCH_ROUTE.path].observe(boot_ms() - begun_boot_ms)
     return answer
 
