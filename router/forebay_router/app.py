@@ -98,11 +98,11 @@ def make_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await router.cluster.start()
+        await router.discovery.start()
         await whole.siblings.start()
         yield
         whole.siblings.stop()
-        await router.cluster.stop()
+        await router.discovery.stop()
         router.upstreams.close()
 
     app = make_application(

@@ -19,6 +19,7 @@ from forebay.settings import RouterSettings
 from forebay.topology import StoreSpec
 from forebay_router.cluster.candidates import candidates
 from forebay_router.cluster.cluster import Cluster
+from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.hedging import HedgeBudget, HedgeDelay
 from forebay_router.page_memory import PageMemory
@@ -33,14 +34,13 @@ class Router:
         self.settings = settings
         self.credentials = credentials_of(settings.worker_token_file)
         self.upstreams = Upstreams()
-        self.cluster = Cluster(
+        self.cluster = Cluster(settings.lag_report_max_age_ms, settings.application_id, settings.rack)
+        self.discovery = Discovery(
+            self.cluster,
             Seeds(settings.seeds),
             settings.worker_poll_interval_ms,
-            settings.lag_report_max_age_ms,
             self.credentials,
-            settings.application_id,
             self.upstreams.forget,
-            settings.rack,
         )
         self.streams = EventStreams(settings.max_event_streams)
         self.pages = PageMemory()
@@ -58,7 +58,8 @@ class Router:
         """Why the router is not ready."""
         if self.draining:
             return NotReady("The router is shutting down.")
-        if not self.cluster.ready and self.cluster.refused_polls:
+        ready = self.discovery.ready
+        if not ready and self.discovery.refused_polls:
             return NotReady(
                 "Workers refuse this router: --worker-token-file must contain a token that they accept. "
                 "The router's log names them.",
@@ -66,7 +67,7 @@ class Router:
             )
         if self.cluster.strangers.disagreement is not None:
             return NotReady(self.cluster.strangers.disagreement, retry_after_s=1)
-        if not self.cluster.ready:
+        if not ready:
             return NotReady("No worker and no map of the workers is known yet.", retry_after_s=1)
         return None
 
@@ -118,7 +119,7 @@ class Router:
             ],
             "unusable": self.cluster.strangers.documents(),
             # Seeds too: nothing else is known of a worker that refuses from the beginning.
-            "refused_by": [str(host) for host in sorted(self.cluster.refused_polls)],
+            "refused_by": [str(host) for host in sorted(self.discovery.refused_polls)],
         }
 
     def spec(self, store: str) -> StoreSpec:

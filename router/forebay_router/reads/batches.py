@@ -195,7 +195,7 @@ class _Batch:
             else:
                 found.append(_Found(index, result, now))
             if status == NotHostedHere.status:
-                self.router.cluster.refresh(read.answered_by)
+                self.router.discovery.refresh(read.answered_by)
         if refused:
             met = {read.answered_by, *(attempt.host for attempt in read.attempts)}
             found += await self._ask_each(refused, until, _History(attempts, history.asked | met))

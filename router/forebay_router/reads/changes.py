@@ -189,7 +189,7 @@ class RoutedChanges:
         if status in REFUSALS:
             self._router.cluster.refused(host, status)
         if status == 421:
-            self._router.cluster.refresh(host)
+            self._router.discovery.refresh(host)
         self._attempts.append(Attempt(host, "answered", Answer(status, b"", event.data)))
 
     def _lost(self, host: HostInfo, error: OSError) -> None:

@@ -172,7 +172,7 @@ class ReplicaRead:
 
         If a worker answered as if the map were out of date, this uses the map being fetched because of it.
         """
-        await self._router.cluster.refreshed(self._deadline)
+        await self._router.discovery.refreshed(self._deadline)
         self._look()
         return bool(self._waiting)
 
@@ -282,7 +282,7 @@ class ReplicaRead:
         if answer.status in REFUSALS:
             cluster.refused(host, answer.status)
         if answer.status == NotHostedHere.status:
-            cluster.refresh(host)
+            self._router.discovery.refresh(host)
         if answer.status == 429:
             self._overloads += 1
             if self._overloads > 1:

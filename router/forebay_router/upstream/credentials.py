@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from forebay.errors import Forbidden, Unauthenticated
+from forebay.metadata import HostInfo
 from forebay.reloaded_file import ReloadedFile
 from forebay.tokens import bearer
+
+log = logging.getLogger(__name__)
 
 REFUSALS = frozenset({Unauthenticated.status, Forbidden.status})
 """Statuses by which a worker refuses the router, which is never a client's fault."""
@@ -21,6 +25,16 @@ def credentials_of(token_file: Path | None) -> Callable[[], bytes]:
     if token_file is None:
         return lambda: b""
     return ReloadedFile(token_file, _read)
+
+
+def tell_refusal(host: HostInfo, what: str, status: int) -> None:
+    """Log that a worker refuses what the router asks of it."""
+    log.error(
+        "the worker %s refuses this router's %s with %d: --worker-token-file must contain a token that it accepts",
+        host,
+        what,
+        status,
+    )
 
 
 def _read(text: str) -> bytes:

@@ -3,6 +3,7 @@ import contextlib
 
 from forebay.metadata import HostInfo
 from forebay_router.cluster.cluster import Cluster
+from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds, resolve
 from forebay_router.upstream.credentials import credentials_of
 from tests.cluster import free_port, running_cluster, wait_until
@@ -91,12 +92,14 @@ async def test_workers_behind_one_name_are_all_found(tmp_path):
             for i in (1, 2)
         ]
         names = Names(**{"workers.test": ["127.0.0.1", "127.0.0.2"]})
-        found = Cluster(Seeds([HostInfo("workers.test", port)], names.resolve), 50, 5000, credentials_of(None))
-        await found.start()
+        found = Cluster(5000)
+        seeds = Seeds([HostInfo("workers.test", port)], names.resolve)
+        discovery = Discovery(found, seeds, 50, credentials_of(None))
+        await discovery.start()
         try:
             await asyncio.to_thread(wait_until, lambda: live(found) == set(workers), "both workers known")
         finally:
-            await found.stop()
+            await discovery.stop()
 
 
 def test_a_router_is_led_by_a_real_name(tmp_path):

@@ -1,0 +1,242 @@
+"""Finds the workers, from seeds on, and keeps the picture of them up to date by polling."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from forebay.clock import boot_ms
+from forebay.metadata import ClusterMap, Generation, HostInfo
+from forebay.topology import StoreSpec
+from forebay_router.cluster.cluster import Cluster
+from forebay_router.cluster.polls import Pace, PollRefused, WorkerDocuments
+from forebay_router.cluster.seeds import Seeds
+from forebay_router.upstream.credentials import REFUSALS, tell_refusal
+
+log = logging.getLogger(__name__)
+
+_FORGET_AFTER_MS = 300_000.0
+_LEAST_PAUSE_S = 0.02
+_PAUSE_AFTER_SILENCE_S, _LONGEST_PAUSE_AFTER_SILENCE_S = 0.5, 5.0
+"""A poll without an answer occupies one of a few slots for a second, so silent workers are polled less and
+less."""
+_UNHEARD_PAUSES, _UNHEARD_S = 3, 5.0
+"""This many polls and seconds must pass without any answer before the router considers itself cut off."""
+_REFRESH_MS = 250.0
+"""How long a read waits at most for a newer map: longer would not help with a worker that hangs."""
+_ALIAS_POLL_INTERVAL_S = 5.0
+"""Pause between polls of an address whose worker uses another one, which is polled as often as any."""
+
+
+class Discovery:
+    """Polls the seeds and every worker found through them, each in a task of its own.
+
+    ``on_forgotten`` is called with the address of each worker that is given up.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        seeds: Seeds,
+        poll_interval_ms: int,
+        credentials: Callable[[], bytes],
+        on_forgotten: Callable[[HostInfo], None] | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._seeds = seeds
+        self._on_forgotten = on_forgotten
+        self._documents = WorkerDocuments(credentials)
+        self._pace = Pace(poll_interval_ms / 1000)
+        self._following: asyncio.Task[None] | None = None
+        self.refused_polls: set[HostInfo] = set()
+        """Addresses where a worker refused the router's token, or its absence, when last polled."""
+        self._mapped: frozenset[HostInfo] = frozenset()
+        """The workers that the newest map names."""
+        self._asked: set[HostInfo] = set()
+        """Addresses that were polled, whatever the outcome."""
+        self._found: set[HostInfo] = set()
+        """Those at which a worker of the application was, whatever address it uses."""
+        self._polls: dict[HostInfo, asyncio.Task[None]] = {}
+        self._wanted: dict[HostInfo, asyncio.Event] = {}
+        """By address: set if the next poll should not wait."""
+        self._refreshing: set[HostInfo] = set()
+        """Addresses whose next poll does not wait, until it is done."""
+        self._polled = asyncio.Event()
+        """Set for a moment after each poll."""
+        self._fetching = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start polling the seeds, and every worker found through them."""
+        self._watch_seeds()
+        self._following = asyncio.create_task(self._seeds.follow(self._watch_seeds))
+
+    async def stop(self) -> None:
+        """Stop polling."""
+        tasks = [*self._polls.values(), *([self._following] if self._following else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._documents.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the stores and their holders are known, and a worker answered recently."""
+        if not self._cluster.has_holders:
+            return False
+        heard_since = boot_ms() - 1000 * max(_UNHEARD_PAUSES * self._pause_s(), _UNHEARD_S)
+        return any(worker.live and worker.seen_boot_ms > heard_since for worker in self._cluster.workers.values())
+
+    def refresh(self, host: HostInfo) -> None:
+        """Read a worker's status now: it answered as if the map here were out of date."""
+        if host in self._wanted:
+            self._wanted[host].set()
+            self._refreshing.add(host)
+
+    async def refreshed(self, deadline_boot_ms: float) -> None:
+        """Wait, though not for long, until the pending immediate polls are done."""
+        waited_for = self._refreshing.copy()
+        left_ms = min(deadline_boot_ms - boot_ms(), _REFRESH_MS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_ms / 1000):
+                while waited_for & self._refreshing:
+                    await self._polled.wait()
+
+    def _watch_seeds(self) -> None:
+        for address in self._seeds.addresses:
+            self._watch(address)
+
+    def _watch(self, address: HostInfo) -> None:
+        if address not in self._polls:
+            self._wanted[address] = asyncio.Event()
+            self._polls[address] = asyncio.create_task(self._poll_forever(address))
+
+    async def _poll_forever(self, address: HostInfo) -> None:
+        wanted, silences = self._wanted[address], 0
+        while True:
+            refreshing = wanted.is_set()
+            wanted.clear()
+            host = None
+            silences += 1
+            try:
+                host = await self._poll(address)
+                silences = 0
+                self.refused_polls.discard(address)
+            except (PollRefused, OSError) as error:
+                silences *= isinstance(error, TimeoutError)
+                self._lost(address, error)
+            except Exception:
+                log.exception("the status of %s could not be understood", address)
+            self._asked.add(address)
+            if refreshing:
+                self._refreshing.discard(address)
+            self._polled.set()
+            self._polled.clear()
+            if self._is_over(address):
+                self._end(address)
+                return
+            pause_s = max(self._pause_s(), min(_PAUSE_AFTER_SILENCE_S * silences, _LONGEST_PAUSE_AFTER_SILENCE_S))
+            if host not in (None, address):
+                pause_s = max(pause_s, _ALIAS_POLL_INTERVAL_S)
+            # There is a pause even for a worker that answers all reads as if the map were out of date.
+            await asyncio.sleep(min(_LEAST_PAUSE_S, pause_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s - _LEAST_PAUSE_S):
+                    await wanted.wait()
+
+    async def _poll(self, address: HostInfo) -> HostInfo | None:
+        """Read the status at an address; returns the address that the worker there uses, None if there is no
+        worker."""
+        asked_boot_ms = boot_ms()
+        body = await self._documents.get(address, "/v1/status")
+        with self._pace.reading():
+            try:
+                status = json.loads(body)
+                host = HostInfo.parse(status["host"]) if self._is_ours(address, status) else None
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if address in self._found:
+                    raise
+                why = f"answers with a status that is not a worker's: {error!r}"
+                self._cluster.strangers.ignore(address, why)
+                host = None
+            if host is None:
+                self._drop(address)
+                return None
+            self._found.add(address)
+            if not self._cluster.take(address, body, status, asked_boot_ms):
+                return host
+        self._watch(host)
+        await self._learn(address, self._cluster.workers[host].generation)
+        return host
+
+    async def _learn(self, address: HostInfo, generation: Generation) -> None:
+        """Fetch the map of a worker that has a newer one, unless another's was just fetched."""
+        known = self._cluster.metadata
+        async with self._fetching:
+            self._cluster.drop_map_of_former_group()
+            if generation > known.map.generation or not known.stores:
+                await self._fetch_metadata(address)
+
+    async def _fetch_metadata(self, address: HostInfo) -> None:
+        stores, metadata = await asyncio.gather(
+            self._documents.get_json(address, "/v1/stores"), self._documents.get_json(address, "/v1/metadata")
+        )
+        specs = [StoreSpec.from_document(item) for item in stores["stores"]]
+        newer = ClusterMap.from_document(metadata)
+        if self._cluster.adopt(stores["topology"], specs, newer):
+            self._mapped = frozenset(item.host for item in newer.hosts)
+            for host in self._mapped:
+                self._watch(host)
+
+    def _is_ours(self, address: HostInfo, status: dict[str, Any]) -> bool:
+        strangers = self._cluster.strangers
+        if status.get("tier") != "worker":
+            strangers.ignore(address, "is not a worker: name workers as --seeds")
+            return False
+        all_asked = self._seeds.addresses <= self._asked | {address}
+        return strangers.admit(address, status["application_id"], all_asked=all_asked)
+
+    def _lost(self, address: HostInfo, error: Exception) -> None:
+        self._heed_refusal(address, error)
+        if address not in self._found and address not in self.refused_polls:
+            why = f"does not answer like a worker: {str(error) or 'time-out'}"
+            self._cluster.strangers.missed(address, why)
+        if isinstance(error, TimeoutError):
+            self._cluster.hung(address)
+        else:
+            self._cluster.unreachable(address)
+
+    def _heed_refusal(self, address: HostInfo, error: Exception) -> None:
+        if not isinstance(error, PollRefused) or error.status not in REFUSALS:
+            self.refused_polls.discard(address)
+        elif address not in self.refused_polls:
+            self.refused_polls.add(address)
+            tell_refusal(address, "status polls", error.status)
+
+    def _is_over(self, address: HostInfo) -> bool:
+        """Whether to stop polling an address: it is neither a seed's nor in the map, and long silent."""
+        if address in self._mapped or address in self._seeds.addresses:
+            return False
+        worker = self._cluster.workers.get(address)
+        return worker is None or boot_ms() - worker.seen_boot_ms >= _FORGET_AFTER_MS
+
+    def _end(self, address: HostInfo) -> None:
+        self._drop(address)
+        del self._polls[address], self._wanted[address]
+        self._refreshing.discard(address)
+        self._documents.forget(address)
+        self._cluster.strangers.forget(address)
+        self._found.discard(address)
+        self.refused_polls.discard(address)
+
+    def _drop(self, host: HostInfo) -> None:
+        self._cluster.forget(host)
+        if self._on_forgotten is not None:
+            self._on_forgotten(host)
+
+    def _pause_s(self) -> float:
+        """From one poll of an address to the next."""
+        return self._pace.pause_s(len(self._polls))

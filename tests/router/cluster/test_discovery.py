@@ -1,0 +1,234 @@
+"""A router finds the workers of its application, and keeps up with them."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from forebay.clock import boot_ms
+from forebay.lag import Lag
+from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
+from forebay.rest.answers import Provenance, provenance_head
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+from forebay_router.cluster.cluster import Cluster
+from forebay_router.cluster.discovery import Discovery
+from forebay_router.cluster.seeds import Seeds
+from forebay_router.cluster.worker_view import WorkerView
+from forebay_router.upstream.upstreams import Upstreams
+from tests.cluster import free_port
+
+SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
+HOST = HostInfo("h", 1)
+
+
+def discovering(
+    seeds: Seeds | Sequence[HostInfo], application_id: str | None = None, on_forgotten: Any = None
+) -> tuple[Cluster, Discovery]:
+    known = Cluster(1_000, application_id)
+    seeds = seeds if isinstance(seeds, Seeds) else Seeds(seeds)
+    return known, Discovery(known, seeds, 20, lambda: b"", on_forgotten)
+
+
+def test_a_router_that_knows_workers_but_no_stores_yet_is_not_ready():
+    view = WorkerView(HOST, live=True, seen_boot_ms=boot_ms())
+    known, discovery = discovering([HOST])
+    known.workers[HOST] = view
+    known.heard(HOST, ("s", 0), provenance_head(Provenance(1, "p", "active", str(HOST), Lag(0, 0, 0))))
+    assert not discovery.ready
+    known.metadata.stores = {"s": SPEC}
+    assert discovery.ready
+
+
+@asynccontextmanager
+async def worker(status: dict[str, Any], *, mapped: bool) -> AsyncIterator[HostInfo]:
+    """A worker that says this of itself, its map has it or nobody; as long as it says nothing, it is silent."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                if not status:
+                    await asyncio.Event().wait()
+                status["sequence"] = int(str(status["sequence"])) + 1
+                documents: dict[bytes, object] = {
+                    b"/v1/status": status,
+                    b"/v1/stores": {"stores": [SPEC.document()], "topology": "f"},
+                    b"/v1/metadata": ClusterMap(known(status), (active,) if mapped else ()).document(),
+                }
+                body = json.dumps(documents[head.split()[1]]).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        except (asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host = HostInfo("127.0.0.1", server.sockets[0].getsockname()[1])
+    active = StreamsMetadata(host, active_topic_partitions=frozenset({TopicPartition("t", 0)}))
+    row = {"store": "s", "partition": 0, "role": "active", "record_lag": 0, "time_lag_ms": 0, "age_ms": 0}
+    generation = {"incarnation": 1, "generation": 1}
+    status |= {"tier": "worker", "application_id": "a", "host": str(host), "incarnation": 1, "sequence": 0}
+    status |= {"generation": generation, "tasks": [row]}
+    try:
+        yield host
+    finally:
+        server.close()
+
+
+def known(status: dict[str, Any]) -> Generation:
+    """The generation of a worker's newest map."""
+    return Generation(status["generation"]["incarnation"], status["generation"]["generation"])
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_an_address_that_another_applications_worker_took_over_is_asked_for_nothing():
+    status: dict[str, object] = {}
+    async with worker(status, mapped=True) as host:
+        known, discovery = discovering([host])
+        await discovery.start()
+        try:
+            await until(lambda: known.holders(SPEC, 0, lambda _: 0))
+            status |= {"application_id": "b", "incarnation": 2}
+            await until(lambda: not known.holders(SPEC, 0, lambda _: 0))
+            status |= {"application_id": "a", "incarnation": 3}
+            await until(lambda: known.holders(SPEC, 0, lambda _: 0))
+        finally:
+            await discovery.stop()
+
+
+async def test_a_worker_whose_machine_vanished_is_forgotten_and_a_router_without_any_is_not_ready(monkeypatch):
+    monkeypatch.setattr("forebay_router.cluster.discovery._FORGET_AFTER_MS", 1_500.0)
+    monkeypatch.setattr("forebay_router.cluster.discovery._UNHEARD_S", 0.5)
+    status: dict[str, object] = {}
+    async with worker(status, mapped=False) as host:
+        seeds = Seeds([host])
+        upstreams = Upstreams()
+        known, discovery = discovering(seeds, on_forgotten=upstreams.forget)
+        await discovery.start()
+        try:
+            await until(lambda: discovery.ready)
+            connection = await upstreams[host].connection()
+            status.clear()
+            await until(lambda: not discovery.ready)
+            assert host in known.workers
+            seeds._addresses = frozenset()
+            await until(lambda: host not in known.workers)
+            assert connection.closed
+            assert host not in upstreams
+            await until(lambda: host not in discovery._documents._upstreams)
+        finally:
+            await discovery.stop()
+
+
+async def test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_answers_first(caplog):
+    ours: dict[str, object] = {}
+    theirs: dict[str, object] = {}
+    async with worker(ours, mapped=True) as host, worker(theirs, mapped=True) as other:
+        theirs["application_id"] = "b"
+        known, discovery = discovering([other, host], application_id="a")
+        await discovery.start()
+        try:
+            await until(lambda: discovery.ready and known.strangers.documents())
+            said = "belongs to application 'b', this router serves 'a': it is ignored"
+            assert known.strangers.documents() == [{"address": str(other), "why": said}]
+            assert known.workers.keys() == {host}
+            polled = int(str(theirs["sequence"]))
+            await until(lambda: int(str(theirs["sequence"])) > polled + 3)
+            assert caplog.messages.count(f"{other} {said}") == 1
+        finally:
+            await discovery.stop()
+
+
+async def test_seeds_of_two_applications_make_no_router_ready():
+    ours: dict[str, object] = {}
+    theirs: dict[str, object] = {}
+    async with worker(ours, mapped=True) as host, worker(theirs, mapped=True) as other:
+        theirs["application_id"] = "b"
+        known, discovery = discovering([other, host])
+        await discovery.start()
+        try:
+            await until(lambda: known.strangers.disagreement)
+            assert "'a' and 'b': name the one with --application-id" in str(known.strangers.disagreement)
+            assert (discovery.ready, known.application_id, known.workers) == (False, None, {})
+            theirs["application_id"] = "a"
+            await until(lambda: discovery.ready)
+            assert known.application_id == "a"
+        finally:
+            await discovery.stop()
+
+
+async def test_seeds_at_which_no_worker_answers_are_told_of_with_the_reason(caplog):
+    status: dict[str, object] = {}
+    async with worker(status, mapped=True) as router:
+        status["tier"] = "router"
+        nobody = HostInfo("127.0.0.1", free_port())
+        known, discovery = discovering([router, nobody])
+        await discovery.start()
+        try:
+            await until(lambda: len(known.strangers.documents()) == 2)
+        finally:
+            await discovery.stop()
+        assert any(f"{router} is not a worker: name workers as --seeds" in message for message in caplog.messages)
+        assert any(
+            f"{nobody} does not answer like a worker: [Errno 111]" in message for message in caplog.messages
+        )
+
+
+async def test_a_worker_that_lost_its_state_and_its_clocks_lead_is_up_again():
+    status: dict[str, Any] = {}
+    async with worker(status, mapped=True) as host:
+        status |= {"process_id": "first", "incarnation": 2_000}
+        known, discovery = discovering([host])
+        await discovery.start()
+        try:
+            await until(lambda: discovery.ready)
+            known.unreachable(host)
+            status |= {"process_id": "second", "incarnation": 1_000, "sequence": 0}
+            await until(lambda: known.well(host))
+            assert known.workers[host].incarnation == 1_000
+        finally:
+            await discovery.stop()
+
+
+async def test_a_group_that_begins_anew_below_the_generation_known_is_followed(monkeypatch, caplog):
+    monkeypatch.setattr("forebay_router.cluster.cluster._BEGAN_ANEW_AFTER_MS", 300.0)
+    status, other = {}, {}
+    async with worker(status, mapped=True) as host, worker(other, mapped=True) as second:
+        status["generation"] = {"incarnation": 1, "generation": 10}
+        known, discovery = discovering([host, second])
+        await discovery.start()
+        try:
+            await until(lambda: known.metadata.map.generation == Generation(1, 10))
+            # One that lags behind changes nothing, however long.
+            polled = other["sequence"]
+            await until(lambda: other["sequence"] > polled + 30)
+            assert known.metadata.map.generation == Generation(1, 10)
+            status["generation"] = {"incarnation": 1, "generation": 3}
+            await until(lambda: known.metadata.map.generation == Generation(1, 3))
+        finally:
+            await discovery.stop()
+    assert "their group began anew" in caplog.text
+
+
+async def test_workers_that_have_not_joined_again_leave_the_map_as_it_is(monkeypatch):
+    monkeypatch.setattr("forebay_router.cluster.cluster._BEGAN_ANEW_AFTER_MS", 100.0)
+    status: dict[str, Any] = {}
+    async with worker(status, mapped=True) as host:
+        known, discovery = discovering([host])
+        await discovery.start()
+        try:
+            await until(lambda: known.metadata.map.generation == Generation(1, 1))
+            status["generation"] = {"incarnation": 0, "generation": 0}
+            polled = status["sequence"]
+            await until(lambda: status["sequence"] > polled + 20)
+            assert known.metadata.map.generation == Generation(1, 1)
+        finally:
+            await discovery.stop()
