@@ -53,15 +53,19 @@ key = "json"
 Rows = Mapping[bytes, bytes | None]
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A free one; each process that runs tests chooses from its own share."""
+    """A free one that nobody was given before; each process that runs tests chooses from its own share."""
     share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        if port // 2 % shares == share:
+        if port // 2 % shares == share and port not in _given:
+            _given.add(port)
             return port
 
 
