@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from examples.ports import free_ports
+
 ROOT = Path(__file__).resolve().parents[1]
 _JARS = ROOT / ".jars" / "kafka"
 _START_DEADLINE_S = 60.0
@@ -223,8 +225,7 @@ class Brokers:
 
 
 def _places(count: int) -> list[_Place]:
-    # All at once, so that no two are the same.
-    ports = _free_ports(3 * count)
+    ports = free_ports(3 * count)
     controller_ports = tuple(ports[2 * count :])
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     return [_Place(i + 1, ports[i], ports[count + i], controller_ports, cluster_id) for i in range(count)]
@@ -233,14 +234,3 @@ def _places(count: int) -> list[_Place]:
 def _need(command: str) -> None:
     if shutil.which(command) is None:
         raise FileNotFoundError(f"Kafka needs {command!r} here, which is not on the PATH.")
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

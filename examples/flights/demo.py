@@ -19,7 +19,8 @@ from rich.table import Table
 from examples.broker import Broker
 from examples.flights.check import EXAMPLES, Finding, run_check
 from examples.flights.flights import load_flights, replay, slices
-from examples.flights.supervisor import STORES, DemoFailed, Supervisor, free_port
+from examples.flights.supervisor import STORES, DemoFailed, Supervisor
+from examples.ports import free_ports
 from forebay.errors import ForebayError
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind
@@ -37,7 +38,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     supervisor = None
     try:
-        port = free_port() if arguments.check else arguments.port
+        port = free_ports(1)[0] if arguments.check else arguments.port
         bind(HostInfo("127.0.0.1", port)).close()
         # At full speed a worker would be behind for milliseconds only; paced, it can be seen to catch up.
         options = ("--apply-records-per-second", str(_CHECK_APPLY_RATE)) if arguments.check else ()

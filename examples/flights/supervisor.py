@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 import httpx
 
 from examples.broker import Broker, spark_connector
+from examples.ports import free_ports
 from forebay.topology import load_topology
 
 TOPOLOGY = Path(__file__).with_name("topology.toml")
@@ -31,13 +31,6 @@ _STOP_TIMEOUT_S = 20.0
 
 class DemoFailed(Exception):
     """A process of the demo ended, or was not ready in time."""
-
-
-def free_port() -> int:
-    """A free loopback port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline_s: float) -> None:
@@ -92,8 +85,8 @@ class Supervisor:
         """Start the workers, the router and the Spark job, and wait until reads are answered."""
         if self.broker is not None:
             self.broker.start()
-        for number in range(worker_count):
-            address = f"127.0.0.1:{free_port()}"
+        for number, port in enumerate(free_ports(worker_count)):
+            address = f"127.0.0.1:{port}"
             self._state_dirs[address] = self.directory / f"worker-{number}"
             self.start_worker(address)
         self._others["router"] = self._launch(
