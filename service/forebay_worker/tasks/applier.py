@@ -6,21 +6,19 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TypeVar
 
 from forebay.changelog import Batch, Changelog, Consumer, Wake
-from forebay.clock import boot_ms, epoch_ms
+from forebay.clock import boot_ms
 from forebay.errors import ForebayError
-from forebay.lag import EndOffset, Progress
+from forebay.lag import EndOffset
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.state.rocksdb import StoreLost
-from forebay_worker.tasks.distrust import reason_for_distrust
-from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key
-from forebay_worker.tasks.foreign import fitting
+from forebay_worker.tasks.commit import Untrusted, apply_batch, keep_moment, observe_end, resume
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -118,31 +116,10 @@ class Applier:
         """Apply a replica's log from its committed offset on; in the applier's thread."""
         tp = replica.topic_partition
         committed = replica.store.committed_offset(tp) or CommittedOffset(0)
-        self._note_completeness(replica, committed)
-        replica.stream_time_ms = committed.stream_time_ms
-        if replica.misplaced_key is None and committed.misplaced_key is not None:
-            # With the topology's present partitioner, it may be in the right partition.
-            key = bytes.fromhex(committed.misplaced_key)
-            if is_misplaced(replica.spec, replica.task.partition, key):
-                replica.refuse_misses(key)
-        replica.ends.clear()
-        replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
-        replica.moment_kept_boot_ms = replica.progress.current_until_boot_ms or 0.0
-        replica.watches.wake_all()
+        with self._completion_told(replica):
+            resume(replica, committed)
         self._replicas[tp] = replica
         self._assign(tp, committed)
-
-    def observe_end(self, replica: Replica, end: EndOffset) -> None:
-        """Publish the log's end while something else brings the replica forward."""
-        replica.ends.observe(end)
-        committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
-        replica.progress = replica.progress._replace(
-            position=committed.position,
-            applying_to=max(committed.content_before, replica.progress.applying_to),
-            consistent_position=committed.consistent_position,
-            end_offset=end.offset,
-            end_sent_boot_ms=end.sent_boot_ms,
-        )
 
     def unfollow(self, replica: Replica) -> None:
         """Stop applying a replica's log; in the applier's thread."""
@@ -201,6 +178,23 @@ class Applier:
         else:
             self.obstacles.pop(replica.topic_partition, None)
 
+    def apply(self, replica: Replica, batch: Batch) -> None:
+        """Apply one batch; raises ``BadRecord`` once what came before it is applied."""
+        try:
+            with self._completion_told(replica):
+                apply_batch(replica, batch)
+        except Untrusted as reason:
+            self._on_untrusted(replica, str(reason))
+
+    @contextlib.contextmanager
+    def _completion_told(self, replica: Replica) -> Iterator[None]:
+        complete = replica.complete
+        try:
+            yield
+        finally:
+            if replica.complete and not complete:
+                self._on_complete(replica)
+
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
         """What was applied is still served; the rest is retried, and the lag grows meanwhile."""
         if isinstance(error, StoreLost):
@@ -220,7 +214,7 @@ class Applier:
         self._retry_at[tp] = boot_ms() + _RETRY_MS
         # A store that is broken may not say its offset either.
         with contextlib.suppress(Exception):
-            self.observe_end(replica, end)
+            observe_end(replica, end)
 
     def note_current(self) -> float:
         """Mark replicas whose logs have nothing new as current; return the delay in ms until the next round."""
@@ -238,7 +232,7 @@ class Applier:
             if sent_boot_ms - replica.moment_kept_boot_ms > replica.moment_kept_every_ms:
                 replica.moment_kept_boot_ms = sent_boot_ms
                 try:
-                    self._keep_moment(replica)
+                    keep_moment(replica)
                 except Exception as error:
                     self._give_up_for_now(replica, error, end)
         took_s += time.thread_time()
@@ -284,124 +278,3 @@ class Applier:
         except Exception as error:
             log.error("%s cannot be read; retrying in %.0f s: %s", tp, _RETRY_MS / 1000, error)
             self._retry_at[tp] = boot_ms() + _RETRY_MS
-
-    def apply(self, replica: Replica, batch: Batch) -> None:
-        """Apply one batch and publish the progress; raises ``BadRecord`` once what came before it is applied."""
-        before = replica.store.committed_offset(batch.topic_partition) or CommittedOffset(0)
-        current_until = _epoch(replica.progress.current_until_boot_ms)
-        reason = reason_for_distrust(replica.log, before, current_until, batch)
-        if reason is not None:
-            self._on_untrusted(replica, reason)
-            return
-        replica.learn_log(batch.identity)
-        replica.ends.observe(batch.end)
-        replica.learn_partitions(batch.partitions)
-        replica.learn_tombstone_life(batch.tombstone_life_ms)
-        if not batch.records and batch.position == before.position and before.complete:
-            self._note_nothing_new(replica, before, batch)
-            return
-        stopped_by = None
-        if replica.spec.validated:
-            batch, skipped, stopped_by = fitting(replica.spec, batch)
-            replica.records_skipped += skipped
-        fold = Fold.after(before)
-        fold.add(replica.spec, batch.records)
-        self._check_partition(replica, batch)
-        after = advance(before, batch, fold, None, epoch_ms())
-        progress = self._progress(replica, after, batch, _as_of_after(replica, before, after))
-        misplaced = None if replica.misplaced_key is None else replica.misplaced_key.hex()
-        after = after._replace(
-            current_until_epoch_ms=_epoch(progress.current_until_boot_ms), misplaced_key=misplaced
-        )
-        self._commit(replica, before, after, fold)
-        replica.moment_kept_boot_ms = batch.end.sent_boot_ms
-        replica.stream_time_ms = after.stream_time_ms
-        replica.progress = progress
-        replica.watches.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
-        replica.records_applied += len(batch.records)
-        self._note_completeness(replica, after)
-        if stopped_by is not None:
-            raise stopped_by
-        replica.failure = None
-
-    def _note_nothing_new(self, replica: Replica, committed: CommittedOffset, batch: Batch) -> None:
-        replica.progress = self._progress(replica, committed, batch, replica.progress.as_of_boot_ms)
-        if replica.failure is not None:
-            # Only a commit can show whether what failed would now succeed.
-            self._keep_moment(replica)
-            replica.failure = None
-
-    def _commit(self, replica: Replica, before: CommittedOffset, after: CommittedOffset, fold: Fold) -> None:
-        """Write changes and offset; from before the first write, readers know how far the content may be."""
-        replica.progress = replica.progress._replace(applying_to=max(before.content_before, after.content_before))
-        for key, value in fold.changes.items():
-            if value is None:
-                replica.store.delete(key)
-            else:
-                replica.store.put(key, value)
-        replica.store.commit({replica.topic_partition: after})
-
-    def _keep_moment(self, replica: Replica) -> None:
-        """Commit periodically that an idle log was read to its end: a restart must not look like an absence."""
-        tp = replica.topic_partition
-        current_until = _epoch(replica.progress.current_until_boot_ms)
-        before = replica.store.committed_offset(tp)
-        if before is not None and before.complete and current_until is not None:
-            replica.store.commit({tp: before._replace(current_until_epoch_ms=current_until)})
-
-    def _note_completeness(self, replica: Replica, committed: CommittedOffset) -> None:
-        if committed.complete and not replica.complete:
-            replica.complete = True
-            replica.diverged = False
-            self._on_complete(replica)
-
-    def _check_partition(self, replica: Replica, batch: Batch) -> None:
-        if replica.misplaced_key is None:
-            found = misplaced_key(replica.spec, replica.task.partition, batch.records, replica.records_applied)
-            if found is not None:
-                replica.refuse_misses(found)
-
-    def _progress(
-        self, replica: Replica, committed: CommittedOffset, batch: Batch, as_of_boot_ms: float | None
-    ) -> Progress:
-        return Progress(
-            committed.position,
-            committed.content_before,
-            committed.consistent_position,
-            batch.beginning,
-            None,
-            0.0,
-            replica.progress.current_until_boot_ms,
-            as_of_boot_ms,
-        ).observed(replica.ends)
-
-
-def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> Progress:
-    """The progress of a store just opened, before its log was reached: the end is not known."""
-    current_until = committed.current_until_epoch_ms
-    until = None if current_until is None else now_boot_ms - (now_epoch_ms - current_until)
-    as_of = None if committed.pending_end is not None else _as_of_boot(committed, now_boot_ms, now_epoch_ms)
-    # A moment in the future means that the clock is or was wrong.
-    until, as_of = (None if moment is None or moment > now_boot_ms else moment for moment in (until, as_of))
-    return Progress(
-        committed.position, committed.content_before, committed.consistent_position, 0, None, 0.0, until, as_of
-    )
-
-
-def _as_of_after(replica: Replica, before: CommittedOffset, after: CommittedOffset) -> float | None:
-    """Up to when the source is in the store: as before, unless heartbeats said more or a gap was closed."""
-    said_more = after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
-    if after.pending_end is None and said_more:
-        return _as_of_boot(after, boot_ms(), epoch_ms())
-    return replica.progress.as_of_boot_ms
-
-
-def _as_of_boot(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> float | None:
-    known = [as_of for as_of in committed.as_of_epoch_ms.values() if as_of is not None]
-    if not known or len(known) < len(committed.as_of_epoch_ms):
-        return None
-    return now_boot_ms - (now_epoch_ms - min(known))
-
-
-def _epoch(moment_boot_ms: float | None) -> float | None:
-    return None if moment_boot_ms is None else epoch_ms() - (boot_ms() - moment_boot_ms)

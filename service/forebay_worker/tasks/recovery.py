@@ -24,6 +24,7 @@ from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.applier import Applier
 from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
+from forebay_worker.tasks.commit import observe_end
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ class Recovery:
         asked = [tp for tp in taken if tp in restorations]
         ends = self._changelog.end_offsets(asked) if asked else {}
         for tp, end in ends.items():
-            self.applier.observe_end(restorations[tp].replica, EndOffset(end, sent))
+            observe_end(restorations[tp].replica, EndOffset(end, sent))
         self._ends_due_boot_ms = boot_ms() + _PAUSE_BY_ASKING * (boot_ms() - sent)
 
     def rebuild(self, replica: Replica, reason: str) -> None:
@@ -201,10 +202,7 @@ class Recovery:
         log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
-        replica.diverged = True
-        replica.complete = False
-        replica.misplaced_key = None
-        replica.records_applied = 0
+        replica.disown_content()
         try:
             replica.store.close()
         except Exception as error:

@@ -97,6 +97,13 @@ class Replica:
         """Whether the log has another number of partitions than the topology."""
         return self.partitions_found not in (None, self.spec.partitions)
 
+    def disown_content(self) -> None:
+        """Its content is not that of the log, or is lost: nothing found out about it holds any more."""
+        self.diverged = True
+        self.complete = False
+        self.misplaced_key = None
+        self.records_applied = 0
+
     def refuse_misses(self, misplaced_key: bytes) -> None:
         """Stop reporting misses: keys, such as this one, are not where the partitioner puts them."""
         self.misplaced_key = misplaced_key

@@ -24,7 +24,8 @@ from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.applier import Applier, progress_at_open
+from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.commit import progress_at_open
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
