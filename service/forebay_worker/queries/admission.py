@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import (
     BadParameter,
-    HistoryExpired,
     LagExceedsTolerance,
     LogDiverged,
     NotActive,
     NotHostedHere,
     NotReady,
-    PartitionerMismatch,
     PositionNotReached,
     PositionOfAnotherLog,
     Problem,
-    UnknownKey,
     UnknownPartitioner,
     UnknownStore,
 )
@@ -40,7 +35,6 @@ from forebay.rest.answers import (
 from forebay.rest.parameters import ReadParameters
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology
-from forebay_worker.queries.values import is_forgotten
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
 
@@ -171,7 +165,7 @@ class Admission:
         """Check a replica against what the read tolerates; raises ``Refused``."""
         admitted = self._find(replica)
         if replica.diverged:
-            raise self._refuse(
+            raise self.refusal(
                 admitted,
                 LogDiverged("What the replica held is not trusted; it is being rebuilt.", retry_after_s=1),
             )
@@ -183,14 +177,14 @@ class Admission:
 
     def _hold(self, admitted: Admitted, parameters: ReadParameters) -> None:
         if parameters.require_active and admitted.role != "active":
-            raise self._refuse(
+            raise self.refusal(
                 admitted, NotActive(f"This replica is {admitted.role}, and require_active was asked for.")
             )
         tolerance = parameters.tolerance_for(admitted.replica.spec)
         if self._ceiling != UNLIMITED:
             tolerance = tolerance.held_to(self._ceiling)
         if tolerance != UNLIMITED and not tolerance.met_by(self._provable(admitted)):
-            raise self._refuse(
+            raise self.refusal(
                 admitted,
                 LagExceedsTolerance(
                     "The replica cannot prove that its lag is within the tolerance.",
@@ -231,7 +225,7 @@ class Admission:
         """Raise ``PositionOfAnotherLog``, or ``Refused`` if the replica has not reached a position."""
         replica = admitted.replica
         if replica.log is None:
-            raise self._refuse(
+            raise self.refusal(
                 admitted, NotReady("The identity of this replica's log is not known yet.", retry_after_s=1)
             )
         if wanted.log != log_digest(replica.log):
@@ -241,54 +235,9 @@ class Admission:
             )
         offset = wanted.offsets.get(replica.task.partition, 0)
         if (replica.progress.consistent_position or 0) < offset:
-            raise self._refuse(
+            raise self.refusal(
                 admitted, PositionNotReached(f"The replica has not reached offset {offset} of its partition.")
             )
-
-    def miss(self, admitted: Admitted, plain: bytes | None, as_of_ms: int | None = None) -> Problem:
-        """The problem for a missing key: only a replica that is consistent may say that it does not exist."""
-        replica = admitted.replica
-        members: dict[str, Any] = {"store": replica.spec.name}
-        if plain is not None:
-            members["key"] = json.loads(replica.spec.key_codec.to_json(plain))
-        if replica.repartitioned:
-            return PartitionerMismatch(
-                f"The log of {replica.spec.name!r} has {replica.partitions_found} partitions now, the topology "
-                f"has {replica.spec.partitions}: keys may be in others, so a missing one proves nothing.",
-                **members,
-            )
-        if replica.misplaced_key is not None:
-            return PartitionerMismatch(
-                f"Keys of {replica.spec.name!r} are not where the partitioner {replica.spec.partitioner!r} puts "
-                "them, so a missing one proves nothing: set it to the writer's, or to 'unknown'.",
-                **members,
-            )
-        progress = replica.progress
-        # As it was before the content was read, and as it is now.
-        complete = admitted.complete and replica.complete
-        if not complete or progress.consistent_position != progress.position:
-            return NotReady(
-                "The replica is in the middle of a replay, where a missing key proves nothing.",
-                retry_after_s=1,
-                **members,
-            )
-        try:
-            forgotten = plain is not None and is_forgotten(replica, plain, as_of_ms)
-        except NotReady as problem:
-            return problem
-        if forgotten:
-            return HistoryExpired(
-                f"The value of {members['key']!r} at that time has expired: the store {replica.spec.name!r} keeps "
-                f"{replica.spec.history_retention_ms} ms of history.",
-                **members,
-            )
-        return UnknownKey(f"The store {replica.spec.name!r} has no key {members.get('key')!r}.", **members)
-
-    def require_completeness(self, admitted: Admitted, plain: bytes | None) -> None:
-        """Raise ``Refused`` unless a list may leave out what the replica does not have."""
-        problem = self.miss(admitted, plain)
-        if not isinstance(problem, UnknownKey):
-            raise self._refuse(admitted, problem)
 
     def provenance(self, admitted: Admitted) -> EncodedProvenance:
         """An answer's provenance; taken after its content, so that the position is an upper bound for it."""
@@ -302,7 +251,8 @@ class Admission:
         token = _token(replica.log or "", partition, replica.progress.applying_to)
         return Provenance(partition, token, role, self._host, lag)
 
-    def _refuse(self, admitted: Admitted, problem: Problem) -> Refused:
+    def refusal(self, admitted: Admitted, problem: Problem) -> Refused:
+        """What to raise where an admitted replica cannot answer after all."""
         return Refused(problem, self.provenance(admitted).source)
 
 

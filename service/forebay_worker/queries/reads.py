@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from forebay.codecs import from_segment
-from forebay.errors import NotReady, Problem, UnknownKey
+from forebay.errors import NotReady, Problem
 from forebay.rest.answers import Answer, EncodedProvenance, problem_answer
 from forebay.rest.batches import KeyResult, key_result
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
 from forebay_worker.queries.admission import Admission, Refused
+from forebay_worker.queries.misses import miss, why_unproven
 from forebay_worker.queries.values import key_document, key_documents, require_versions, value_of, values_of
 from forebay_worker.tasks.replica import Replica
 
@@ -57,7 +58,7 @@ class KeyRead:
         value = value_of(replica, plain, parameters)
         provenance = admission.provenance(admitted)
         if value is None:
-            raise Refused(admission.miss(admitted, plain, parameters.as_of_ms), provenance.source)
+            raise Refused(miss(admitted, plain, parameters.as_of_ms), provenance.source)
         return Answer(200, provenance.json_head, key_document(spec, plain, value, provenance.members))
 
 
@@ -76,8 +77,8 @@ class Reads:
         admitted = self._admission.admit(replica, parameters)
         found = Found(value_of(replica, plain, parameters), self._admission.provenance(admitted))
         if found.value is None:
-            problem = self._admission.miss(admitted, plain)
-            if not isinstance(problem, UnknownKey):
+            problem = why_unproven(admitted, plain)
+            if problem is not None:
                 raise Refused(problem, found.provenance.source)
         return found
 
@@ -126,9 +127,9 @@ class Reads:
         documents = key_documents(spec, plains, values, provenance.members)
         batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:
-            miss = Refused(self._admission.miss(admitted, plains[index], parameters.as_of_ms), provenance.source)
-            batched.results[index] = key_result(miss.answer())
-            if miss.may_wait:
+            missed = Refused(miss(admitted, plains[index], parameters.as_of_ms), provenance.source)
+            batched.results[index] = key_result(missed.answer())
+            if missed.may_wait:
                 batched.waiting.append(index)
         return batched
 

@@ -29,6 +29,7 @@ from forebay.rest.scans import (
 )
 from forebay.retention import oldest_kept_ms
 from forebay_worker.queries.admission import Admission, Admitted
+from forebay_worker.queries.misses import why_unproven
 from forebay_worker.queries.values import oldest_version, scanned
 from forebay_worker.tasks.replica import Replica
 
@@ -94,7 +95,9 @@ class Scans:
         admitted = admission.admit(replica, parameters)
         if cursor is not None and cursor.position is not None:
             admission.require_position(admitted, cursor.position)
-        admission.require_completeness(admitted, scan.plain)
+        problem = why_unproven(admitted, scan.plain)
+        if problem is not None:
+            raise admission.refusal(admitted, problem)
         page = _read_page(scan, replica, cursor, parameters.limit)
         page.source = _source(admission, admitted)
         return page

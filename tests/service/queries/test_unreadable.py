@@ -8,6 +8,7 @@ from forebay.errors import HistoryExpired, NotReady, UnknownKey
 from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES
 from forebay_worker.queries.admission import Admission
+from forebay_worker.queries.misses import miss
 from forebay_worker.queries.reads import Reads
 from forebay_worker.queries.scans import Scans
 from tests.service.queries.held import held
@@ -25,10 +26,10 @@ def test_a_version_of_which_it_was_still_to_be_said_why_there_is_none(tmp_path):
     admission, replica = held(tmp_path, kind="versioned", history_retention_ms=1_000)
     replica.stream_time_ms = 10_000
     admitted = admission.admit(replica, ReadParameters())
-    assert isinstance(admission.miss(admitted, b"k", 4_000), HistoryExpired)
-    assert isinstance(admission.miss(admitted, b"other", 4_000), UnknownKey)
+    assert isinstance(miss(admitted, b"k", 4_000), HistoryExpired)
+    assert isinstance(miss(admitted, b"other", 4_000), UnknownKey)
     replica.store.close()
-    assert isinstance(admission.miss(admitted, b"k", 4_000), NotReady)
+    assert isinstance(miss(admitted, b"k", 4_000), NotReady)
 
 
 def test_one_key(closed):

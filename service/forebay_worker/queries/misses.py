@@ -1,0 +1,68 @@
+"""Misses: only a replica that is consistent, and holds the key's partition, may say that a key does not exist."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from forebay.errors import HistoryExpired, NotReady, PartitionerMismatch, Problem, UnknownKey
+from forebay_worker.queries.admission import Admitted
+from forebay_worker.queries.values import is_forgotten
+
+
+def miss(admitted: Admitted, plain: bytes, as_of_ms: int | None = None) -> Problem:
+    """The problem for a missing key: ``UnknownKey``, or why that cannot be said."""
+    problem = why_unproven(admitted, plain, as_of_ms)
+    if problem is not None:
+        return problem
+    spec = admitted.replica.spec
+    key = _key_of(admitted, plain)
+    return UnknownKey(f"The store {spec.name!r} has no key {key!r}.", store=spec.name, key=key)
+
+
+def why_unproven(admitted: Admitted, plain: bytes | None, as_of_ms: int | None = None) -> Problem | None:
+    """Why it proves nothing that the replica does not have a key, None if it proves that there is none.
+
+    Without a key it is about all that a list leaves out.
+    """
+    replica = admitted.replica
+    spec = replica.spec
+    members: dict[str, Any] = {"store": spec.name}
+    if plain is not None:
+        members["key"] = _key_of(admitted, plain)
+    if replica.repartitioned:
+        return PartitionerMismatch(
+            f"The log of {spec.name!r} has {replica.partitions_found} partitions now, the topology "
+            f"has {spec.partitions}: keys may be in others, so a missing one proves nothing.",
+            **members,
+        )
+    if replica.misplaced_key is not None:
+        return PartitionerMismatch(
+            f"Keys of {spec.name!r} are not where the partitioner {spec.partitioner!r} puts "
+            "them, so a missing one proves nothing: set it to the writer's, or to 'unknown'.",
+            **members,
+        )
+    progress = replica.progress
+    # As it was before the content was read, and as it is now.
+    complete = admitted.complete and replica.complete
+    if not complete or progress.consistent_position != progress.position:
+        return NotReady(
+            "The replica is in the middle of a replay, where a missing key proves nothing.",
+            retry_after_s=1,
+            **members,
+        )
+    try:
+        forgotten = plain is not None and is_forgotten(replica, plain, as_of_ms)
+    except NotReady as problem:
+        return problem
+    if forgotten:
+        return HistoryExpired(
+            f"The value of {members['key']!r} at that time has expired: the store {spec.name!r} keeps "
+            f"{spec.history_retention_ms} ms of history.",
+            **members,
+        )
+    return None
+
+
+def _key_of(admitted: Admitted, plain: bytes) -> Any:
+    return json.loads(admitted.replica.spec.key_codec.to_json(plain))
