@@ -113,7 +113,7 @@ def test_what_the_sink_wrote_is_read_with_its_position_and_a_repeated_batch_chan
     source = Source(spark, tmp_path / "in", "k string, n bigint, gone boolean")
     source.add(*({"k": f"k{i}", "n": i, "gone": i % 7 == 0} for i in range(100)))
     writer = sink.write(source.df, "latest", key="k", value=["n"], delete="gone")
-    destination, calls = sink._destination, []
+    destination, calls = sink._log.destination, []
 
     def twice(rows: Any, spec: Any, batch: Any) -> None:
         for _ in range(2):

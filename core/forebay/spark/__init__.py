@@ -1,5 +1,6 @@
 """The Spark side: a sink that writes streaming queries' results to a changelog."""
 
-from forebay.spark.sink import Sink, SinkWriter
+from forebay.spark.sink import Sink
+from forebay.spark.sink_writer import SinkWriter
 
 __all__ = ["Sink", "SinkWriter"]

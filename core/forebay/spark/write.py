@@ -1,0 +1,144 @@
+"""How a query's micro-batches and heartbeats get into the log of a store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+
+from forebay.changelog import Changelog, Heartbeat
+from forebay.errors import ChangelogUnreachable, SinkError
+from forebay.partitioning import Murmur2Partitioner
+from forebay.position import Position, encode_position, later_position, log_digest
+from forebay.spark.columns import Layout
+from forebay.spark.destinations import BatchId, open_destination
+from forebay.spark.executor import partition_rows
+from forebay.spark.slots import Slots
+from forebay.topology import StoreSpec
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 120.0
+"""How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
+_PAUSE_S = 1.0
+_PLACED = (
+    T.StructType()
+    .add("slot", T.IntegerType())
+    .add("partition", T.IntegerType())
+    .add("key", T.BinaryType())
+    .add("value", T.BinaryType())
+    .add("timestamp_ms", T.LongType())
+)
+
+
+class SinkLog:
+    """The changelog that a sink writes to, and how far it has written each store's."""
+
+    def __init__(self, changelog: Changelog) -> None:
+        self.changelog = changelog
+        self.destination = open_destination(changelog)
+        self._lock = threading.Lock()
+        self._positions: dict[str, str] = {}
+
+    def position(self, store: str) -> str | None:
+        """The token of the end of the last batch written to a store, None before the first."""
+        return self._positions.get(store)
+
+    def wrote(self, store: str, position: Position) -> None:
+        """A batch of a store ends at a position; another query's newer batch may have been first."""
+        with self._lock:
+            newest = later_position(self._positions.get(store), encode_position(position))
+            assert newest is not None
+            self._positions[store] = newest
+
+
+@dataclass
+class Write:
+    """One query's way into one store."""
+
+    log: SinkLog
+    layout: Layout
+    writer: str
+    slots: Slots
+    as_of_ms: dict[str, int] = field(default_factory=dict)
+    """By query: a new one of the same writer inherits nothing from the old one."""
+    as_of_limit_ms: int | None = None
+    """When its query was started, if it asks its sources for their offsets only then."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def spec(self) -> StoreSpec:
+        """The store written to."""
+        return self.layout.spec
+
+    def batch(self, df: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch, then a heartbeat to every partition; raises ``SinkError``."""
+        session = df.sparkSession
+        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query_id is None:
+            raise SinkError("The sink writes streaming queries only; use sink.write(...).start().")
+        WRITES[query_id] = self
+        partitioner = self.spec.stream_partitioner
+        vectorised = isinstance(partitioner, Murmur2Partitioner)
+        slots = self.slots.by_partition()
+        order = self.layout.order_types
+        columns = T.StructType(_PLACED.fields + [T.StructField(name, kind) for name, kind in order.items()])
+        placed = self.layout.encode(df).mapInArrow(
+            partition_rows(
+                self.layout.key_columns, self.spec.partitions, slots, None if vectorised else partitioner
+            ),
+            columns,
+        )
+        # By the value last, so that a repeat of the batch has equally ordered rows in the same order.
+        by = ("partition", "key", *order, "value")
+        rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions(*by)
+        ordered = bool(self.layout.order_by)
+        if self.log.destination.claims_first:
+            self._beat_patiently(query_id, batch_id - 1)
+        self.log.destination.write(rows, self.spec, BatchId(query_id, batch_id, self.writer, ordered))
+        self._beat_patiently(query_id, batch_id)
+
+    def _beat_patiently(self, query_id: str, batch_id: int) -> None:
+        """A batch's heartbeat: a short outage of the brokers must not end the query."""
+        begun, told = time.monotonic(), False
+        while True:
+            try:
+                return self.beat(query_id, None, batch_id)
+            except ChangelogUnreachable as error:
+                if time.monotonic() - begun > _PATIENCE_S:
+                    raise
+                if not told:
+                    log.warning("%s The batch waits for it.", error)
+                told = True
+                time.sleep(_PAUSE_S)
+
+    def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
+        """Append a heartbeat to every partition, and record the log's position after it.
+
+        ``as_of_ms`` is None if it did not advance. Raises ``ChangelogError``.
+        """
+        with self._lock:
+            known = self.as_of_ms.get(query_id)
+            if as_of_ms is not None:
+                as_of_ms = as_of_ms if self.as_of_limit_ms is None else min(as_of_ms, self.as_of_limit_ms)
+                known = as_of_ms if known is None else max(as_of_ms, known)
+            changelog = self.log.changelog
+            offsets = changelog.append_heartbeat(
+                self.spec.topic,
+                writer=self.writer,
+                query_id=query_id,
+                value=Heartbeat(known, query_id, batch_id).value(),
+            )
+            if known is not None:
+                self.as_of_ms[query_id] = known
+            digest = log_digest(changelog.identity(self.spec.topic))
+            self.log.wrote(self.spec.name, Position(digest, offsets))
+
+
+WRITES: dict[str, Write] = {}
+"""By query, the newest write: if a query was started again with another sink, heartbeats of the first one's would
+supersede it."""
