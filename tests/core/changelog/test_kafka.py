@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
 
 from forebay.changelog import Batch, Heartbeat, Record, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
+from forebay.changelog.kafka.disposal import Admin
 from forebay.changelog.kafka.topics import passes
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import heartbeat_key
@@ -655,7 +656,7 @@ def test_an_admin_client_without_answers_is_replaced(changelog, monkeypatch):
     changelog.ensure(store)
     tp = TopicPartition(store.topic, 0)
     Writer(changelog, tp).send((b"a", b"1"))
-    silent = AdminClient({"bootstrap.servers": f"127.0.0.1:{free_port()}", "log_level": 0})
+    silent = Admin({"bootstrap.servers": f"127.0.0.1:{free_port()}", "log_level": 0}, lambda error: None)
     changelog._topics._admin = silent
     with Reader(changelog, tp) as reader:
         assert reader.read(to=1)

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from forebay.changelog.base import Heartbeat
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.disposal import close
 from forebay.changelog.kafka.topics import ELECTING
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import SUPERSEDED_HEADER
@@ -79,7 +80,7 @@ def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
             writer,
         )
     finally:
-        consumer.close()
+        close(consumer)
     return None
 
 

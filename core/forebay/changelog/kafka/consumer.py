@@ -15,6 +15,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from forebay.changelog.base import Batch
 from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.disposal import close
 from forebay.changelog.kafka.messages import partition_of, records_of
 from forebay.changelog.kafka.questions import Question, Questions
 from forebay.changelog.kafka.topic_states import TopicStates
@@ -132,7 +133,7 @@ class KafkaConsumer:
         old, self._client, self._renewal_due = self._client, new, False
         self._waiting = []
         self._not_fetched.update(self._assigned)
-        old.close()
+        close(old, patience_s=0)
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on, once its topic is known."""
@@ -154,7 +155,7 @@ class KafkaConsumer:
     def close(self) -> None:
         """Close the connections."""
         self._assigned.clear()
-        self._client.close()
+        close(self._client)
 
     def wait(self, wake: Wake, timeout_s: float) -> None:
         """Return when something may be new, when ``wake`` is set, or after the time-out at the latest."""

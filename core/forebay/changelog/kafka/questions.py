@@ -11,6 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from forebay.changelog.kafka.disposal import Admin
 from forebay.changelog.kafka.topics import KafkaTopics
 from forebay.clock import boot_ms
 
@@ -67,7 +68,7 @@ class Questions:
     def __init__(self, topics: KafkaTopics, *questions: Question) -> None:
         self._topics = topics
         self._questions = questions
-        self._asked: AdminClient | None = None
+        self._asked: Admin | None = None
         self._refusal: str | None = None
         """Why no client could be made at the last attempt."""
 
@@ -95,4 +96,4 @@ class Questions:
                 question.abandon()
             self._asked = admin
         for question in self._questions:
-            question.send_if_due(admin, now)
+            question.send_if_due(admin.client, now)

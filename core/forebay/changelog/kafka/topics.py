@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from forebay.changelog.base import missing_foreign
-from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.disposal import Admin
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError, ChangelogUnreachable, PartitionCountMismatch, TopicMissing, TopicRefused
@@ -93,6 +93,18 @@ def assignments_topic(application_id: str) -> str:
     return f"{application_id}-assignments"
 
 
+class _Errors:
+    """Why connections failed, such as a password or a certificate: a request only times out."""
+
+    def __init__(self) -> None:
+        self.newest: str | None = None
+
+    def note(self, error: KafkaError) -> None:
+        """Called by the client."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.newest = error.str()
+
+
 class KafkaTopics:
     """The admin side of a cluster.
 
@@ -102,10 +114,10 @@ class KafkaTopics:
 
     def __init__(self, url: KafkaUrl) -> None:
         self._url = url
-        self._admin: AdminClient | None = None
+        self._admin: Admin | None = None
         self._lock = threading.Lock()
         self._unreachable_until = 0.0
-        self._why_unreachable: str | None = None
+        self._errors = _Errors()
         self._heard_boot_ms = boot_ms()
         """When the admin client was made, or answered last."""
 
@@ -191,7 +203,7 @@ class KafkaTopics:
             self._call(lambda admin: admin.delete_topics([topic])[topic])
 
     @property
-    def admin(self) -> AdminClient:
+    def admin(self) -> Admin:
         """The admin client; its requests return futures and never block."""
         with self._lock:
             if self._admin is None:
@@ -201,7 +213,7 @@ class KafkaTopics:
                     topic_metadata_refresh_interval_ms=_METADATA_REFRESH_MS,
                     metadata_max_age_ms=2 * _METADATA_REFRESH_MS,
                 )
-                self._admin = AdminClient(config, error_cb=self._note, logger=CLIENT_LOG)
+                self._admin = Admin(config, self._errors.note)
                 self._heard_boot_ms = boot_ms()
             return self._admin
 
@@ -252,24 +264,20 @@ class KafkaTopics:
             raise ChangelogUnreachable(f"No broker of {self._url} answers.")
         try:
             # Makes the client deliver events since the last request, which may be long ago.
-            self.admin.poll(0)
-            self._why_unreachable = None
-            return request(self.admin)
+            admin = self.admin.client
+            admin.poll(0)
+            self._errors.newest = None
+            return request(admin)
         except KafkaException as error:
             raise self._translated(error) from error
-
-    def _note(self, error: KafkaError) -> None:
-        """Remember why a connection failed, such as a password or a certificate: a request only times out."""
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._why_unreachable = error.str()
 
     def _translated(self, error: Exception) -> ChangelogError:
         kafka_error = error.args[0] if isinstance(error, KafkaException) else None
         code = None if kafka_error is None else kafka_error.code()
         if kafka_error is None or code in _UNREACHABLE:
             self._unreachable_until = boot_ms() + _UNREACHABLE_FOR_MS
-            self.admin.poll(0)
-            why = self._why_unreachable or ("time-out" if kafka_error is None else kafka_error.str())
+            self.admin.client.poll(0)
+            why = self._errors.newest or ("time-out" if kafka_error is None else kafka_error.str())
             self.renew_if_silent()
             return ChangelogUnreachable(f"No broker of {self._url} answers: {why}.")
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:

@@ -9,6 +9,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from forebay.changelog.kafka.client_log import CLIENT_LOG
+from forebay.changelog.kafka.disposal import close
 from forebay.changelog.kafka.topics import KafkaTopics, assignments_topic
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogUnreachable
@@ -92,7 +93,7 @@ class AssignmentTopic:
         except KafkaException as error:
             raise ChangelogUnreachable(f"The topic {self.name!r} cannot be read: {error}.") from None
         finally:
-            consumer.close()
+            close(consumer)
 
 
 def digest(raw: bytes) -> str:

@@ -1,0 +1,81 @@
+"""Kafka clients are disposed of without harm to whoever has done with them."""
+
+import subprocess
+import sys
+import threading
+
+from forebay.changelog.kafka.disposal import close
+from tests.cluster import free_port, wait_until
+
+_COLLECTED_IN_ITS_OWN_THREAD = """
+import gc, sys, threading
+from confluent_kafka.admin import OffsetSpec
+from forebay.changelog.kafka.topics import KafkaTopics, ask_offsets
+from forebay.changelog.kafka.url import KafkaUrl
+from forebay.tasks import TopicPartition
+
+class Holder:
+    pass
+
+gc.disable()
+holder, done = Holder(), threading.Event()
+holder.itself, holder.topics = holder, KafkaTopics(KafkaUrl.parse(sys.argv[1]))
+(future,) = ask_offsets(holder.topics.admin.client, [TopicPartition("t", 0)], OffsetSpec.latest()).values()
+
+def collect(_):
+    print("not main" if threading.current_thread() is not threading.main_thread() else "main")
+    print("collected" if gc.collect() else "nothing")
+    done.set()
+
+future.add_done_callback(collect)
+del holder
+assert done.wait(20)
+"""
+
+
+class Hanging:
+    """A consumer whose brokers went away at the wrong moment, which cannot be brought about at will."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.ended = False
+
+    def close(self) -> None:
+        self.may_end.wait(30)
+        self.ended = True
+
+
+def test_an_admin_client_that_is_collected_in_its_own_thread_does_not_end_the_process():
+    url = f"kafka://127.0.0.1:{free_port()}"
+    ran = subprocess.run(
+        [sys.executable, "-c", _COLLECTED_IN_ITS_OWN_THREAD, url], capture_output=True, text=True, timeout=60
+    )
+    assert (ran.stdout.split("\n")[:2], ran.returncode) == (["not main", "collected"], 0), ran.stderr
+
+
+def test_a_consumer_that_hangs_as_it_is_closed_holds_nobody_up(caplog):
+    hanging = Hanging()
+    try:
+        close(hanging, patience_s=0.1)
+        assert "still not closed" in caplog.text
+        assert not hanging.ended
+    finally:
+        hanging.may_end.set()
+    wait_until(lambda: hanging.ended, "its end")
+
+
+def test_a_consumer_that_is_closed_in_time_is_waited_for():
+    quick = Hanging()
+    threading.Timer(0.2, quick.may_end.set).start()
+    close(quick)
+    assert quick.ended
+
+
+def test_nothing_is_waited_for_without_patience(caplog):
+    hanging = Hanging()
+    try:
+        close(hanging, patience_s=0)
+        assert not hanging.ended
+    finally:
+        hanging.may_end.set()
+    assert caplog.text == ""
