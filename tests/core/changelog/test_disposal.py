@@ -33,6 +33,16 @@ assert done.wait(20)
 """
 
 
+_ENDED_WITH = """
+import sys
+from forebay.changelog.kafka.topics import KafkaTopics
+from forebay.changelog.kafka.url import KafkaUrl
+
+topics = KafkaTopics(KafkaUrl.parse(sys.argv[1]))
+topics.admin
+"""
+
+
 class Hanging:
     """A consumer whose brokers went away at the wrong moment, which cannot be brought about at will."""
 
@@ -45,12 +55,18 @@ class Hanging:
         self.ended = True
 
 
-def test_an_admin_client_that_is_collected_in_its_own_thread_does_not_end_the_process():
+def ran(script: str) -> subprocess.CompletedProcess[str]:
     url = f"kafka://127.0.0.1:{free_port()}"
-    ran = subprocess.run(
-        [sys.executable, "-c", _COLLECTED_IN_ITS_OWN_THREAD, url], capture_output=True, text=True, timeout=60
-    )
-    assert (ran.stdout.split("\n")[:2], ran.returncode) == (["not main", "collected"], 0), ran.stderr
+    return subprocess.run([sys.executable, "-c", script, url], capture_output=True, text=True, timeout=60)
+
+
+def test_an_admin_client_that_is_collected_in_its_own_thread_does_not_end_the_process():
+    process = ran(_COLLECTED_IN_ITS_OWN_THREAD)
+    assert (process.stdout.split("\n")[:2], process.returncode) == (["not main", "collected"], 0), process.stderr
+
+
+def test_a_process_ends_that_still_has_an_admin_client():
+    assert ran(_ENDED_WITH).returncode == 0
 
 
 def test_a_consumer_that_hangs_as_it_is_closed_holds_nobody_up(caplog):

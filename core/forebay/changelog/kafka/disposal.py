@@ -6,8 +6,10 @@ of the same client it ends the process; Python's garbage collector may run there
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,24 +35,22 @@ class Admin:
 
     def __del__(self) -> None:
         held = [self.__dict__.pop("client", None)]
-        # As the process ends, there may be no thread to be had.
-        with contextlib.suppress(RuntimeError):
-            _start(held.clear)
+        # As the process ends, no other thread runs. One of ``threading`` would be waited for until it runs, maybe
+        # with a lock held that it needs: the garbage collector may be at work anywhere.
+        if not sys.is_finalizing():
+            with contextlib.suppress(RuntimeError):
+                _thread.start_new_thread(held.clear, ())
 
 
 def close(consumer: Consumer, patience_s: float = _PATIENCE_S) -> None:
     """Close a consumer; wait until that is done, but not for longer than this."""
+    thread = threading.Thread(target=consumer.close, name="forebay-kafka-close", daemon=True)
     try:
-        thread = _start(consumer.close)
+        thread.start()
     except RuntimeError:
+        # There is none to be had.
         consumer.close()
         return
     thread.join(patience_s)
     if patience_s and thread.is_alive():
         log.warning("a Kafka client is still not closed after %.0f s; it is left to itself", patience_s)
-
-
-def _start(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name="forebay-kafka-disposal", daemon=True)
-    thread.start()
-    return thread
