@@ -1,13 +1,14 @@
 """The Kafka changelog on a real broker: what it creates, what it refuses, and what its readers get."""
 
 import contextlib
+import gc
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
-from confluent_kafka import IsolationLevel, KafkaError, Producer
+from confluent_kafka import IsolationLevel, KafkaError, Producer, Uuid
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -648,6 +649,20 @@ def test_a_poll_takes_the_share_of_every_partition(changelog):
             most, taken = max(most, polled), taken + polled
     # Beside the one that ends the wait for records.
     assert 10 + 1 < most <= 4 * 10 + 1
+
+
+def test_nothing_is_left_of_a_topics_descriptions(changelog):
+    store = spec()
+    changelog.ensure(store)
+
+    def ids() -> int:
+        gc.collect()
+        return sum(isinstance(found, Uuid) for found in gc.get_objects())
+
+    before = ids()
+    for _ in range(50):
+        changelog._topics.describe(store.topic)
+    assert ids() - before < 10
 
 
 def test_an_admin_client_without_answers_is_replaced(changelog, monkeypatch):

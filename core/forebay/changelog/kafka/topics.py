@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from forebay.changelog.base import missing_foreign
 from forebay.changelog.kafka.disposal import Admin
+from forebay.changelog.kafka.topic_ids import topic_id
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError, ChangelogUnreachable, PartitionCountMismatch, TopicMissing, TopicRefused
@@ -361,7 +362,7 @@ def topic_state(description: Any, config: Mapping[str, str]) -> TopicState:
     """The contents of the descriptions of a topic and of its configuration."""
     compacted = "compact" in config.get("cleanup.policy", "")
     return TopicState(
-        str(description.topic_id),
+        topic_id(description),
         len(description.partitions),
         float(config.get("delete.retention.ms", _DAY_MS)) if compacted else None,
         float(config.get("min.compaction.lag.ms", 0)) if compacted else float("inf"),
