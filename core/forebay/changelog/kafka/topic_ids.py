@@ -10,12 +10,11 @@ from __future__ import annotations
 import ctypes
 import sys
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 _NEWEST_THAT_KEEPS = (2, 16)
 _KEEPS = tuple(map(int, version("confluent-kafka").split(".")[:2])) <= _NEWEST_THAT_KEEPS
-_KNOWN_REFERENCES = 3
-"""The description's, that of the local variable, and that of the call that counts them."""
 _give_back = ctypes.pythonapi.Py_DecRef
 _give_back.argtypes = [ctypes.py_object]
 _give_back.restype = None
@@ -23,7 +22,15 @@ _give_back.restype = None
 
 def topic_id(description: Any) -> str:
     """The id in the description of a topic; the client's surplus reference to it is given back."""
+    if _KEEPS and _references(description) > _DUE_REFERENCES:
+        _give_back(description.topic_id)
+    return str(description.topic_id)
+
+
+def _references(description: Any) -> int:
+    """How many there are to the id, as Python counts them here."""
     found = description.topic_id
-    if _KEEPS and sys.getrefcount(found) > _KNOWN_REFERENCES:
-        _give_back(found)
-    return str(found)
+    return sys.getrefcount(found)
+
+
+_DUE_REFERENCES = _references(SimpleNamespace(topic_id=object()))
