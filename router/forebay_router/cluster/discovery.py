@@ -229,6 +229,7 @@ class Discovery:
         self._refreshing.discard(address)
         self._documents.forget(address)
         self._cluster.strangers.forget(address)
+        self._asked.discard(address)
         self._found.discard(address)
         self.refused_polls.discard(address)
 
