@@ -19,8 +19,8 @@ from forebay.changelog.heartbeat_keys import heartbeat_key
 _FORMAT = 1
 _BATCHES_KEPT = 64
 _WAL_ATTEMPTS = 250
-_PATIENCE_S = 30
-"""How long to wait for another holder of a log's write lock."""
+_PATIENCE_S = 120
+"""How long to wait for another holder of a log's write lock: another query may have millions of rows to write."""
 _CHUNK = 4096
 DIRECTORY_ID_FILE = "directory.id"
 
