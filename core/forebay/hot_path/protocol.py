@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from forebay.errors import BadRequest
 from forebay.hot_path.cors import OriginHeaders
@@ -75,6 +75,8 @@ class HotPathProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._held = b""
         self._ended = False
+        self._running: RequestResponseCycle | None = None
+        """The framework's request under way; the parser's may be a later one."""
         self._hot_requests = 0
         self._hot_requests_at_timer = 0
 
@@ -237,7 +239,7 @@ class HotPathProtocol(HttpToolsProtocol):
             self._send(answer)
         if self._ended and not slots:
             self.send_now()
-            self.transport.close()
+            self._close()
         if self._held and not slots and not self.flow.write_paused and not self.transport.is_closing():
             held, self._held = self._held, b""
             self.flow.resume_reading()
@@ -251,15 +253,40 @@ class HotPathProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """The peer has read what waited for it."""
         super().resume_writing()
-        self._stall.end()
+        if not self.transport.is_closing():
+            self._stall.end()
         if self._slots or self._held:
             self.send_filled()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """The framework has answered a request."""
+        super().on_response_complete()
+        self._watch_close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more is sent."""
         self._stall.end()
         self._end_patience()
+        running = self._running
+        if running is not None and not running.response_complete:
+            # Of several requests, uvicorn tells only the newest.
+            running.disconnected = True
+            running.message_event.set()
         super().connection_lost(exc)
+
+    def _close(self) -> None:
+        """Close once the peer has read what is left."""
+        self.transport.close()
+        self._watch_close()
+
+    def _watch_close(self) -> None:
+        """Drop a peer that does not read what is left, however little, if the connection is being closed."""
+        if self.transport.is_closing() and self in self.connections:
+            self._stall.begin()
 
     def _be_patient(self) -> None:
         self._patience = self.loop.call_later(_MOST_REQUEST_S, self._lose_patience)
@@ -272,7 +299,7 @@ class HotPathProtocol(HttpToolsProtocol):
     def _lose_patience(self) -> None:
         # A peer that sends a byte now and then would keep a connection, and the bytes received, for ever.
         self._patience = None
-        self.transport.close()
+        self._close()
 
     def _between_requests(self) -> bool:
         return (
@@ -313,7 +340,7 @@ class HotPathProtocol(HttpToolsProtocol):
         """Answer bytes that are not an HTTP request with a problem, like every error, and close."""
         answer = problem_answer(BadRequest(msg))
         self.transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
-        self.transport.close()
+        self._close()
 
     def shutdown(self) -> None:
         """Close once every answer is sent."""
@@ -322,6 +349,7 @@ class HotPathProtocol(HttpToolsProtocol):
             self._ended = True
         else:
             super().shutdown()
+            self._watch_close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's is asked; uvicorn's has no answer.
         """A client that has closed its half still gets its outstanding answers; without any, it is
@@ -341,8 +369,8 @@ class HotPathProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = None
         if self._slots or self._hot_requests != self._hot_requests_at_timer:
             self._arm_keep_alive()
-        else:
-            super().timeout_keep_alive_handler()
+        elif not self.transport.is_closing():
+            self._close()
 
 
 def _has_raw_target(data: memoryview) -> bool:

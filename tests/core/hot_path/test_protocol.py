@@ -67,11 +67,12 @@ def bound(handler: Callable[[HotRequest, HotPathProtocol], Outcome]) -> type[Hot
     return make_protocol(OfOneKey(handler), None, lambda: False)
 
 
-def wiring() -> tuple[Config, ServerState, dict[str, Any]]:
-    async def app(scope: object, receive: object, send: object) -> None:
-        await asyncio.sleep(0)
+async def nothing(scope: Any, receive: Any, send: Any) -> None:
+    await asyncio.sleep(0)
 
-    config = Config(app, interface="asgi3", lifespan="off", ws="none")
+
+def wiring(app: Any = nothing, **options: Any) -> tuple[Config, ServerState, dict[str, Any]]:
+    config = Config(app, interface="asgi3", lifespan="off", ws="none", **options)
     config.load()
     return config, ServerState(), {}
 
@@ -188,6 +189,79 @@ async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_i
                 received[peer] += len(piece)
     assert received[slow] >= LARGE
     assert received[gone] < LARGE
+    server.close()
+    await server.wait_closed()
+
+
+async def some(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"60000")]})
+    await send({"type": "http.response.body", "body": b"x" * 60_000})
+
+
+@pytest.mark.parametrize(
+    ("request_", "closing"),
+    [
+        (REQUEST, "when idle"),
+        (b"GET /livez HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", "at once"),
+        (REQUEST, "at the end"),
+        (REQUEST + b"no HTTP\r\n\r\n", "at once"),
+    ],
+)
+async def test_a_peer_that_takes_not_even_a_little_holds_no_connection_open(monkeypatch, request_, closing):
+    monkeypatch.setattr("forebay.hot_path.stall._MOST_STALL_S", 0.2)
+    loop = asyncio.get_running_loop()
+    config, state, lifespan = wiring(some, timeout_keep_alive=0.1 if closing == "when idle" else 60)
+    kind = bound(lambda request, protocol: Answer(200, b"", b"x" * 60_000))
+
+    class Narrow(kind):
+        def connection_made(self, transport: Any) -> None:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+            super().connection_made(transport)
+
+    server = await loop.create_server(lambda: Narrow(config, state, lifespan, loop), "127.0.0.1", 0)
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+        peer.setblocking(False)
+        await loop.sock_connect(peer, server.sockets[0].getsockname())
+        await loop.sock_sendall(peer, request_)
+        until = loop.time() + 10
+        while not state.total_requests:
+            assert loop.time() < until
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        (connection,) = state.connections
+        assert 0 < connection.transport.get_write_buffer_size() <= 64 << 10
+        if closing == "at the end":
+            connection.shutdown()
+        while state.connections:
+            assert loop.time() < until
+            await asyncio.sleep(0.01)
+    server.close()
+    await server.wait_closed()
+
+
+async def test_who_waits_for_a_peer_hears_that_it_has_left_whatever_else_it_has_asked_for():
+    heard: list[str] = []
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        while heard[-1:] != ["http.disconnect"]:
+            heard.append((await receive())["type"])
+
+    loop = asyncio.get_running_loop()
+    config, state, lifespan = wiring(waits)
+    kind = bound(lambda request, protocol: None)
+    server = await loop.create_server(lambda: kind(config, state, lifespan, loop), "127.0.0.1", 0)
+    with socket.socket() as peer:
+        peer.setblocking(False)
+        await loop.sock_connect(peer, server.sockets[0].getsockname())
+        await loop.sock_sendall(peer, 3 * b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
+        until = loop.time() + 10
+        while not heard:
+            assert loop.time() < until
+            await asyncio.sleep(0.01)
+    while heard[-1] != "http.disconnect":
+        assert loop.time() < until
+        await asyncio.sleep(0.01)
     server.close()
     await server.wait_closed()
 
