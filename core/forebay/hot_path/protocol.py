@@ -277,6 +277,8 @@ class HotPathProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
+        # After a reset, uvicorn lets it run out, and it holds all that belongs to the connection.
+        self._unset_keepalive_if_required()
 
     def _close(self) -> None:
         """Close once the peer has read what is left."""

@@ -1,8 +1,10 @@
 """A connection whose peer is slow, and heads that never end."""
 
 import asyncio
+import gc
 import re
 import socket
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -238,6 +240,28 @@ async def test_a_peer_that_takes_not_even_a_little_holds_no_connection_open(monk
             await asyncio.sleep(0.01)
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize("request_", [REQUEST, b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n"])
+async def test_nothing_is_kept_of_a_connection_that_was_reset(request_):
+    loop = asyncio.get_running_loop()
+    config, state, lifespan = wiring(some, timeout_keep_alive=60)
+    protocol = bound(lambda request, protocol: Answer(200, b"", BODY))(config, state, lifespan, loop)
+    peer = SlowPeer()
+    peer.protocol = protocol
+    protocol.connection_made(peer)
+    protocol.data_received(request_)
+    until = loop.time() + 10
+    while not peer.written:
+        assert loop.time() < until
+        await asyncio.sleep(0)
+    protocol.connection_lost(ConnectionResetError())
+    kept = weakref.ref(protocol)
+    del peer, protocol
+    while kept() is not None:
+        assert loop.time() < until
+        await asyncio.sleep(0.01)
+        gc.collect()
 
 
 async def test_who_waits_for_a_peer_hears_that_it_has_left_whatever_else_it_has_asked_for():
