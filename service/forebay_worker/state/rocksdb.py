@@ -52,6 +52,7 @@ _WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
 _KEYS_PER_SYNC = 20_000
 _ARENA_BLOCK_BYTES = 64 << 10
 """Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
+_MOST_LOG_FILE_BYTES = 128 << 10
 _CLOSING_DEADLINE_MS = 10_000.0
 _LOOK_S = 0.001
 
@@ -82,7 +83,9 @@ class RocksDbMemory:
         options.set_write_buffer_size(_WRITE_BUFFER_BYTES_PER_STORE)
         options.set_arena_block_size(_ARENA_BLOCK_BYTES)
         options.set_compression_type(DBCompressionType.lz4())
+        # Of its own log, to which each flush adds some kilobytes; by default it grows without end.
         options.set_keep_log_file_num(2)
+        options.set_max_log_file_size(_MOST_LOG_FILE_BYTES)
         options.set_max_open_files(256)
         # More threads would be started and ended at every opening, which takes half of its time.
         options.set_max_file_opening_threads(1)

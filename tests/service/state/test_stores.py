@@ -298,6 +298,16 @@ def test_an_old_checkpoint_is_taken_over_once_and_only_with_its_store(opener):
     again.store.close()
 
 
+def test_rocksdbs_own_log_does_not_grow_with_every_flush(tmp_path):
+    store = RocksDbStore("s", tmp_path / "s", MEMORY.options())
+    for i in range(100):
+        store.put(USER_TAG + b"k", b"%d" % i)
+        store.commit({TopicPartition("t", 0): CommittedOffset(i, i)})
+        store.flush()
+    store.close()
+    assert sum(log.stat().st_size for log in (tmp_path / "s").glob("LOG*")) < 400_000
+
+
 def test_a_store_whose_log_failed_is_read_meanwhile_and_written_again_once_there_is_room(tmp_path):
     with small_disk(tmp_path / "disk") as disk:
         refuse_and_recover(disk)
