@@ -349,6 +349,9 @@ class HotPathProtocol(HttpToolsProtocol):
         self.send_now()
         if self._slots:
             self._ended = True
+        elif self._in_message:
+            # The rest of a request may never arrive.
+            self._close()
         else:
             super().shutdown()
             self._watch_close()

@@ -18,8 +18,10 @@ from types import FrameType, MappingProxyType
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forebay.errors import ConfigurationError, ListenAddressInUse
+from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady
 from forebay.metadata import HostInfo
+from forebay.rest.answers import problem_answer
+from forebay.rest.application import respond
 
 log = logging.getLogger(__name__)
 
@@ -78,19 +80,33 @@ def advertised(listen: HostInfo, advertise: HostInfo | None) -> HostInfo:
 
 
 class Draining:
-    """Adds ``Connection: close`` to every answer once draining, so that clients move on."""
+    """Adds ``Connection: close`` to every answer once draining, so that clients move on.
+
+    A request that is cancelled then, since it takes longer than the process has left, gets a 503.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = scope["type"] != "http"
+
         async def send_closing(message: Message) -> None:
-            if self.draining and message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                if self.draining:
+                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
-        await self._app(scope, receive, send_closing if scope["type"] == "http" else send)
+        try:
+            await self._app(scope, receive, send if started else send_closing)
+        except asyncio.CancelledError:
+            if started or not self.draining:
+                raise
+            problem = NotReady("The process ends before the request could be answered.", retry_after_s=1)
+            await respond(problem_answer(problem))(scope, receive, send_closing)
 
 
 class Server(uvicorn.Server):

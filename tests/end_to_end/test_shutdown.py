@@ -1,0 +1,49 @@
+"""The end of a process, for those whose requests it has not answered yet."""
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import running_cluster, wait_until
+
+WAITS = b"GET /v1/stores/counts/keys/k?max_age_ms=0&wait_ms=20000&timeout_ms=25000 HTTP/1.1\r\nHost: h\r\n\r\n"
+HALF = b'POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\n{"keys": ['
+
+
+@pytest.mark.parametrize("tier", ["worker", "router"])
+@pytest.mark.parametrize("request_", [WAITS, HALF], ids=["waits", "half"])
+def test_the_end_of_a_process_answers_who_still_waits_and_waits_for_no_half_request(tmp_path, tier, request_):
+    with running_cluster(tmp_path) as cluster:
+        cluster.put("counts", {b"k": b"1"})
+        options = ("--shutdown-timeout-ms", "4000")
+        worker = cluster.start_worker(None, *options)
+        router = cluster.start_router(*options)
+        cluster.wait_settled(router, replicas=1)
+        address = {"worker": worker, "router": router}[tier]
+        process = cluster.workers[worker] if tier == "worker" else cluster.router_process(router)
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            client.sendall(request_)
+            wait_until(lambda: under_way(address, process.pid), "its being under way")
+            process.send_signal(signal.SIGTERM)
+            answer = b"".join(iter(lambda: client.recv(65_536), b""))
+        assert process.wait(20) == 0
+        if request_ is WAITS:
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"application/problem+json" in head
+            assert json.loads(body)["type"] == "urn:forebay:problem:not-ready"
+        else:
+            assert answer == b""
+        assert "Traceback" not in cluster.logs()
+
+
+def under_way(address: str, pid: int) -> bool:
+    """Whether the process has read all that was sent to it: nothing waits in a socket of its port."""
+    port = f":{int(address.rpartition(':')[2]):04X}"
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    accepted = [row for row in rows if row[1].endswith(port) and row[3] == "01"]
+    return bool(accepted) and all(row[4].endswith(":00000000") for row in accepted)
