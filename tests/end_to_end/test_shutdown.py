@@ -18,7 +18,7 @@ HALF = b'POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: h\r\nContent-Length:
 def test_the_end_of_a_process_answers_who_still_waits_and_waits_for_no_half_request(tmp_path, tier, request_):
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"k": b"1"})
-        options = ("--shutdown-timeout-ms", "4000")
+        options = ("--shutdown-timeout-ms", "8000")
         worker = cluster.start_worker(None, *options)
         router = cluster.start_router(*options)
         cluster.wait_settled(router, replicas=1)
