@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -74,6 +75,14 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 20.0
     while not condition():
         assert time.monotonic() < until, f"{what} did not happen within {deadline_s} s"
         time.sleep(0.01)
+
+
+async def until(condition: Callable[[], Any], deadline_s: float = 20.0) -> None:
+    """The same for what happens in this event loop."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
 
 
 def heed_interrupts() -> None:

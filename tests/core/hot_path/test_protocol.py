@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from forebay.hot_path import Handlers, HotBatch, HotRequest, Outcome, Slot, make_protocol
 from forebay.hot_path.protocol import HotPathProtocol
 from forebay.rest.answers import Answer
+from tests.cluster import until
 
 BODY = b"x" * 10_000
 LARGE = 8 << 20
@@ -115,11 +116,7 @@ async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatc
     peer = connected(lambda request, protocol: Answer(200, b"", BODY))
     if begun:
         peer.protocol.data_received(begun)
-    for _ in range(1_000):
-        if peer.closed:
-            break
-        await asyncio.sleep(0.01)
-    assert peer.closed
+    await until(lambda: peer.closed)
 
 
 async def test_a_connection_whose_requests_came_whole_may_rest(monkeypatch):
@@ -226,18 +223,13 @@ async def test_a_peer_that_takes_not_even_a_little_holds_no_connection_open(monk
         peer.setblocking(False)
         await loop.sock_connect(peer, server.sockets[0].getsockname())
         await loop.sock_sendall(peer, request_)
-        until = loop.time() + 10
-        while not state.total_requests:
-            assert loop.time() < until
-            await asyncio.sleep(0.01)
+        await until(lambda: state.total_requests)
         await asyncio.sleep(0)
         (connection,) = state.connections
         assert 0 < connection.transport.get_write_buffer_size() <= 64 << 10
         if closing == "at the end":
             connection.shutdown()
-        while state.connections:
-            assert loop.time() < until
-            await asyncio.sleep(0.01)
+        await until(lambda: not state.connections)
     server.close()
     await server.wait_closed()
 
@@ -251,17 +243,12 @@ async def test_nothing_is_kept_of_a_connection_that_was_reset(request_):
     peer.protocol = protocol
     protocol.connection_made(peer)
     protocol.data_received(request_)
-    until = loop.time() + 10
-    while not peer.written:
-        assert loop.time() < until
-        await asyncio.sleep(0)
+    await until(lambda: peer.written)
     protocol.connection_lost(ConnectionResetError())
     kept = weakref.ref(protocol)
-    del peer, protocol
-    while kept() is not None:
-        assert loop.time() < until
-        await asyncio.sleep(0.01)
-        gc.collect()
+    peer.protocol = None
+    del protocol
+    await until(lambda: gc.collect() >= 0 and kept() is None)
 
 
 async def test_who_waits_for_a_peer_hears_that_it_has_left_whatever_else_it_has_asked_for():
@@ -279,13 +266,8 @@ async def test_who_waits_for_a_peer_hears_that_it_has_left_whatever_else_it_has_
         peer.setblocking(False)
         await loop.sock_connect(peer, server.sockets[0].getsockname())
         await loop.sock_sendall(peer, 3 * b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
-        until = loop.time() + 10
-        while not heard:
-            assert loop.time() < until
-            await asyncio.sleep(0.01)
-    while heard[-1] != "http.disconnect":
-        assert loop.time() < until
-        await asyncio.sleep(0.01)
+        await until(lambda: heard)
+    await until(lambda: heard[-1] == "http.disconnect")
     server.close()
     await server.wait_closed()
 

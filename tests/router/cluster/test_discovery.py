@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +17,7 @@ from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.upstreams import Upstreams
-from tests.cluster import free_port
+from tests.cluster import free_port, until
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
 HOST = HostInfo("h", 1)
@@ -80,13 +79,6 @@ async def worker(status: dict[str, Any], *, mapped: bool) -> AsyncIterator[HostI
 def known(status: dict[str, Any]) -> Generation:
     """The generation of a worker's newest map."""
     return Generation(status["generation"]["incarnation"], status["generation"]["generation"])
-
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def test_an_address_that_another_applications_worker_took_over_is_asked_for_nothing():
