@@ -11,10 +11,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -96,28 +95,30 @@ class RocksDbMemory:
 
 def write_sst(
     path: Path,
-    changes: Mapping[bytes, bytes | None],
+    changes: Iterable[Sequence[tuple[bytes, bytes | None]]],
     topic_partition: TopicPartition,
     committed: CommittedOffset,
 ) -> None:
-    """Write changes (None deletes) and the resulting offset as one sorted file to ingest."""
+    """Write changes (None deletes), part by part in the order of their keys, and the resulting offset as one file
+    to ingest."""
     options = Options(raw_mode=True)
     options.set_compression_type(DBCompressionType.lz4())
     writer = SstFileWriter(options=options)
     writer.open(str(path))
     writer[OFFSET_KEY] = _offsets_to_json({topic_partition: committed})
-    keys = sorted(changes)
+    not_synced = 0
     with path.open("rb") as file:
-        for begin in range(0, len(keys), _KEYS_PER_SYNC):
-            some = keys[begin : begin + _KEYS_PER_SYNC]
-            # One call for all is twice as fast as one for each; for a single key it would not return a tuple.
-            for key, value in zip(some, itemgetter(*some, some[0])(changes), strict=False):
+        for part in changes:
+            for key, value in part:
                 if value is None:
                     del writer[key]
                 else:
                     writer[key] = value
+            not_synced += len(part)
             # Done all at once at the end, it would hold up other syncs on this disk.
-            os.fdatasync(file.fileno())
+            if not_synced >= _KEYS_PER_SYNC:
+                os.fdatasync(file.fileno())
+                not_synced = 0
     writer.finish()
 
 

@@ -28,6 +28,7 @@ from forebay_worker.state.rocksdb import write_sst
 from forebay_worker.tasks.distrust import reason_for_distrust
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
 from forebay_worker.tasks.foreign import BadRecord, fitting
+from forebay_worker.tasks.run import Run
 
 RECORDS_PER_POLL = 2_000
 """Records folded at once should fit the processor's cache: with 50,000 each took a third longer."""
@@ -111,7 +112,7 @@ def _fold_files(
 ) -> Iterator[RestoreReport]:
     committed = CommittedOffset.from_document(job.committed)
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
-    fold = Fold.after(committed)
+    fold, run = Fold.after(committed), Run()
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp, job.patience_s)
         if reason_for_distrust(job.log, committed, committed.current_until_epoch_ms, batch) is not None:
@@ -135,19 +136,21 @@ def _fold_files(
         some = batch.records[::_SIZED_EVERY]
         held_bytes += _SIZED_EVERY * sum([len(record[1]) + len(record[2] or b"") + 100 for record in some])
         committed = advance(committed, batch, fold, committed.current_until_epoch_ms, epoch_ms())
+        run.add(fold.changes)
+        fold = Fold.after(committed)
         if held_bytes < job.most_bytes and committed.position < target:
             continue
         path = Path(job.scratch) / f"{job.job}-{number}.sst"
         # Never overwritten: a store may have ingested the file of an earlier attempt under this name.
         path.unlink(missing_ok=True)
-        write_sst(path, fold.changes, tp, committed)
+        write_sst(path, run.in_order(), tp, committed)
         yield RestoreReport(
             job.job, str(path), written_to, committed.document(), records, batch.identity, skipped=skipped
         )
         if stopped_by is not None:
             return
         written_to, held_bytes, records, skipped, number = committed.position, 0, 0, 0, number + 1
-        fold = Fold.after(committed)
+        run = Run()
 
 
 def _next_batch(consumer: Consumer, tp: TopicPartition, patience_s: float) -> Batch:

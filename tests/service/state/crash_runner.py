@@ -55,7 +55,7 @@ def apply_forever(directory: Path, seed: int, pipe: int) -> None:
             changes = dict(record(offset) for offset in range(position, position + BATCH))
             path = directory / f"{position}.sst"
             path.unlink(missing_ok=True)
-            write_sst(path, changes, TP, after)
+            write_sst(path, [sorted(changes.items())], TP, after)
             store.ingest(path, TP, after)
         else:
             for offset in range(position, position + BATCH):

@@ -1,0 +1,44 @@
+"""Changes on their way into a sorted file."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay_worker.tasks import run
+from forebay_worker.tasks.run import Run
+
+KEYS = st.one_of(st.binary(max_size=5), st.integers(0, 999).map(lambda n: b"common-%03d" % n))
+CHANGES = st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=2), max_size=40), max_size=12)
+
+
+@pytest.fixture(autouse=True)
+def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that some tens of keys meet."""
+    monkeypatch.setattr(run, "_ENOUGH_TO_JUDGE", 10)
+    monkeypatch.setattr(run, "_FEWEST_PARTS", 4)
+    monkeypatch.setattr(run, "_MOST_PARTS", 12)
+
+
+def gathered(some: list[dict[bytes, bytes | None]]) -> list[list[run.Change]]:
+    gathering = Run()
+    for changes in some:
+        gathering.add(changes)
+    return list(gathering.in_order())
+
+
+@given(CHANGES)
+def test_the_last_change_of_each_key_comes_in_the_order_of_the_keys(some):
+    expected: dict[bytes, bytes | None] = {}
+    for changes in some:
+        expected |= changes
+    assert list(itertools.chain(*gathered(some))) == sorted(expected.items())
+
+
+def test_keys_are_parted_by_what_tells_them_apart_and_into_no_more_parts_than_there_may_be():
+    parts = gathered([{b"common-%03d" % n: b"1"} for n in range(300)])
+    assert 3 <= len(parts) <= 12
+    assert max(map(len, parts)) <= 100
+    # The first keys promised ten to a part.
+    assert len(gathered([{b"common-%03d" % n: b"1" for n in range(100)}])) == 10
