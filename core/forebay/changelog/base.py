@@ -133,7 +133,7 @@ class Changelog(Protocol):
         ...
 
     def consumer(self, *, replay: bool = False) -> Consumer:
-        """A new reader; for a ``replay`` it reads further ahead."""
+        """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
         ...
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:

@@ -34,7 +34,7 @@ MOST_BYTES_IN_MEMORY = 96 << 20
 """Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
 _RETRY_S = 1.0
-_MOST_DEATHS = 5
+_MOST_ATTEMPTS = 5
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Restoration:
     records: int = 0
     cancelled: bool = False
     begun_position: int = 0
-    deaths: int = 0
-    """Processes that ended in the middle of it, one after the other, without having done anything."""
+    fruitless: int = 0
+    """Attempts, one after the other, whose processes ended or failed for good without having done anything."""
 
     @property
     def given_up(self) -> bool:
-        """Whether its processes died too often, as where memory is short: it needs another way."""
-        return self.deaths >= _MOST_DEATHS
+        """Whether its processes failed too often, as where memory is short: it needs another way."""
+        return self.fruitless >= _MOST_ATTEMPTS
 
     @property
     def records_per_second(self) -> float:
@@ -78,7 +78,7 @@ class BulkRestore:
     """A few restore processes and the queue of replicas that wait for one.
 
     ``call`` runs a function in the applier's thread. Called there are ``done(restoration)`` at a replica's end,
-    also if it is given up because its processes keep dying, and ``lost(replica, reason)`` if its store is.
+    also if it is given up because its processes keep failing, and ``lost(replica, reason)`` if its store is.
     ``obstacle(error)`` describes the machine's obstacle behind an error, None if there is none.
     """
 
@@ -228,6 +228,7 @@ class BulkRestore:
                 report = RestoreReport(**json.loads(line))
                 if report.error is not None:
                     restoration.replica.failure = report.error
+                    restoration.fruitless += report.lasting
                     log.error("restoring %s failed: %s; it will be retried", _name(restoration), report.error)
                     return False
                 if report.path is None:
@@ -240,7 +241,7 @@ class BulkRestore:
             log.warning("restoring %s was interrupted: %s", _name(restoration), error)
             return False
         if not self._stopping:
-            restoration.deaths += 1
+            restoration.fruitless += 1
             restoration.replica.failure = "its restore process ended before it was done"
             log.warning("a restore process ended in the middle of %s; it will be retried", _name(restoration))
         return False
@@ -332,7 +333,7 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     replica.records_applied += report.records
     replica.records_skipped += report.skipped
     restoration.records += report.records
-    restoration.deaths = 0
+    restoration.fruitless = 0
     log.info(
         "%s: %d records restored, %.0f a second; seconds left: %s",
         _name(restoration),

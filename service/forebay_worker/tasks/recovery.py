@@ -172,7 +172,7 @@ class Recovery:
         tp = restoration.replica.topic_partition
         if restoration.given_up:
             self._not_in_bulk_until[tp] = boot_ms() + _NOT_IN_BULK_MS
-            log.error("%s: restore processes keep ending, so it is restored record by record", tp)
+            log.error("%s: restore processes keep failing, so it is restored record by record", tp)
         else:
             log.info(
                 "%s: %d records restored at %.0f records/s",

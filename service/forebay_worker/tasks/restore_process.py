@@ -21,6 +21,7 @@ from typing import Any
 
 from forebay.changelog import Batch, Consumer, Wake, open_changelog
 from forebay.clock import epoch_ms
+from forebay.errors import ChangelogError
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
@@ -67,7 +68,7 @@ class RestoreJob:
 class RestoreReport:
     """A restore process's report: a file covering ``[position_from, committed)``, or the end of a job.
 
-    ``end_offset`` is the log's end as last seen; ``error`` says why a job was abandoned.
+    ``error`` says why a job was abandoned, and ``lasting`` whether another attempt is likely to end the same way.
     """
 
     job: int
@@ -77,6 +78,7 @@ class RestoreReport:
     records: int = 0
     log: str = ""
     error: str | None = None
+    lasting: bool = False
     skipped: int = 0
 
     @property
@@ -106,6 +108,11 @@ class Restorer:
             consumer.unassign(tp)
         yield RestoreReport(job.job)
 
+    def close(self) -> None:
+        """Close the connections."""
+        for consumer in self._consumers.values():
+            consumer.close()
+
 
 def _fold_files(
     job: RestoreJob, spec: StoreSpec, tp: TopicPartition, consumer: Consumer
@@ -113,11 +120,18 @@ def _fold_files(
     committed = CommittedOffset.from_document(job.committed)
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
     fold, run = Fold.after(committed), Run()
+    deadline = time.monotonic() + job.patience_s
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp, job.patience_s)
         if reason_for_distrust(job.log, committed, committed.current_until_epoch_ms, batch) is not None:
             # The applier takes over and finds the same.
             return
+        if batch.position > committed.position:
+            deadline = time.monotonic() + job.patience_s
+        elif time.monotonic() > deadline:
+            raise ChangelogError(
+                f"The log {tp} answers, but nothing after offset {committed.position} is delivered."
+            )
         target = batch.end.offset if target < 0 else target
         stopped_by = None
         if spec.validated:
@@ -177,7 +191,10 @@ def main() -> None:
             for report in restorer.run(job):
                 _say(report)
         except Exception as error:
-            _say(RestoreReport(job.job, error=f"{type(error).__name__}: {error}"))
+            # Brokers come back, and so does room on a disk.
+            lasting = not isinstance(error, OSError)
+            _say(RestoreReport(job.job, error=f"{type(error).__name__}: {error}", lasting=lasting))
+    restorer.close()
 
 
 def _say(report: RestoreReport) -> None:

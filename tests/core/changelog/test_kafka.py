@@ -1,14 +1,11 @@
 """The Kafka changelog on a real broker: what it creates, what it refuses, and what its readers get."""
 
-import contextlib
 import gc
-import secrets
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
-from confluent_kafka import IsolationLevel, KafkaError, Producer, Uuid
+from confluent_kafka import KafkaError, Uuid
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -17,10 +14,9 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewPartitions,
     NewTopic,
-    OffsetSpec,
 )
 
-from forebay.changelog import Batch, Heartbeat, Record, Wake
+from forebay.changelog import Heartbeat, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.kafka.disposal import Admin
 from forebay.changelog.kafka.topics import passes
@@ -36,6 +32,7 @@ from forebay.errors import (
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from tests.cluster import free_port, wait_until
+from tests.core.changelog.kafka_topics import Reader, Writer, end_of_all, made, spec
 
 pytestmark = pytest.mark.kafka
 
@@ -47,6 +44,8 @@ COMPACTED_AT_ONCE = {
     "min.compaction.lag.ms": "0",
     "delete.retention.ms": "100",
 }
+
+TAIL_AND_REPLAY = pytest.mark.parametrize("replay", [False, True], ids=["tail", "replay"])
 
 WINDOWS = {"kind": "window", "window_size_ms": 60_000, "retention_ms": 600_000}
 VERSIONS = {"kind": "versioned", "history_retention_ms": 600_000}
@@ -60,95 +59,6 @@ def changelog(kafka_url: str) -> KafkaChangelog:
 @pytest.fixture(scope="module")
 def admin(changelog: KafkaChangelog) -> AdminClient:
     return AdminClient(changelog.kafka.librdkafka())
-
-
-def spec(kind: str = "key-value", partitions: int = 1, **fields: object) -> StoreSpec:
-    """A store on a topic that no other test has."""
-    topic = f"t-{secrets.token_hex(4)}"
-    return StoreSpec("s", kind, "string", "json", "murmur2", topic, partitions, **fields)  # type: ignore[arg-type]
-
-
-def made(admin: AdminClient, store: StoreSpec, config: dict[str, str]) -> TopicPartition:
-    """A topic made by hand; returns its only partition."""
-    admin.create_topics([NewTopic(store.topic, store.partitions, config=config)])[store.topic].result(10)
-    return TopicPartition(store.topic, 0)
-
-
-@dataclass
-class Writer:
-    """A producer that sends one record after another, in order."""
-
-    changelog: KafkaChangelog
-    tp: TopicPartition
-    transactional_id: str | None = None
-
-    def __post_init__(self) -> None:
-        own = {} if self.transactional_id is None else {"transactional_id": self.transactional_id}
-        self.producer = Producer(self.changelog.kafka.librdkafka(linger_ms=0, **own))
-        if self.transactional_id is not None:
-            self.producer.init_transactions(10)
-
-    def send(self, *rows: tuple[bytes, bytes | None], **fields: object) -> None:
-        for key, value in rows:
-            self.producer.produce(self.tp.topic, key=key, value=value, partition=self.tp.partition, **fields)
-        assert self.producer.flush(10) == 0
-
-    @contextlib.contextmanager
-    def transaction(self, *, commit: bool) -> Iterator[None]:
-        self.producer.begin_transaction()
-        yield
-        if commit:
-            self.producer.commit_transaction(10)
-        else:
-            self.producer.abort_transaction(10)
-
-
-@dataclass
-class Reader:
-    """A consumer, and everything it received."""
-
-    changelog: KafkaChangelog
-    tp: TopicPartition
-    position: int = 0
-    batches: list[Batch] = field(default_factory=list)
-    looks: list[float] = field(default_factory=list)
-    """Requests for the log's end, whenever nothing was new."""
-
-    def __enter__(self) -> "Reader":
-        self.consumer = self.changelog.consumer()
-        self.consumer.assign(self.tp, self.position)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.consumer.close()
-
-    def poll(self, most: int = 1000) -> list[Batch]:
-        self.consumer.wait(Wake(), 0.02)
-        polled = self.consumer.poll(most)
-        self.batches += polled
-        looked_boot_ms, current = self.consumer.current()
-        self.looks += [looked_boot_ms] * (self.tp in current)
-        return polled
-
-    def poll_until(self, condition: Callable[[], object], what: str, most: int = 1000) -> None:
-        wait_until(lambda: (self.poll(most) or self.batches) and condition(), what)
-
-    def read(self, to: int, most: int = 1000) -> list[Record]:
-        """Everything up to an offset."""
-        self.poll_until(lambda: self.newest.position >= to, f"offset {to}", most)
-        return self.records
-
-    @property
-    def newest(self) -> Batch:
-        return self.batches[-1]
-
-    @property
-    def records(self) -> list[Record]:
-        return [record for batch in self.batches for record in batch.records]
-
-    @property
-    def values(self) -> list[bytes | None]:
-        return [record[2] for record in self.records]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +165,8 @@ def test_a_topic_that_keeps_tombstones_for_a_moment_only_is_refused_unless_nothi
     changelog.ensure(accepting)
 
 
-def test_an_aborted_transaction_is_never_read_and_the_position_passes_it(changelog, admin):
+@TAIL_AND_REPLAY
+def test_an_aborted_transaction_is_never_read_and_the_position_passes_it(changelog, admin, replay):
     tp = made(admin, spec(), {"cleanup.policy": "compact"})
     writer = Writer(changelog, tp, f"w-{tp.topic}")
     with writer.transaction(commit=True):
@@ -263,7 +174,7 @@ def test_an_aborted_transaction_is_never_read_and_the_position_passes_it(changel
     with writer.transaction(commit=False):
         writer.send((b"a", b"2"), (b"b", b"2"))
     # Two records, each with a marker behind, and a third in between.
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         reader.read(to=5)
         assert reader.values == [b"1"]
         assert reader.newest.end.offset == 5
@@ -274,11 +185,12 @@ def test_an_aborted_transaction_is_never_read_and_the_position_passes_it(changel
     assert changelog.end_offsets([tp]) == {tp: 7}
 
 
-def test_an_open_transaction_holds_the_end_back(changelog, admin):
+@TAIL_AND_REPLAY
+def test_an_open_transaction_holds_the_end_back(changelog, admin, replay):
     tp = made(admin, spec(), {"cleanup.policy": "compact"})
     Writer(changelog, tp).send((b"a", b"1"))
     writer = Writer(changelog, tp, f"w-{tp.topic}")
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         with writer.transaction(commit=True):
             writer.send((b"a", b"2"))
             Writer(changelog, tp).send((b"a", b"3"))
@@ -316,7 +228,8 @@ def test_of_more_partitions_than_are_asked_for_at_once_each_has_its_turn(changel
     assert not set.intersection(*looks.values())
 
 
-def test_a_heartbeat_is_told_by_its_header_and_its_key(changelog, admin):
+@TAIL_AND_REPLAY
+def test_a_heartbeat_is_told_by_its_header_and_its_key(changelog, admin, replay):
     store = spec(partitions=3)
     changelog.ensure(store)
     value = Heartbeat(5, "q", 1).value()
@@ -325,7 +238,7 @@ def test_a_heartbeat_is_told_by_its_header_and_its_key(changelog, admin):
     header = [(HEARTBEAT_HEADER, b"")]
     Writer(changelog, tp).send((b"a", b"1"), (heartbeat_key("w"), b"2"))
     Writer(changelog, tp).send((b"b", b"3"), headers=header)
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         found = reader.read(to=5)
     beats = [(key, content, beat) for _, key, content, _, beat in found]
     assert beats == [
@@ -363,7 +276,7 @@ def test_a_writer_whose_process_was_paused_is_superseded_only_by_another(
     monkeypatch.setattr("forebay.changelog.kafka.heartbeats._TRANSACTION_TIMEOUT_MS", 1_000)
     store = spec(partitions=1)
     changelog.ensure(store)
-    end = KafkaTopicPartition(store.topic, 0)
+    end = TopicPartition(store.topic, 0)
 
     def beat(query: str) -> dict[int, int]:
         value = Heartbeat(1, query, 1).value()
@@ -394,12 +307,6 @@ def test_a_writer_whose_process_was_paused_is_superseded_only_by_another(
             beat("first")
     else:
         assert beat("first")
-
-
-def end_of_all(admin: AdminClient, tp: KafkaTopicPartition) -> int:
-    """The end for readers of what is not committed, too."""
-    asked = admin.list_offsets({tp: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED)
-    return int(asked[tp].result(10).offset)
 
 
 def test_a_superseded_query_that_is_restarted_does_not_take_the_name_back(changelog, kafka_url):
@@ -440,13 +347,14 @@ def test_a_retired_writer_leaves_a_heartbeat_without_a_value_in_every_partition(
             ]
 
 
-def test_valid_from_is_the_headers_and_without_one_the_records_timestamp(changelog, admin):
+@TAIL_AND_REPLAY
+def test_valid_from_is_the_headers_and_without_one_the_records_timestamp(changelog, admin, replay):
     tp = made(admin, spec(), {"cleanup.policy": "compact"})
     writer = Writer(changelog, tp)
     writer.send((b"a", b"1"), timestamp=1_000)
     before_1970 = (-5_000).to_bytes(8, "big", signed=True)
     writer.send((b"a", b"2"), timestamp=1_000, headers=[("other", b"x"), (VALID_FROM_HEADER, before_1970)])
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         assert [record[3] for record in reader.read(to=2)] == [1_000, -5_000]
 
 
@@ -470,9 +378,10 @@ def left(changelog: KafkaChangelog, tp: TopicPartition) -> int:
         return len(reader.read(changelog.end_offsets([tp])[tp]))
 
 
-def test_what_compaction_took_is_a_gap_until_the_end_that_its_response_showed(changelog, compacted):
+@TAIL_AND_REPLAY
+def test_what_compaction_took_is_a_gap_until_the_end_that_its_response_showed(changelog, compacted, replay):
     end = changelog.end_offsets([compacted])[compacted]
-    with Reader(changelog, compacted) as reader:
+    with Reader(changelog, compacted, replay=replay) as reader:
         reader.read(end, most=10)
         read = [batch for batch in reader.batches if batch.records]
         with_gap = [batch for batch in read if batch.gap]
@@ -484,7 +393,8 @@ def test_what_compaction_took_is_a_gap_until_the_end_that_its_response_showed(ch
     assert {key: value for _, key, value, _, _ in reader.records}[b"k7"] == b"3"
 
 
-def test_offsets_missing_behind_a_young_record_are_markers_and_no_gap(changelog):
+@TAIL_AND_REPLAY
+def test_offsets_missing_behind_a_young_record_are_markers_and_no_gap(changelog, replay):
     store = spec()
     changelog.ensure(store)
     tp = TopicPartition(store.topic, 0)
@@ -496,7 +406,7 @@ def test_offsets_missing_behind_a_young_record_are_markers_and_no_gap(changelog)
     writer = Writer(changelog, tp)
     writer.send((b"a", b"1"))
     beat()
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         reader.read(to=7)
         # What compaction was told when that was written, nobody knows.
         assert any(batch.gap for batch in reader.batches)
@@ -508,19 +418,25 @@ def test_offsets_missing_behind_a_young_record_are_markers_and_no_gap(changelog)
         assert not any(batch.gap for batch in reader.batches[known:])
 
 
-def test_records_of_before_a_longer_compaction_lag_prove_nothing(changelog, admin):
+@TAIL_AND_REPLAY
+def test_records_of_before_a_longer_compaction_lag_prove_nothing(changelog, admin, replay):
     store = spec()
     tp = made(admin, store, {"cleanup.policy": "compact", "min.compaction.lag.ms": "0"})
     writer = Writer(changelog, tp, f"w-{tp.topic}")
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         with writer.transaction(commit=True):
             writer.send((b"a", b"1"))
         reader.read(to=2)
         longer = ConfigEntry("min.compaction.lag.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
         topic = ConfigResource(ConfigResource.Type.TOPIC, tp.topic, incremental_configs=[longer])
         admin.incremental_alter_configs([topic])[topic].result(10)
-        reader.consumer._states.configuring.at_once = True
-        reader.poll_until(lambda: reader.consumer._states.get(tp.topic).min_compaction_lag_ms, "the news of it")
+        states = reader.consumer._states
+
+        def known_to_be_longer() -> int:
+            states.configuring.at_once = True
+            return states.get(tp.topic).min_compaction_lag_ms
+
+        reader.poll_until(known_to_be_longer, "the news of it")
         known = len(reader.batches)
         with writer.transaction(commit=True):
             writer.send((b"b", b"1"), timestamp=int(time.time() * 1000) - 1_000_000)
@@ -528,7 +444,8 @@ def test_records_of_before_a_longer_compaction_lag_prove_nothing(changelog, admi
         assert any(batch.gap for batch in reader.batches[known:])
 
 
-def test_offsets_missing_behind_an_old_record_are_a_gap(changelog):
+@TAIL_AND_REPLAY
+def test_offsets_missing_behind_an_old_record_are_a_gap(changelog, replay):
     store = spec()
     changelog.ensure(store)
     tp = TopicPartition(store.topic, 0)
@@ -537,12 +454,15 @@ def test_offsets_missing_behind_an_old_record_are_a_gap(changelog):
     for value in (b"1", b"2"):
         with writer.transaction(commit=True):
             writer.send((b"a", value), timestamp=two_hours_ago)
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         reader.read(to=4)
         assert any(batch.gap for batch in reader.batches)
 
 
-def test_a_gap_is_settled_where_the_log_can_be_read_to_though_a_transaction_is_always_open(changelog, admin):
+@TAIL_AND_REPLAY
+def test_a_gap_is_settled_where_the_log_can_be_read_to_though_a_transaction_is_always_open(
+    changelog, admin, replay
+):
     store = spec()
     tp = made(admin, store, {"cleanup.policy": "compact"})
     first, second = Writer(changelog, tp, f"a-{tp.topic}"), Writer(changelog, tp, f"b-{tp.topic}")
@@ -554,7 +474,7 @@ def test_a_gap_is_settled_where_the_log_can_be_read_to_though_a_transaction_is_a
     first.send((b"a", b"open"))
     second.producer.commit_transaction(10)
     # Offsets 0 to 4: a, b, a's marker, a's next, which is open, and b's marker.
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         reader.poll_until(lambda: reader.newest.end_reached, "a position where all was read")
         gaps = [batch for batch in reader.batches if batch.gap]
         assert gaps
@@ -564,12 +484,13 @@ def test_a_gap_is_settled_where_the_log_can_be_read_to_though_a_transaction_is_a
     first.producer.abort_transaction(10)
 
 
-def test_a_position_that_the_log_no_longer_holds_is_below_the_floor(changelog, admin):
+@TAIL_AND_REPLAY
+def test_a_position_that_the_log_no_longer_holds_is_below_the_floor(changelog, admin, replay):
     tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
     Writer(changelog, tp).send(*((b"k%d" % i, b"1") for i in range(10)))
     deleted = admin.delete_records([KafkaTopicPartition(*tp, 8)])
     next(iter(deleted.values())).result(10)
-    with Reader(changelog, tp, position=5) as reader:
+    with Reader(changelog, tp, position=5, replay=replay) as reader:
         reader.poll_until(lambda: reader.newest.tombstone_floor > 5, "the loss")
         assert reader.records == []
         assert reader.newest.beginning == 8
@@ -578,12 +499,13 @@ def test_a_position_that_the_log_no_longer_holds_is_below_the_floor(changelog, a
         assert [record[0] for record in reader.read(to=10)] == [8, 9]
 
 
+@TAIL_AND_REPLAY
 def test_a_log_that_lets_go_of_its_beginning_just_before_it_is_read_is_read_from_where_it_begins(
-    changelog, admin, monkeypatch
+    changelog, admin, monkeypatch, replay
 ):
     tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
     Writer(changelog, tp).send(*((b"k%d" % i, b"1") for i in range(10)))
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         with monkeypatch.context() as not_yet:
             not_yet.setattr(reader.consumer, "_fetch_more", lambda: None)
             reader.poll_until(lambda: reader.newest.beginning == 0, "where it begins")
@@ -591,11 +513,12 @@ def test_a_log_that_lets_go_of_its_beginning_just_before_it_is_read_is_read_from
         assert [record[0] for record in reader.read(to=10)] == [8, 9]
 
 
-def test_records_deleted_under_a_reader_below_its_position_change_nothing(changelog, admin):
+@TAIL_AND_REPLAY
+def test_records_deleted_under_a_reader_below_its_position_change_nothing(changelog, admin, replay):
     tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
     writer = Writer(changelog, tp)
     writer.send(*((b"k%d" % i, b"1") for i in range(10)))
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         reader.read(to=10)
         next(iter(admin.delete_records([KafkaTopicPartition(*tp, 10)]).values())).result(10)
         writer.send((b"a", b"2"))
@@ -605,13 +528,14 @@ def test_records_deleted_under_a_reader_below_its_position_change_nothing(change
 
 
 @pytest.mark.parametrize("grown_to", [3, 30])
-def test_a_topic_made_anew_has_another_identity_for_those_who_read_it(changelog, grown_to):
+@TAIL_AND_REPLAY
+def test_a_topic_made_anew_has_another_identity_for_those_who_read_it(changelog, grown_to, replay):
     store = spec()
     changelog.ensure(store)
     tp = TopicPartition(store.topic, 0)
     Writer(changelog, tp).send(*((b"k%d" % i, b"old") for i in range(10)))
     before = changelog.identity(store.topic)
-    with Reader(changelog, tp) as reader:
+    with Reader(changelog, tp, replay=replay) as reader:
         reader.read(to=10)
         assert reader.newest.identity == before
         after = changelog.reset(store)

@@ -172,13 +172,16 @@ def test_a_plain_url_asks_no_more_than_brokers():
     assert url.spark() == {"kafka.bootstrap.servers": "a:1", "kafka.client.id": "x"}
 
 
-def test_a_consumer_whose_client_cannot_be_renewed_goes_on_with_the_old_one_until_it_can(tmp_path, monkeypatch):
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_consumer_whose_client_cannot_be_renewed_goes_on_with_the_old_one_until_it_can(
+    tmp_path, monkeypatch, replay
+):
     authority = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(str(authority))
     url = f"kafka://127.0.0.1:1?security.protocol=SSL&ssl.ca.location={authority}"
-    consumer = KafkaChangelog(url).consumer()
+    consumer = KafkaChangelog(url).consumer(replay=replay)
     consumer.assign(TopicPartition("t", 0), 0)
-    old = consumer._client
+    old = consumer._fetcher
     # Certificates are being replaced as a topic is recreated.
     authority.rename(tmp_path / "away")
     with monkeypatch.context() as recreated:
@@ -186,7 +189,7 @@ def test_a_consumer_whose_client_cannot_be_renewed_goes_on_with_the_old_one_unti
         assert consumer.poll(100) == []
     consumer.assign(TopicPartition("another", 0), 0)
     assert consumer.poll(100) == []
-    assert consumer._client is old
+    assert consumer._fetcher is old
     (tmp_path / "away").rename(authority)
-    wait_until(lambda: consumer.poll(100) == [] and consumer._client is not old, "another client")
+    wait_until(lambda: consumer.poll(100) == [] and consumer._fetcher is not old, "another client")
     consumer.close()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,8 @@ import pytest
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.consumer import SqliteConsumer
+from forebay.errors import ChangelogError
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition
@@ -19,6 +22,7 @@ from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks import bulk_restore
 from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.restore_process import RestoreJob, Restorer, RestoreReport
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import unexpected
 
@@ -265,3 +269,32 @@ def test_a_restore_whose_processes_keep_dying_is_given_up_and_says_why(changelog
     assert restore.replica.failure == "its restore process ended before it was done"
     assert (restore.bulk.restoring(restore.replica), restore.bulk._children) == (None, [])
     restore.close()
+
+
+def test_a_restore_whose_processes_fail_for_good_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    report = RestoreReport(1, error="UnsupportedCodecError: of a later year", lasting=True)
+    child = tmp_path / "child"
+    child.write_text(f"#!/bin/sh\nread job\necho '{json.dumps(dataclasses.asdict(report))}'\n")
+    child.chmod(0o700)
+    monkeypatch.setattr(bulk_restore.sys, "executable", str(child))
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    assert restore.finish() == {}
+    assert restore.done[0].given_up
+    assert restore.replica.failure == "UnsupportedCodecError: of a later year"
+    restore.close()
+
+
+def test_a_log_that_answers_and_delivers_nothing_ends_the_job(changelog, tmp_path, monkeypatch):
+    poll = SqliteConsumer.poll
+    monkeypatch.setattr(
+        SqliteConsumer,
+        "poll",
+        lambda self, most: [batch._replace(records=[], position=0) for batch in poll(self, most)],
+    )
+    job = RestoreJob(1, changelog.url, SPEC.document(), 0, {"position": 0}, None, str(tmp_path), 1 << 20, 0.05)
+    restorer = Restorer()
+    with pytest.raises(ChangelogError, match="answers, but nothing after offset 0 is delivered"):
+        list(restorer.run(job))
+    restorer.close()

@@ -8,6 +8,7 @@ import time
 from forebay.changelog.base import Consumer
 from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.heartbeats import HeartbeatWriter
+from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.topics import KafkaTopics
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogError
@@ -38,8 +39,13 @@ class KafkaChangelog:
         return self._topics.describe(topic).identity
 
     def consumer(self, *, replay: bool = False) -> Consumer:
-        """A new reader; for a ``replay`` it reads further ahead."""
-        return KafkaConsumer(self.kafka, self._topics, replay=replay)
+        """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
+        if not replay or self.kafka.only_librdkafka:
+            return KafkaConsumer(self._topics, lambda: LibrdkafkaFetcher(self.kafka, replay=replay))
+        # Only restore processes need it.
+        from forebay.changelog.kafka.aiokafka_fetcher import AiokafkaFetcher
+
+        return KafkaConsumer(self._topics, lambda: AiokafkaFetcher(self.kafka))
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The current ends for read-committed readers; partitions that cannot be reached are left out."""

@@ -1,26 +1,18 @@
-"""Reads partitions of Kafka topics, and keeps checking their ends and topic ids.
-
-librdkafka fetches in threads of its own, outside Python's lock. It delivers records; a partition's position past
-transaction markers, aborted records and compacted ones comes from end-of-partition events.
-"""
+"""Reads partitions of Kafka topics, and keeps checking their ends and topic ids."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, Message
-from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from forebay.changelog.base import Batch
-from forebay.changelog.kafka.client_log import CLIENT_LOG
-from forebay.changelog.kafka.disposal import close
-from forebay.changelog.kafka.messages import partition_of, records_of
+from forebay.changelog.kafka.fetcher import Fetched, Fetcher
 from forebay.changelog.kafka.questions import Question, Questions
 from forebay.changelog.kafka.topic_states import TopicStates
 from forebay.changelog.kafka.topics import KafkaTopics, ask_offsets
-from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.wake import Wake
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset
@@ -33,18 +25,12 @@ _ENDS_AT_ONCE = 250
 """How many known ends are refreshed at a time: each costs Python 20 us, so this is a twentieth of a core."""
 _BEGINNING_INTERVAL_MS = 30_000.0
 _RENEWAL_INTERVAL_MS = 1_000.0
-_SOCKET_TIMEOUT_MS = 6_000
+_CLOSING_S = 5.0
 _MOST_AT_ONCE = 2_000
 """Records of all partitions in one poll, unless a single partition may have more."""
-_LASTING = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError._BAD_MSG,
-        KafkaError._BAD_COMPRESSION,
-        KafkaError._NOT_IMPLEMENTED,
-    }
-)
-"""Errors that do not go away by themselves."""
+
+
+_NOTHING = Fetched([])
 
 
 @dataclass
@@ -63,13 +49,11 @@ class _Assigned:
 
 
 class KafkaConsumer:
-    """The consumer of a Kafka changelog; for a ``replay`` it reads further ahead."""
+    """The consumer of a Kafka changelog; ``new_fetcher`` makes what fetches its partitions."""
 
-    def __init__(self, url: KafkaUrl, topics: KafkaTopics, *, replay: bool = False) -> None:
-        self._url = url
-        self._topics = topics
-        self._replay = replay
-        self._client = self._new_client()
+    def __init__(self, topics: KafkaTopics, new_fetcher: Callable[[], Fetcher]) -> None:
+        self._new_fetcher = new_fetcher
+        self._fetcher = new_fetcher()
         self._renewal_due = False
         self._renewed_boot_ms = 0.0
         self._assigned: dict[TopicPartition, _Assigned] = {}
@@ -79,8 +63,7 @@ class KafkaConsumer:
         self._current: list[TopicPartition] = []
         """Those whose end was unchanged, and had been reached, at the last request."""
         self._current_boot_ms = 0.0
-        self._waiting: list[Message] = []
-        self._told: set[tuple[TopicPartition, int]] = set()
+        self._told: set[tuple[TopicPartition, str]] = set()
         self._to_ask: list[TopicPartition] = []
         self._ends = Question(
             _END_INTERVAL_MS, lambda admin: ask_offsets(admin, self._ends_to_ask(), OffsetSpec.latest())
@@ -93,29 +76,7 @@ class KafkaConsumer:
             topics, self._ends, self._beginnings, self._states.describing, self._states.configuring
         )
 
-    def _new_client(self) -> Consumer:
-        return Consumer(
-            self._url.librdkafka(
-                group_id="forebay",
-                enable_auto_commit=False,
-                isolation_level="read_committed",
-                enable_partition_eof=True,
-                auto_offset_reset="error",
-                allow_auto_create_topics=False,
-                # A frozen leader answers nothing; by default a minute passes until the next one is asked.
-                socket_timeout_ms=_SOCKET_TIMEOUT_MS,
-                # By default it pauses for a second once its queue is full, which costs most of the speed.
-                fetch_queue_backoff_ms=2,
-                queued_min_messages=1_000_000 if self._replay else 100_000,
-                queued_max_messages_kbytes=65_536,
-                # A position passes transaction markers only after this long without records. Until then they count
-                # as lag, a replay is not at its end, and where compaction may have reached, nothing is consistent.
-                fetch_wait_max_ms=10 if self._replay else 25,
-            ),
-            logger=CLIENT_LOG,
-        )
-
-    def _renew_client(self) -> None:
+    def _renew_fetcher(self) -> None:
         """Start again with a client that has never seen the replaced topic.
 
         librdkafka ignores metadata with a leader epoch below one that it saw before, and a recreated topic starts
@@ -125,15 +86,14 @@ class KafkaConsumer:
             return
         self._renewed_boot_ms = boot_ms()
         try:
-            new = self._new_client()
+            new = self._new_fetcher()
         except Exception as error:
             # The old one is still of use for all other topics.
             log.error("a topic was recreated, but the client needed to read it cannot be started: %s", error)
             return
-        old, self._client, self._renewal_due = self._client, new, False
-        self._waiting = []
+        old, self._fetcher, self._renewal_due = self._fetcher, new, False
         self._not_fetched.update(self._assigned)
-        close(old, patience_s=0)
+        old.close(patience_s=0)
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on, once its topic is known."""
@@ -155,35 +115,31 @@ class KafkaConsumer:
     def close(self) -> None:
         """Close the connections."""
         self._assigned.clear()
-        close(self._client)
+        self._fetcher.close(_CLOSING_S)
 
     def wait(self, wake: Wake, timeout_s: float) -> None:
         """Return when something may be new, when ``wake`` is set, or after the time-out at the latest."""
-        if not wake.is_set() and not self._waiting:
-            self._waiting = self._client.consume(1, timeout_s)
+        if not wake.is_set():
+            self._fetcher.wait(timeout_s)
 
     def poll(self, max_records: int) -> list[Batch]:
         """What is new, and the ends that were observed meanwhile.
 
-        librdkafka cannot limit each partition, so the limits of all partitions together apply.
+        A fetcher cannot limit each partition, so the limits of all partitions together apply.
         """
         self._take_answers()
         self._fetch_more()
         if self._assigned:
             self._questions.send_due()
         of_all = min(max_records * max(1, len(self._assigned)), max(max_records, _MOST_AT_ONCE))
-        messages = self._waiting + self._client.consume(of_all, 0)
-        self._waiting = []
-        events = [message for message in messages if message.error() is not None]
-        reached: dict[TopicPartition, int] = {}
-        for event in events:
-            self._take_event(partition_of(event), event, reached)
-        if events:
-            messages = [message for message in messages if message.error() is None]
-        by_partition = self._by_partition(messages)
-        changed = (by_partition.keys() | reached.keys() | self._news) & self._assigned.keys()
+        fetched = self._fetcher.take(of_all)
+        for tp, part in fetched.items():
+            if tp in self._assigned and (part.lost or part.error is not None):
+                self._take_failure(tp, part)
+        came = {tp for tp, part in fetched.items() if part.position or part.end is not None}
+        changed = (came | self._news) & self._assigned.keys()
         self._news.clear()
-        batches = (self._batch(tp, by_partition.get(tp, []), reached.get(tp, 0)) for tp in sorted(changed))
+        batches = (self._batch(tp, fetched.get(tp, _NOTHING)) for tp in sorted(changed))
         return [batch for batch in batches if batch is not None]
 
     def current(self) -> tuple[float, list[TopicPartition]]:
@@ -191,55 +147,37 @@ class KafkaConsumer:
         current, self._current = self._current, []
         return self._current_boot_ms, [tp for tp in current if tp in self._assigned and tp not in self._news]
 
-    def _by_partition(self, messages: list[Message]) -> dict[TopicPartition, list[Message]]:
-        if messages and len(self._assigned) == 1:
-            # A replay reads one partition: its millions of records need not be separated.
-            (only,) = self._assigned
-            if partition_of(messages[0]) == partition_of(messages[-1]) == only:
-                return {only: messages}
-        found: dict[TopicPartition, list[Message]] = {}
-        for message in messages:
-            found.setdefault(partition_of(message), []).append(message)
-        return found
-
-    def _take_event(self, tp: TopicPartition, event: Message, reached: dict[TopicPartition, int]) -> None:
-        error = event.error()
-        if error is None or tp not in self._assigned:
-            return
-        if error.code() == KafkaError._PARTITION_EOF:
-            reached[tp] = event.offset() or 0
-        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+    def _take_failure(self, tp: TopicPartition, fetched: Fetched) -> None:
+        self._states.describing.at_once = True
+        if fetched.lost:
             # The next request for both ends will show on which side of the log it is.
             assigned = self._assigned[tp]
             self._stop_fetching(tp)
             assigned.lost, assigned.since_boot_ms = True, boot_ms()
             assigned.end = assigned.beginning = None
-            self._ends.at_once = self._beginnings.at_once = self._states.describing.at_once = True
-        else:
-            if error.code() not in _LASTING:
-                log.debug("%s: %s", tp, error)
-            elif (tp, error.code()) not in self._told:
-                self._told.add((tp, error.code()))
-                log.error("%s cannot be read: %s", tp, error.str())
-            self._states.describing.at_once = True
+            self._ends.at_once = self._beginnings.at_once = True
+        elif not fetched.lasting:
+            log.debug("%s: %s", tp, fetched.error)
+        elif (tp, str(fetched.error)) not in self._told:
+            self._told.add((tp, str(fetched.error)))
+            log.error("%s cannot be read: %s", tp, fetched.error)
 
-    def _batch(self, tp: TopicPartition, messages: list[Message], reached: int) -> Batch | None:
+    def _batch(self, tp: TopicPartition, fetched: Fetched) -> Batch | None:
         assigned, state = self._assigned[tp], self._states.get(tp.topic)
         if assigned.end is None or assigned.beginning is None or state is None:
             return None
-        records = records_of(messages)
+        records = fetched.records
         before = assigned.position
-        after = max(before, reached, records[-1][0] + 1 if records else 0)
+        after = max(before, fetched.position)
         gap = after - before != len(records) and not self._states.is_young(tp.topic, assigned.newest_epoch_ms)
         if after != before:
             assigned.position, assigned.since_boot_ms = after, boot_ms()
-            if messages:
-                assigned.newest_epoch_ms = max(assigned.newest_epoch_ms, messages[-1].timestamp()[1])
+            assigned.newest_epoch_ms = max(assigned.newest_epoch_ms, fetched.newest_epoch_ms)
         end = assigned.end
         if end.sent_boot_ms < assigned.since_boot_ms:
             end = end._replace(offset=max(end.offset, after))
         if gap:
-            end = end._replace(offset=max(end.offset, self._end_at_last_response(tp)))
+            end = end._replace(offset=max(end.offset, self._fetcher.end_at_last_response(tp)))
         floor = assigned.beginning if assigned.lost else 0
         # If nothing was read yet, nothing was missed: the log has only dropped its beginning meanwhile.
         if assigned.lost and (before == 0 or floor <= before <= end.offset):
@@ -257,13 +195,8 @@ class KafkaConsumer:
             state.tombstone_life_ms,
             state.partitions,
             # The cleaner never passes the last stable offset, which is where a partition ends for a reader.
-            end_reached=bool(reached) and reached == after,
+            end_reached=bool(fetched.end) and fetched.end == after,
         )
-
-    def _end_at_last_response(self, tp: TopicPartition) -> int:
-        """The high watermark of the newest response, so at or after that of the response with the gap."""
-        watermarks = self._client.get_watermark_offsets(KafkaTopicPartition(*tp), cached=True)
-        return max(0, watermarks[1]) if watermarks else 0
 
     def _take_answers(self) -> None:
         for tp, found in self._ends.answers():
@@ -282,7 +215,7 @@ class KafkaConsumer:
         self._news.update(tp for tp in self._assigned if tp.topic in changed)
         self._renewal_due |= bool(replaced)
         if self._renewal_due:
-            self._renew_client()
+            self._renew_fetcher()
 
     def _take_end(self, tp: TopicPartition, assigned: _Assigned, end: EndOffset) -> None:
         if self._current_boot_ms != end.sent_boot_ms:
@@ -304,16 +237,13 @@ class KafkaConsumer:
                 or self._states.get(tp.topic) is None
             ):
                 continue
-            # As a number: the client takes half a second to look up a name for it.
-            start = assigned.position or assigned.beginning
-            self._client.incremental_assign([KafkaTopicPartition(*tp, start)])
+            self._fetcher.start(tp, assigned.position or assigned.beginning)
             self._not_fetched.discard(tp)
 
     def _stop_fetching(self, tp: TopicPartition) -> None:
         if tp not in self._not_fetched:
-            self._client.incremental_unassign([KafkaTopicPartition(*tp)])
+            self._fetcher.stop(tp)
             self._not_fetched.add(tp)
-        self._waiting = [message for message in self._waiting if (message.topic(), message.partition()) != tp]
 
     def _ends_to_ask(self) -> list[TopicPartition]:
         """All unknown ends, or some of the known ones, in turn."""

@@ -31,6 +31,22 @@ _OF_SPARK = {
     "delivery.timeout.ms": "delivery.timeout.ms",
 }
 """Properties that concern writing, by librdkafka's names, and the names that Java's client has for them."""
+_OF_AIOKAFKA = frozenset(
+    {
+        "client.id",
+        "security.protocol",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.key.location",
+        "ssl.key.password",
+        "ssl.endpoint.identification.algorithm",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.password",
+        "sasl.kerberos.service.name",
+    }
+)
 _DEFAULTS = {"log.connection.close": False, "reconnect.backoff.max.ms": 1000}
 
 
@@ -86,6 +102,11 @@ class KafkaUrl:
         """The configuration of a librdkafka client; underscores in ``own`` stand for dots."""
         mine = {name.replace("_", "."): value for name, value in own.items()}
         return {**_DEFAULTS, **self.properties, "bootstrap.servers": self.bootstrap_servers, **mine}
+
+    @property
+    def only_librdkafka(self) -> frozenset[str]:
+        """The properties that concern reading and that aiokafka does not have, such as ``client.rack``."""
+        return frozenset(self.properties) - _OF_AIOKAFKA - _OF_SPARK.keys()
 
     def aiokafka(self) -> dict[str, Any]:
         """The arguments of an aiokafka client that concern the connection."""
