@@ -352,10 +352,13 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def all_to_json(codec: KeyCodec | ValueCodec, plains: list[bytes]) -> list[bytes]:
-    """The JSON text of each; together, which for texts and JSON takes a third of the time."""
+def all_to_json(codec: KeyCodec | ValueCodec, plains: list[bytes]) -> tuple[bytes, list[bytes]]:
+    """The JSON text of each, as a form and what to fill it with: ``form % (filling,)``.
+
+    Texts and JSON as a rule are filled in as they are, which takes a fraction of the time.
+    """
     if isinstance(codec, JsonKey | JsonValue):
-        return plains
+        return b"%b", plains
     if isinstance(codec, StringKey | StringValue) and not b"".join(plains).translate(None, _AS_IT_IS_IN_JSON):
-        return [b'"%b"' % plain for plain in plains]
-    return [codec.to_json(plain) for plain in plains]
+        return b'"%b"', plains
+    return b"%b", [codec.to_json(plain) for plain in plains]

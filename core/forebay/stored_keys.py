@@ -83,11 +83,12 @@ class StoredKeys:
     def plains(self, stored: list[bytes]) -> list[bytes]:
         """The plain bytes of each stored key."""
         size, plain = TIME_SIZE * self.times, self.codec.plain
-        if not size:
-            return [plain(key[1:]) for key in stored]
         if self.codec.fixed_size is not None:
-            return [plain(key[1:-size]) for key in stored]
-        return [plain(key[1 : -size - 2].replace(b"\x00\xff", b"\x00")) for key in stored]
+            return [plain(key[1 : len(key) - size]) for key in stored]
+        # Keys of any length are ordered by their plain bytes.
+        if not size:
+            return [key[1:] for key in stored]
+        return [key[1 : -size - 2].replace(b"\x00\xff", b"\x00") for key in stored]
 
     def times_ms(self, stored: list[bytes]) -> list[tuple[int, ...]]:
         """Of each timestamp, in stored order, that of every stored key."""

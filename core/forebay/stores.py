@@ -80,7 +80,7 @@ class StateStore(Protocol):
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values with ``start <= key < end``, in stored order or its reverse.
 
-        The iterator sees the store as it was at the first step.
+        The iterator sees the store as it was at one moment, which is not before the call.
         """
         ...
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import bisect
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgpack
@@ -109,10 +112,11 @@ class Scan:
         spec, listed = self.spec, self.route.items
         if listed == "versions":
             return self._versions(keys, values)
-        texts = all_to_json(spec.value_codec, values)
-        names = [] if self.route.keyed else all_to_json(spec.key_codec, spec.stored_keys.plains(keys))
+        value, texts = all_to_json(spec.value_codec, values)
+        key, names = (b"", []) if self.route.keyed else all_to_json(spec.key_codec, spec.stored_keys.plains(keys))
         if listed == "entries":
-            return [b'{"key":%b,"value":%b}' % item for item in zip(names, texts, strict=True)]
+            form = b'{"key":' + key + b',"value":' + value + b"}"
+            return [form % item for item in zip(names, texts, strict=True)]
         times = spec.stored_keys.times_ms(keys)
         if listed == "windows":
             size = spec.window_size_ms or 0
@@ -120,9 +124,9 @@ class Scan:
         else:
             times.reverse()
         if self.route.keyed:
-            form = b'{"start_ms":%d,"end_ms":%d,"value":%b}'
+            form = b'{"start_ms":%d,"end_ms":%d,"value":' + value + b"}"
             return [form % item for item in zip(*times, texts, strict=True)]
-        form = b'{"key":%b,"start_ms":%d,"end_ms":%d,"value":%b}'
+        form = b'{"key":' + key + b',"start_ms":%d,"end_ms":%d,"value":' + value + b"}"
         return [form % item for item in zip(names, *times, texts, strict=True)]
 
     def _versions(self, keys: list[bytes], values: list[bytes]) -> list[bytes]:
@@ -231,6 +235,10 @@ class Cursor:
         return cursor
 
 
+Items = tuple[list[bytes], list[bytes]]
+"""Stored keys in order, and the item of each."""
+
+
 @dataclass
 class Page:
     """Some items of one partition with their stored keys, whether more follow, and their provenance."""
@@ -243,11 +251,12 @@ class Page:
     last: bytes = b""
     """The stored key up to which the page is complete, maybe past its last item; empty if nothing is."""
 
-    def take(self, count: int) -> list[tuple[bytes, bytes]]:
-        """This many first keys and items, which are removed from the page."""
-        taken = list(zip(self.keys[:count], self.items[:count], strict=True))
-        self.keys, self.items = self.keys[count:], self.items[count:]
-        return taken
+    def take_to(self, bound: bytes | None, *, reverse: bool) -> Items:
+        """The items up to and including a stored key, all of them without one; they are removed from the page."""
+        keys, items = self.keys, self.items
+        count = len(keys) if bound is None else _count_to(keys, bound, reverse)
+        self.keys, self.items = keys[count:], items[count:]
+        return keys[:count], items[:count]
 
     def encode(self) -> bytes:
         """The page as MessagePack, which packs and unpacks bytes without parsing them."""
@@ -258,3 +267,29 @@ class Page:
     def decode(cls, raw: bytes) -> Page:
         """The inverse of ``encode``; raises ``ValueError`` if it is truncated."""
         return cls(*msgpack.unpackb(raw))
+
+
+def first_end(pages: Iterable[Page], *, reverse: bool) -> bytes | None:
+    """The stored key up to which several partitions' pages are all complete, None for the end."""
+    ends = [page.last for page in pages if page.more]
+    if not ends:
+        return None
+    return max(ends) if reverse else min(ends)
+
+
+def merge(runs: Iterable[Items], *, reverse: bool) -> Items:
+    """Items of several partitions in one order; sorting finds what is ordered already."""
+    found = [run for run in runs if run[0]]
+    if len(found) == 1:
+        return found[0]
+    keys = list(chain.from_iterable(keys for keys, _ in found))
+    items = list(chain.from_iterable(items for _, items in found))
+    order = sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
+    return list(map(keys.__getitem__, order)), list(map(items.__getitem__, order))
+
+
+def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
+    """How many keys of a page are at or before the bound."""
+    if reverse:
+        return bisect.bisect_right(keys, False, key=lambda key: key < bound)
+    return bisect.bisect_right(keys, bound)

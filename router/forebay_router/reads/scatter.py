@@ -6,10 +6,8 @@ Memory is bounded whatever the limit: two pages per partition and list, and over
 from __future__ import annotations
 
 import asyncio
-import bisect
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 from forebay.clock import boot_ms
@@ -19,7 +17,7 @@ from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
-from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, make_scan
+from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, first_end, make_scan, merge
 from forebay.rest.statuses import TRANSIENT
 from forebay_router.reads.lag_aging import came_too_early, time_to_ask_again_ms
 from forebay_router.reads.replica_read import Came, ReplicaRequest, ask
@@ -34,7 +32,6 @@ _PIECE_BYTES = 256 << 10
 _LEFT_FOR_A_PAGE = 0.25
 """Fraction of the time that a list may take."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
-_STORED_KEY = itemgetter(0)
 _NOT_FORWARDED = frozenset({"limit", "cursor", "allow_partial", "timeout_ms"})
 
 
@@ -213,14 +210,13 @@ class Gather:
         first = True
         left = self.parameters.limit
         while True:
-            items, told_to = self._merge()
-            taken = items[:left]
-            for piece in _in_pieces([item for _, item in taken]):
+            keys, items, told_to = self._merge()
+            if len(items) > left:
+                items, told_to = items[:left], keys[left - 1]
+            for piece in _in_pieces(items):
                 yield piece if first else b"," + piece
                 first = False
-            left -= len(taken)
-            if len(taken) < len(items):
-                told_to = taken[-1][0]
+            left -= len(items)
             drained = [part for part in self.parts.values() if part.drained]
             if told_to is None or not left or boot_ms() >= self.no_page_after_boot_ms:
                 break
@@ -239,18 +235,15 @@ class Gather:
             return range(self.scan.spec.partitions)
         return self.router.partitions(self.scan.spec, from_segment(self.scan.spec.key_codec, segment))
 
-    def _merge(self) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+    def _merge(self) -> tuple[list[bytes], list[bytes], bytes | None]:
         """Every current item that no later page can precede, in order; removed from the pages.
 
-        Also the stored key up to which they are complete, None for the end.
+        Stored keys, items, and the stored key up to which they are complete, None for the end.
         """
         reverse = self.scan.reverse
         pages = [part.page for part in self.parts.values() if part.page is not None]
-        bounds = [page.last for page in pages if page.more]
-        if not bounds:
-            return _in_order([page.take(len(page.keys)) for page in pages], reverse), None
-        bound = max(bounds) if reverse else min(bounds)
-        return _in_order([page.take(_count_to(page.keys, bound, reverse)) for page in pages], reverse), bound
+        bound = first_end(pages, reverse=reverse)
+        return *merge([page.take_to(bound, reverse=reverse) for page in pages], reverse=reverse), bound
 
     async def _fetch(self, parts: list[_PartitionScan]) -> None:
         """Get the next page of some partitions at once; a refused one is left out if that is allowed."""
@@ -290,13 +283,6 @@ class Gather:
         return Cursor(self.scan.digest, told_to, joined_position(self._sources()), tuple(sorted(self.missing)))
 
 
-def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
-    """How many keys of a page are at or before the bound."""
-    if reverse:
-        return bisect.bisect_right(keys, False, key=lambda key: key < bound)
-    return bisect.bisect_right(keys, bound)
-
-
 def _in_pieces(items: list[bytes]) -> Iterator[bytes]:
     """Items as JSON, in pieces of some size: items that a client has not read yet wait in pages, which are
     counted."""
@@ -304,11 +290,3 @@ def _in_pieces(items: list[bytes]) -> Iterator[bytes]:
         count = max(1, _PIECE_BYTES * len(items) // (sum(map(len, items)) or 1))
         for at in range(0, len(items), count):
             yield b",".join(items[at : at + count])
-
-
-def _in_order(runs: list[list[tuple[bytes, bytes]]], reverse: bool) -> list[tuple[bytes, bytes]]:
-    """Merges ordered runs into one; sorting finds and merges them."""
-    merged = [item for run in runs for item in run]
-    if sum(map(bool, runs)) > 1:
-        merged.sort(key=_STORED_KEY, reverse=reverse)
-    return merged

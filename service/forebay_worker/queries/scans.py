@@ -25,7 +25,9 @@ from forebay.rest.scans import (
     Page,
     Scan,
     ScanRoute,
+    first_end,
     make_scan,
+    merge,
 )
 from forebay.retention import oldest_kept_ms
 from forebay_worker.queries.admission import Admission, Admitted
@@ -115,11 +117,12 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) 
         looked_at, chunk = looked_at + len(pairs), min(_CHUNK, 2 * chunk)
         page.last = pairs[-1][0]
         asked_for = scan.asked_for(pairs, oldest_ms)
-        keys = [stored for stored, _ in asked_for]
-        items = scan.items(keys, [value for _, value in asked_for])
-        page.keys += keys
-        page.items += items
-        size += sum(map(len, items))
+        if asked_for:
+            keys, values = map(list, zip(*asked_for, strict=True))
+            items = scan.items(keys, values)
+            page.keys += keys
+            page.items += items
+            size += sum(map(len, items))
         page.more = len(page.keys) > limit or size > _MOST_PAGE_BYTES or looked_at >= _MOST_LOOKED_AT
         if page.more:
             break
@@ -144,18 +147,13 @@ def _source_head(*pages: Page) -> bytes:
 
 def _merged(scan: Scan, pages: list[Page], limit: int) -> bytes:
     """One list answer of several partitions' pages, cut where a page that has more ends."""
-    ends = [page.last for page in pages if page.more]
-    items = sorted((item for page in pages for item in page.take(len(page.keys))), reverse=scan.reverse)
-    bound = None
-    if ends:
-        bound = max(ends) if scan.reverse else min(ends)
-        items = [item for item in items if (item[0] >= bound if scan.reverse else item[0] <= bound)]
-    last = bound if len(items) <= limit else items[limit - 1][0]
-    items = items[:limit]
+    bound = first_end(pages, reverse=scan.reverse)
+    keys, items = merge([page.take_to(bound, reverse=scan.reverse) for page in pages], reverse=scan.reverse)
+    last = bound if len(items) <= limit else keys[limit - 1]
     sources = [page.source for page in pages]
     absent = set(range(scan.spec.partitions)) - {source["partition"] for source in sources}
     missing = absent if scan.plain is None else set()
     following = None
     if last is not None:
         following = Cursor(scan.digest, last, joined_position(sources), tuple(sorted(missing)))
-    return list_head(scan) + b",".join([item for _, item in items]) + list_tail(sources, following, missing)
+    return list_head(scan) + b",".join(items[:limit]) + list_tail(sources, following, missing)

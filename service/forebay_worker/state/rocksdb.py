@@ -7,6 +7,7 @@ requires exactly this atomicity).
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -190,16 +191,13 @@ class RocksDbStore:
         return cast("list[bytes | None]", self._db.get(cast("list[Any]", keys)))
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values with ``start <= key < end``, as of the first step."""
+        """Keys and values with ``start <= key < end``, as of the call."""
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        if not reverse:
-            yield from cast(_Items, self._db.items(from_key=start, read_opt=options))
-            return
-        for key, value in cast(_Items, self._db.items(backwards=True, read_opt=options)):
-            if key < start:
-                return
-            yield key, value
+        if reverse:
+            found = cast(_Items, self._db.items(backwards=True, read_opt=options))
+            return itertools.takewhile(lambda item: item[0] >= start, found)
+        return iter(cast(_Items, self._db.items(from_key=start, read_opt=options)))
 
     def size(self) -> StoreSize:
         """What the store takes; costs some microseconds, whatever its size."""
