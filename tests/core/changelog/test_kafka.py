@@ -51,16 +51,6 @@ WINDOWS = {"kind": "window", "window_size_ms": 60_000, "retention_ms": 600_000}
 VERSIONS = {"kind": "versioned", "history_retention_ms": 600_000}
 
 
-@pytest.fixture(scope="module")
-def changelog(kafka_url: str) -> KafkaChangelog:
-    return KafkaChangelog(kafka_url)
-
-
-@pytest.fixture(scope="module")
-def admin(changelog: KafkaChangelog) -> AdminClient:
-    return AdminClient(changelog.kafka.librdkafka())
-
-
 @pytest.mark.parametrize(
     ("store", "expected"),
     [

@@ -22,16 +22,6 @@ pytestmark = pytest.mark.kafka
 COMPACT = {"cleanup.policy": "compact"}
 
 
-@pytest.fixture(scope="module")
-def changelog(kafka_url: str) -> KafkaChangelog:
-    return KafkaChangelog(kafka_url)
-
-
-@pytest.fixture(scope="module")
-def admin(changelog: KafkaChangelog) -> AdminClient:
-    return AdminClient(changelog.kafka.librdkafka())
-
-
 @pytest.fixture
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker answers each request with a batch or two."""
