@@ -20,7 +20,7 @@ from forebay.errors import InternalError, Problem
 from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, Slot
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
-from forebay.rest.routes import READ_ROUTES
+from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.choices import Choices, KeyRead, Target
@@ -117,6 +117,7 @@ class RouterHotPath:
             answer = await batch_get(self._router, self._metrics, form.store, form.query, request.body)
         except Exception:
             answer = _failed("a batch failed")
+            self._metrics.count(BATCH_ROUTE.path, answer.status, form.store)
         slot.fill(answer)
 
     def _answered(self, read: _Outstanding, answer: Answer | None) -> None:

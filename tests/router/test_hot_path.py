@@ -1,7 +1,9 @@
+import asyncio
 from typing import cast
 
-from forebay.hot_path import HotPathProtocol, HotRequest, RequestForm
+from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, RequestForm, Slot
 from forebay.metadata import StreamsMetadataState
+from forebay.rest.answers import Answer
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
 from forebay_router.hot_path import RouterHotPath
@@ -27,3 +29,33 @@ def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatc
             assert path.key(HotRequest(form, b"k%d" % key, 0), PROTOCOL) is None
             most = max(most, sum(map(len, path._choices._choices.values())))
     assert 50 <= most <= 100
+
+
+async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
+    async def failing(*_: object) -> Answer:
+        raise RuntimeError("a mistake")
+
+    class Client:
+        def __init__(self) -> None:
+            self.answered = asyncio.Event()
+
+        def slot(self, request: HotBatch) -> Slot:
+            return cast(Slot, self)
+
+        def fill(self, answer: Answer) -> None:
+            self.status = answer.status
+            self.answered.set()
+
+    monkeypatch.setattr("forebay_router.hot_path.batch_get", failing)
+    router = Router(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
+    router.cluster.metadata = StreamsMetadataState(
+        {"s": StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)}
+    )
+    metrics, client = RouterMetrics(router), Client()
+    RouterHotPath(router, metrics).batch(
+        HotBatch(RequestForm("s", b"", b"", b""), b"{}", False, 0), cast(HotPathProtocol, client)
+    )
+    await asyncio.wait_for(client.answered.wait(), 10)
+    samples = [(s.name, s.labels, s.value) for metric in metrics.collect() for s in metric.samples]
+    assert client.status == 500
+    assert ("forebay_router_results_total", {"store": "s", "status": "500"}, 1.0) in samples
