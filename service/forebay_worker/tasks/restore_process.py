@@ -165,6 +165,8 @@ def _fold_files(
             return
         written_to, held_bytes, records, skipped, number = committed.position, 0, 0, 0, number + 1
         run = Run()
+        # Writing, and waiting until it is ingested, may have taken any time.
+        deadline = time.monotonic() + job.patience_s
 
 
 def _next_batch(consumer: Consumer, tp: TopicPartition, patience_s: float) -> Batch:

@@ -28,8 +28,6 @@ _RENEWAL_INTERVAL_MS = 1_000.0
 _CLOSING_S = 5.0
 _MOST_AT_ONCE = 2_000
 """Records of all partitions in one poll, unless a single partition may have more."""
-
-
 _NOTHING = Fetched([])
 
 
