@@ -16,8 +16,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from examples.broker import Broker
+from forebay.changelog.kafka.changelog import KafkaChangelog
+from forebay.tasks import TopicPartition
 from tests.cluster import Cluster, running_cluster, wait_until
 from tests.conftest import need_kafka
+from tests.core.changelog.kafka_topics import Reader
 from tests.end_to_end.test_spark_sink import Source, run
 from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, jvm, spark
 
@@ -109,6 +112,17 @@ def test_log_and_group_are_carried_by_clients_that_show_who_they_are(cluster):
     read = f"http://{router}/v1/stores/latest/keys/k7"
     wait_until(lambda: httpx.get(read).json().get("value") == {"n": 8}, "the new value")
     assert PASSWORD not in cluster.logs()
+
+
+def test_a_restore_reads_as_who_the_url_says(cluster):
+    spec = cluster.topology.stores["latest"]
+    ends = cluster.put("latest", {b"k%d" % i: b'{"n":%d}' % i for i in range(50)})
+    changelog = KafkaChangelog(cluster.changelog.url)
+    # With any other property, librdkafka would read.
+    assert not changelog.kafka.only_librdkafka
+    with Reader(changelog, TopicPartition(spec.topic, 0), replay=True) as reader:
+        keys = {key for _, key, _, _, heartbeat in reader.read(ends[0]) if not heartbeat}
+    assert keys == {b"k%d" % i for i in range(50) if cluster.partition(spec, b"k%d" % i) == 0}
 
 
 @pytest.mark.spark
