@@ -119,7 +119,7 @@ def _fold_files(
 ) -> Iterator[RestoreReport]:
     committed = CommittedOffset.from_document(job.committed)
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
-    fold, run = Fold.after(committed), Run()
+    run = Run()
     deadline = time.monotonic() + job.patience_s
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp, job.patience_s)
@@ -138,6 +138,7 @@ def _fold_files(
             batch, skipped_here, stopped_by = fitting(spec, batch)
             skipped += skipped_here
             target = target if stopped_by is None else batch.position
+        fold = Fold.after(committed)
         try:
             fold.add(spec, batch.records)
         except BadRecord:
@@ -151,7 +152,6 @@ def _fold_files(
         held_bytes += _SIZED_EVERY * sum([len(record[1]) + len(record[2] or b"") + 100 for record in some])
         committed = advance(committed, batch, fold, committed.current_until_epoch_ms, epoch_ms())
         run.add(fold.changes)
-        fold = Fold.after(committed)
         if held_bytes < job.most_bytes and committed.position < target:
             continue
         path = Path(job.scratch) / f"{job.job}-{number}.sst"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
@@ -51,12 +52,11 @@ class Run:
 
 
 def _shortest_prefix(keys: Mapping[bytes, object]) -> int:
-    """The fewest bytes by which keys fall into enough parts, 0 if none do."""
-    lengths = range(1, max(map(len, keys)) + 1)
-    return next((length for length in lengths if len({key[:length] for key in keys}) >= _FEWEST_PARTS), 0)
+    """The fewest bytes by which keys fall into enough parts: of so many keys, their whole length would do."""
+    return next(length for length in itertools.count(1) if len({key[:length] for key in keys}) >= _FEWEST_PARTS)
 
 
 def _longest_prefix(prefixes: Mapping[bytes, object], length: int) -> int:
-    """The most bytes by which half as many parts as there may be would do."""
+    """The most bytes, fewer than so far, that make no more than half of the parts that there may be."""
     lengths = range(length - 1, 0, -1)
     return next((n for n in lengths if len({prefix[:n] for prefix in prefixes}) <= _MOST_PARTS // 2), 0)

@@ -96,7 +96,7 @@ def test_partitions_are_replayed_one_after_the_other(changelog, admin):
     fetcher.start(first, 0)
     with pytest.raises(ValueError, match=f"{store.topic}-0 is still being replayed: {store.topic}-1 has to wait"):
         fetcher.start(second, 0)
-    fetcher.close(1)
+    fetcher.close()
 
 
 @pytest.fixture

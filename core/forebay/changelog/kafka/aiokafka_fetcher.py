@@ -5,7 +5,8 @@ objects of its messages take. The consumer of ``aiokafka`` would lose that again
 a larger object. So this sends fetch requests by itself, and reads the answers as a read-committed consumer has to
 (KIP-98).
 
-The only module that uses ``aiokafka`` below its consumer; tests fail if a version no longer has these parts.
+The only module that uses parts of ``aiokafka`` that it exports but does not document; tests fail if a version no
+longer has them.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ class AiokafkaFetcher:
         """The high watermark of the newest response, 0 if there was none."""
         return self._high_watermark if topic_partition == self._partition else 0
 
-    def close(self, patience_s: float) -> None:
-        """Close the connection."""
+    def close(self, *, wait: bool = True) -> None:
+        """Close the connections, which takes a second at most."""
         self._cancel_request()
         self._run(self._disconnect())
         self._runner.close()

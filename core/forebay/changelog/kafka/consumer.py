@@ -25,7 +25,6 @@ _ENDS_AT_ONCE = 250
 """How many known ends are refreshed at a time: each costs Python 20 us, so this is a twentieth of a core."""
 _BEGINNING_INTERVAL_MS = 30_000.0
 _RENEWAL_INTERVAL_MS = 1_000.0
-_CLOSING_S = 5.0
 _MOST_AT_ONCE = 2_000
 """Records of all partitions in one poll, unless a single partition may have more."""
 _NOTHING = Fetched([])
@@ -91,7 +90,7 @@ class KafkaConsumer:
             return
         old, self._fetcher, self._renewal_due = self._fetcher, new, False
         self._not_fetched.update(self._assigned)
-        old.close(patience_s=0)
+        old.close(wait=False)
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on, once its topic is known."""
@@ -113,7 +112,7 @@ class KafkaConsumer:
     def close(self) -> None:
         """Close the connections."""
         self._assigned.clear()
-        self._fetcher.close(_CLOSING_S)
+        self._fetcher.close()
 
     def wait(self, wake: Wake, timeout_s: float) -> None:
         """Return when something may be new, when ``wake`` is set, or after the time-out at the latest."""

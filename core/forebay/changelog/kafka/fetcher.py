@@ -18,7 +18,7 @@ class Fetched(NamedTuple):
     end: int | None = None
     """The offset beyond which a response, at least as new as those with the records, could not read."""
     newest_epoch_ms: int = 0
-    """The timestamp of the last record."""
+    """The timestamp of the last record, or the largest of the batch that it came in; 0 if unknown."""
     lost: bool = False
     """The position asked for is not in the log; nothing more is fetched."""
     error: str | None = None
@@ -50,6 +50,6 @@ class Fetcher(Protocol):
         """The high watermark of the newest response, 0 if there was none."""
         ...
 
-    def close(self, patience_s: float) -> None:
-        """Close the connections; waits no longer than this."""
+    def close(self, *, wait: bool = True) -> None:
+        """Close the connections; with ``wait`` off, nothing is waited for that may take longer than a second."""
         ...

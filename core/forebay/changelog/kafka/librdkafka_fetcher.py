@@ -96,9 +96,12 @@ class LibrdkafkaFetcher:
         watermarks = self._client.get_watermark_offsets(KafkaTopicPartition(*topic_partition), cached=True)
         return max(0, watermarks[1]) if watermarks else 0
 
-    def close(self, patience_s: float) -> None:
-        """Close the connections; waits no longer than this."""
-        close(self._client, patience_s)
+    def close(self, *, wait: bool = True) -> None:
+        """Close the connections; see ``Fetcher``."""
+        if wait:
+            close(self._client)
+        else:
+            close(self._client, patience_s=0)
 
 
 def _partition_of(message: Message) -> TopicPartition:

@@ -1,7 +1,7 @@
 """A Kafka consumer that only takes part in a group: it is assigned no partition and reads nothing.
 
-The only module that uses internals of ``aiokafka``: its public API can neither request a rebalance nor report when
-the coordinator last heard of a member. A test fails if a version no longer has these internals.
+The only module that uses private members of ``aiokafka``: its public API can neither request a rebalance nor
+report when the coordinator last heard of a member. A test fails if a version no longer has these internals.
 """
 
 from __future__ import annotations
