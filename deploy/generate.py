@@ -33,7 +33,11 @@ def values_schema() -> dict[str, Any]:
             worker=_tier("worker", storage=_object(size=_STRING, className=_STRING)),
             router=_tier("router", service=_object(type=_STRING, port=_COUNT, annotations=_MAPPING)),
             podMonitor=_object(
-                enabled={"type": "boolean"}, interval=_STRING, labels=_MAPPING, authorization=_MAPPING
+                enabled={"type": "boolean"},
+                interval=_STRING,
+                labels=_MAPPING,
+                authorization=_MAPPING,
+                tlsConfig=_MAPPING,
             ),
             networkPolicy=_object(enabled={"type": "boolean"}, alsoFrom={"type": "array", "items": _MAPPING}),
             prometheusRule=_object(enabled={"type": "boolean"}, labels=_MAPPING),

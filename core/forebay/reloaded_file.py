@@ -17,25 +17,33 @@ _LOOK_INTERVAL_MS = 1_000.0
 T = TypeVar("T")
 
 Version = tuple[int, int, int] | None
+Versions = tuple[Version, ...]
 
 
 class ReloadedFile(Generic[T]):
     """A file's contents, parsed; ``parse`` gets the text, and raises ``ValueError`` if it is unusable.
 
-    The file is checked on access, at most once a second. An unusable change is logged, once, and the previous
-    contents stay in effect; it is retried, since the cause may pass without another change. Raises
-    ``SettingError`` if there are no previous contents.
+    The file, and those that ``parse`` reads ``also``, are checked on access, at most once a second. An unusable
+    change is logged, once, and the previous contents stay in effect; it is retried, since the cause may pass
+    without another change. Raises ``SettingError`` if there are no previous contents.
     """
 
-    def __init__(self, path: Path, parse: Callable[[str], T], clock: Callable[[], float] = boot_ms) -> None:
+    def __init__(
+        self,
+        path: Path,
+        parse: Callable[[str], T],
+        clock: Callable[[], float] = boot_ms,
+        also: tuple[Path, ...] = (),
+    ) -> None:
         self._path = path
+        self._paths = (path, *also)
         self._parse = parse
         self._clock = clock
         self._look_at_ms = clock() + _LOOK_INTERVAL_MS
-        self._version = _version(path)
-        """The version of the contents in effect."""
-        self._told: tuple[Version, str] | None = None
-        """Which version was last found unusable, and why."""
+        self._versions = self._look_at_all()
+        """The versions of the contents in effect."""
+        self._told: tuple[Versions, str] | None = None
+        """Which versions were last found unusable, and why."""
         self._said = self._read()
 
     def __call__(self) -> T:
@@ -47,18 +55,21 @@ class ReloadedFile(Generic[T]):
         return self._said
 
     def _look(self) -> None:
-        version = _version(self._path)
-        if version == self._version:
+        versions = self._look_at_all()
+        if versions == self._versions:
             return
         try:
             self._said = self._read()
         except SettingError as error:
-            if self._told != (version, str(error)):
-                self._told = version, str(error)
+            if self._told != (versions, str(error)):
+                self._told = versions, str(error)
                 log.error("%s The previous contents stay in effect.", error)
         else:
-            self._version = version
+            self._versions = versions
             log.info("%s changed and was read again", self._path)
+
+    def _look_at_all(self) -> Versions:
+        return tuple(_version(path) for path in self._paths)
 
     def _read(self) -> T:
         try:

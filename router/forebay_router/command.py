@@ -12,6 +12,7 @@ from forebay.cli import settings_options
 from forebay.logs import configure_logs
 from forebay.rest.server import allow_open_files, bind, is_loopback, serve
 from forebay.settings import RouterSettings
+from forebay.tls import listener_tls
 from forebay_router.processes.parent import RELAYS, run_processes
 from forebay_router.processes.siblings import ALONE, Place
 
@@ -41,6 +42,7 @@ def run(settings: RouterSettings, place: Place) -> None:
     from forebay_router.router import Router
 
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
+    tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
     allow_open_files()
     listener = bind(settings.listen, shared=not place.alone)
     if authenticator is None and not is_loopback(settings.listen.host):
@@ -62,5 +64,6 @@ def run(settings: RouterSettings, place: Place) -> None:
             cors_options(settings.cors_allow_origins),
             lambda: running.draining,
         ),
+        tls=tls,
         relays={} if place.alone else {relay: meant for meant, relay in RELAYS.items()},
     )

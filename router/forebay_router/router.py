@@ -24,6 +24,7 @@ from forebay_router.cluster.seeds import Seeds
 from forebay_router.hedging import HedgeBudget, HedgeDelay
 from forebay_router.page_memory import PageMemory
 from forebay_router.upstream.credentials import credentials_of
+from forebay_router.upstream.encryption import encryption_of
 from forebay_router.upstream.upstreams import Upstreams
 
 
@@ -33,14 +34,17 @@ class Router:
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
         self.credentials = credentials_of(settings.worker_token_file)
-        self.upstreams = Upstreams()
+        seeds = Seeds(settings.seeds)
+        encryption = encryption_of(settings.worker_ca_file, seeds.name_of)
+        self.upstreams = Upstreams(encryption)
         self.cluster = Cluster(settings.lag_report_max_age_ms, settings.application_id, settings.rack)
         self.discovery = Discovery(
             self.cluster,
-            Seeds(settings.seeds),
+            seeds,
             settings.worker_poll_interval_ms,
             self.credentials,
             self.upstreams.forget,
+            encryption,
         )
         self.streams = EventStreams(settings.max_event_streams)
         self.pages = PageMemory()

@@ -12,6 +12,7 @@ from forebay.cli import settings_options
 from forebay.logs import configure_logs
 from forebay.rest.server import advertised, allow_open_files, bind, is_loopback, serve
 from forebay.settings import WorkerSettings
+from forebay.tls import listener_tls
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ def run(settings: WorkerSettings) -> None:
     from forebay_worker.worker import Worker
 
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
+    tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
     allow_open_files()
     listener = bind(settings.listen)
     if authenticator is None and not is_loopback(settings.listen.host):
@@ -60,6 +62,7 @@ def run(settings: WorkerSettings) -> None:
                 cors_options(settings.cors_allow_origins),
                 lambda: running.draining,
             ),
+            tls=tls,
         )
     finally:
         running.stop()

@@ -87,6 +87,7 @@ def test_a_bad_value_is_named_with_where_it_came_from(
         ({"request_timeout_ms": "9", "max_request_timeout_ms": "8"}, "request_timeout_ms is 9, more than max_"),
         ({"cors_allow_origins": "foo"}, "'foo' is neither an origin such as https://example.org nor '*'"),
         ({"cors_allow_origins": "https://a.org/path"}, "'https://a.org/path' is neither an origin"),
+        ({"tls_key_file": "tls.key"}, "Of tls_certificate_file and tls_key_file there is only one"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(flags: dict[str, str], said: str) -> None:

@@ -34,6 +34,10 @@ def pods_of(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[st
 
 KUBERNETES = rendered()
 PODS = pods_of(KUBERNETES)
+ENCRYPTED = {
+    "worker": {"settings": {"tls_certificate_file": "/a/tls.crt", "tls_key_file": "/a/tls.key"}},
+    "router": {"settings": {"worker_ca_file": "/a/ca.crt"}},
+}
 
 
 def settings_of_pod(name: str, pods: dict[str, dict[str, Any]] = PODS) -> dict[str, Any]:
@@ -60,8 +64,10 @@ def test_routers_find_the_workers_by_the_headless_service():
     worker, router = settings_of_pod("forebay-worker"), settings_of_pod("forebay-router")
     [seed] = router["seeds"]
     assert str(worker["advertise"]) == f"forebay-worker-0.{seed}"
-    assert KUBERNETES["StatefulSet", "forebay-worker"]["spec"]["serviceName"] == seed.host
-    service = KUBERNETES["Service", seed.host]["spec"]
+    headless, *rest = seed.host.split(".")
+    assert rest == ["default", "svc"]
+    assert KUBERNETES["StatefulSet", "forebay-worker"]["spec"]["serviceName"] == headless
+    service = KUBERNETES["Service", headless]["spec"]
     assert service["clusterIP"] == "None"
     assert service["publishNotReadyAddresses"] is True
 
@@ -157,7 +163,7 @@ def test_every_setting_arrives(tier):
             case _:
                 given[setting.name] = f"kafka://{setting.name}:1"
     name = f"forebay-{tier}"
-    found = settings_of_pod(name, pods_of(rendered(**{tier: {"settings": given}})))
+    found = settings_of_pod(name, pods_of(rendered(**{**ENCRYPTED, tier: {"settings": given}})))
     expected = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     assert {key: type(expected[key])(found[key]) for key in given} == expected
 
@@ -266,3 +272,26 @@ def test_prometheus_operator_gets_a_token_where_tokens_are_required():
     objects = rendered(**values, podMonitor={"enabled": True, "authorization": secret})
     [endpoint] = objects["PodMonitor", "forebay"]["spec"]["podMetricsEndpoints"]
     assert endpoint["authorization"] == secret
+
+
+def test_workers_that_speak_https_are_probed_and_scraped_so():
+    secret = {"ca": {"secret": {"name": "tls", "key": "ca.crt"}}, "serverName": "forebay-workers.default.svc"}
+    objects = rendered(**ENCRYPTED, podMonitor={"enabled": True, "tlsConfig": secret})
+    schemes = {
+        name: {
+            probe["httpGet"].get("scheme") for key, probe in pod["spec"]["containers"][0].items() if "Probe" in key
+        }
+        for name, pod in pods_of(objects).items()
+    }
+    assert schemes == {"forebay-worker": {"HTTPS"}, "forebay-router": {None}}
+    [endpoint] = objects["PodMonitor", "forebay"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"] == secret
+    [relabeling] = [rule for rule in endpoint["relabelings"] if rule["targetLabel"] == "__scheme__"]
+    label = PODS["forebay-worker"]["metadata"]["labels"]["app.kubernetes.io/name"]
+    assert (relabeling["regex"], relabeling["replacement"]) == (label, "https")
+
+
+@pytest.mark.parametrize("tier", ENCRYPTED)
+def test_one_side_alone_does_not_speak_https(tier):
+    with pytest.raises(HelmError, match="need each other"):
+        rendered(**{tier: ENCRYPTED[tier]})

@@ -288,7 +288,10 @@ class HotPathProtocol(HttpToolsProtocol):
     def _watch_close(self) -> None:
         """Drop a peer that does not read what is left, however little, if the connection is being closed."""
         if self.transport.is_closing() and self in self.connections:
-            self._stall.begin()
+            if self.scheme == "https":
+                self._stall.finish()
+            else:
+                self._stall.begin()
 
     def _be_patient(self) -> None:
         self._patience = self.loop.call_later(_MOST_REQUEST_S, self._lose_patience)
@@ -357,10 +360,10 @@ class HotPathProtocol(HttpToolsProtocol):
             self._watch_close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's is asked; uvicorn's has no answer.
-        """A client that has closed its half still gets its outstanding answers; without any, it is
-        disconnected."""
+        """A client that has closed its half still gets its outstanding answers; without any, or with TLS, which
+        asyncio does not half-close, it is disconnected."""
         self.send_now()
-        self._ended = bool(self._slots) and not self._held
+        self._ended = bool(self._slots) and not self._held and self.scheme == "http"
         return self._ended
 
     def _arm_keep_alive(self) -> None:

@@ -10,6 +10,8 @@ import termios
 
 _MOST_STALL_S = 10.0
 """How long a peer may read nothing."""
+_CLOSING_INTERVAL_S = 0.1
+"""How often a closing connection is looked at."""
 _OUT_QUEUE = struct.Struct("@i")
 
 
@@ -24,7 +26,15 @@ class StallWatch:
     def begin(self) -> None:
         """From now on the peer must read something now and then."""
         if self._timer is None:
-            self._timer = self._loop.call_later(_MOST_STALL_S, self._look, self._waiting_bytes())
+            self._look_later(_MOST_STALL_S)
+
+    def finish(self) -> None:
+        """The same for a connection that is being closed, and ends as soon as everything is read.
+
+        TLS would wait for the peer to close it too, which one that is idle does not.
+        """
+        self.end()
+        self._look_later(_CLOSING_INTERVAL_S)
 
     def end(self) -> None:
         """Little is waiting, or the connection is closed."""
@@ -32,14 +42,20 @@ class StallWatch:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self, waited: int) -> None:
+    def _look_later(self, interval_s: float, stalled_s: float = 0.0) -> None:
         left = self._waiting_bytes()
-        if left >= waited:
+        self._timer = self._loop.call_later(interval_s, self._look, left, interval_s, stalled_s)
+
+    def _look(self, waited: int, interval_s: float, stalled_s: float) -> None:
+        left = self._waiting_bytes()
+        stalled_s = stalled_s + interval_s if left >= waited else 0.0
+        finished = interval_s == _CLOSING_INTERVAL_S and not left
+        if finished or stalled_s >= _MOST_STALL_S:
             # A regular close would wait for the peer indefinitely.
             self._timer = None
             self._transport.abort()
         else:
-            self._timer = self._loop.call_later(_MOST_STALL_S, self._look, left)
+            self._look_later(interval_s, stalled_s)
 
     def _waiting_bytes(self) -> int:
         """Bytes that the peer has not read, in this process and in the kernel, which can buffer megabytes."""

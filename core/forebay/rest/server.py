@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Generator, Mapping
 from types import FrameType, MappingProxyType
@@ -207,11 +208,12 @@ def serve(
     shutdown_timeout_ms: int,
     on_drain: Callable[[], None],
     protocol: type[asyncio.Protocol],
+    tls: ssl.SSLContext | None,
     relays: Mapping[signal.Signals, signal.Signals] = MappingProxyType({}),
 ) -> None:
     """Serve until a signal ends it, then drain and return; raises ``ListenAddressInUse``.
 
-    ``relays`` are signals that mean SIGTERM or SIGINT.
+    With ``tls``, the listener speaks HTTPS only. ``relays`` are signals that mean SIGTERM or SIGINT.
     """
     draining = Draining(app)
 
@@ -233,6 +235,8 @@ def serve(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, (shutdown_timeout_ms - drain_ms) // 2000),
     )
+    config.load()
+    config.ssl = tls
     # libuv accepts one connection per socket in a turn of the event loop, and a turn under load is long: hundreds
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     listeners = [listener, *(listener.dup() for _ in range(_ACCEPTED_IN_A_TURN - 1))]

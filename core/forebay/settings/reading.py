@@ -69,6 +69,8 @@ def _check_together(values: Mapping[str, Any]) -> None:
     advertise = values.get("advertise")
     if advertise is not None and advertise.is_unspecified:
         raise SettingError(f"advertise is {advertise}, which others cannot reach: give this machine's address.")
+    if (values["tls_certificate_file"] is None) != (values["tls_key_file"] is None):
+        raise SettingError("Of tls_certificate_file and tls_key_file there is only one; HTTPS needs both.")
     for origin in values["cors_allow_origins"]:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/]+", origin):
             raise SettingError(

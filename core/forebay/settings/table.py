@@ -294,6 +294,15 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
     Setting(
+        "tls_certificate_file",
+        "path",
+        None,
+        BOTH,
+        "PEM file of the certificate, with its chain, by which the listener speaks HTTPS, and nothing else; read "
+        "again when it changes.",
+    ),
+    Setting("tls_key_file", "path", None, BOTH, "PEM file of the certificate's private key, not encrypted."),
+    Setting(
         "auth_tokens_file",
         "path",
         None,
@@ -315,6 +324,14 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         ROUTER,
         "File of the one token that the router sends to workers; read again when it changes.",
+    ),
+    Setting(
+        "worker_ca_file",
+        "path",
+        None,
+        ROUTER,
+        "PEM file of the authorities that vouch for the workers' certificates; with it, workers are asked over "
+        "HTTPS only. Read again when it changes.",
     ),
     Setting(
         "log_level",

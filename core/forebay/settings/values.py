@@ -45,6 +45,8 @@ class WorkerSettings:
     drain_ms: int
     shutdown_timeout_ms: int
     cors_allow_origins: tuple[str, ...]
+    tls_certificate_file: Path | None
+    tls_key_file: Path | None
     auth_tokens_file: Path | None
     authenticator: str | None
     log_level: str
@@ -70,8 +72,11 @@ class RouterSettings:
     drain_ms: int
     shutdown_timeout_ms: int
     cors_allow_origins: tuple[str, ...]
+    tls_certificate_file: Path | None
+    tls_key_file: Path | None
     auth_tokens_file: Path | None
     authenticator: str | None
     worker_token_file: Path | None
+    worker_ca_file: Path | None
     log_level: str
     log_format: str

@@ -36,13 +36,18 @@ tolerations:
 {{- end }}
 {{- end }}
 
+{{/* What a probe asks: Kubernetes accepts any certificate there. */}}
+{{- define "forebay.listener" -}}
+port: http{{ if (index .root.Values .tier).settings.tls_certificate_file }}, scheme: HTTPS{{ end }}
+{{- end }}
+
 {{- define "forebay.container" -}}
 {{- $values := index .root.Values .tier -}}
 image: "{{ .root.Values.image.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}"
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 ports: [{ name: http, containerPort: 8080 }]
-livenessProbe: { httpGet: { path: /livez, port: http }, periodSeconds: 10, timeoutSeconds: 5 }
-readinessProbe: { httpGet: { path: /readyz, port: http }, periodSeconds: 2, timeoutSeconds: 2 }
+livenessProbe: { httpGet: { path: /livez, {{ include "forebay.listener" . }} }, periodSeconds: 10, timeoutSeconds: 5 }
+readinessProbe: { httpGet: { path: /readyz, {{ include "forebay.listener" . }} }, periodSeconds: 2, timeoutSeconds: 2 }
 resources:
   {{- toYaml $values.resources | nindent 2 }}
 securityContext:

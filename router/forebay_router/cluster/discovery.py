@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,9 @@ from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.polls import Pace, PollRefused, WorkerDocuments
 from forebay_router.cluster.seeds import Seeds
+from forebay_router.upstream.connection import UpstreamClosed
 from forebay_router.upstream.credentials import REFUSALS, tell_refusal
+from forebay_router.upstream.encryption import Encryption, unencrypted
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +48,12 @@ class Discovery:
         poll_interval_ms: int,
         credentials: Callable[[], bytes],
         on_forgotten: Callable[[HostInfo], None] | None = None,
+        encryption: Encryption = unencrypted,
     ) -> None:
         self._cluster = cluster
         self._seeds = seeds
         self._on_forgotten = on_forgotten
-        self._documents = WorkerDocuments(credentials)
+        self._documents = WorkerDocuments(credentials, encryption)
         self._pace = Pace(poll_interval_ms / 1000)
         self._following: asyncio.Task[None] | None = None
         self.refused_polls: set[HostInfo] = set()
@@ -201,9 +205,9 @@ class Discovery:
 
     def _lost(self, address: HostInfo, error: Exception) -> None:
         self._heed_refusal(address, error)
-        if address not in self._found and address not in self.refused_polls:
-            why = f"does not answer like a worker: {str(error) or 'time-out'}"
-            self._cluster.strangers.missed(address, why)
+        unknown = address not in self._found and address not in self.refused_polls
+        if unknown or isinstance(error, ssl.SSLError):
+            self._cluster.strangers.missed(address, f"does not answer like a worker: {_explained(error)}")
         if isinstance(error, TimeoutError):
             self._cluster.hung(address)
         else:
@@ -241,3 +245,15 @@ class Discovery:
     def _pause_s(self) -> float:
         """From one poll of an address to the next."""
         return self._pace.pause_s(len(self._polls))
+
+
+def _explained(error: Exception) -> str:
+    """Why there was no answer, with the remedy if one side may speak TLS and the other not."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is not accepted: {error.verify_message}"
+        case ssl.SSLError():
+            return f"it does not speak HTTPS, which --worker-ca-file asks for: {error}"
+        case UpstreamClosed():
+            return f"{error}; if it speaks HTTPS, this router needs --worker-ca-file"
+    return str(error) or "time-out"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from forebay.metadata import HostInfo
+from forebay_router.upstream.encryption import Encryption
 from forebay_router.upstream.upstreams import Upstreams
 
 _TIMEOUT_S = 1.0
@@ -33,9 +34,9 @@ class PollRefused(Exception):
 class WorkerDocuments:
     """Asks workers for documents, on connections that no read shares."""
 
-    def __init__(self, credentials: Callable[[], bytes]) -> None:
+    def __init__(self, credentials: Callable[[], bytes], encryption: Encryption) -> None:
         self._credentials = credentials
-        self._upstreams = Upstreams()
+        self._upstreams = Upstreams(encryption)
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def get(self, address: HostInfo, path: str) -> bytes:

@@ -45,6 +45,10 @@ class Seeds:
         """Every address that the seeds stand for now."""
         return self._addresses.union(*self._of_name.values())
 
+    def name_of(self, address: HostInfo) -> str:
+        """The name of the seed that an address was found by, its host for all other addresses."""
+        return next((name.host for name, found in self._of_name.items() if address in found), address.host)
+
     async def follow(self, on_change: Callable[[], None]) -> None:
         """Look names up repeatedly, each at its own pace, until cancelled."""
         async with asyncio.TaskGroup() as group:

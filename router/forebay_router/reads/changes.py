@@ -27,6 +27,7 @@ from forebay_router.reads.replica_read import ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.upstreams import Upstream
 
 _LEAST_PAUSE_MS = 20.0
 _MOST_PAUSE_MS = 1_000.0
@@ -147,16 +148,17 @@ class RoutedChanges:
         self, host: HostInfo, request: ReplicaRequest, share_ms: float
     ) -> tuple[EventUpstream, Event]:
         """A worker's stream and its first event, once it is this stream's turn; raises ``OSError``."""
+        worker = self._router.upstreams[host]
         asked = request.render(host, int(share_ms), self._router.credentials())
         if self._parameters.wait_ms:
             # It may have to wait for long, and must not keep others from their turn.
-            return await _first(host, asked, share_ms)
-        turn, begun = self._router.upstreams[host].opening, boot_ms()
+            return await _first(worker, asked, share_ms)
+        turn, begun = worker.opening, boot_ms()
         async with asyncio.timeout(share_ms / 1000):
             await turn.acquire()
         try:
             # A turn that came late is not given up.
-            return await _first(host, asked, max(_LEAST_TURN_MS, share_ms - (boot_ms() - begun)))
+            return await _first(worker, asked, max(_LEAST_TURN_MS, share_ms - (boot_ms() - begun)))
         finally:
             turn.release()
 
@@ -202,10 +204,10 @@ class RoutedChanges:
             self._attempts.append(Attempt(host, type(error).__name__))
 
 
-async def _first(host: HostInfo, request: bytes, left_ms: float) -> tuple[EventUpstream, Event]:
+async def _first(worker: Upstream, request: bytes, left_ms: float) -> tuple[EventUpstream, Event]:
     """A worker's stream and its first event; raises ``OSError``."""
     async with asyncio.timeout(left_ms / 1000):
-        upstream = await EventUpstream.open(host, request)
+        upstream = await worker.open_events(request)
         try:
             while (event := await upstream.next()) is None:
                 pass

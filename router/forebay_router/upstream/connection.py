@@ -14,6 +14,7 @@ from typing import cast
 
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
+from forebay_router.upstream.encryption import Encryption, unencrypted
 
 _CONNECT_TIMEOUT_S = 1.0
 _UNACKNOWLEDGED_MS = 2_000
@@ -154,13 +155,13 @@ async def exchange(connection: Connection, request: bytes) -> Answer:
     return answer
 
 
-async def connect(host: HostInfo, in_flight: InFlight) -> Connection:
+async def connect(host: HostInfo, in_flight: InFlight, encryption: Encryption = unencrypted) -> Connection:
     """Open a connection; raises ``OSError``."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             transport, connection = await loop.create_connection(
-                lambda: Connection(in_flight), host.host, host.port
+                lambda: Connection(in_flight), host.host, host.port, **encryption(host)
             )
     except UnicodeError as error:
         # A name that DNS cannot have, such as one with two dots in a row.

@@ -11,6 +11,7 @@ import httptools
 
 from forebay.metadata import HostInfo
 from forebay.rest.events import Event, EventReader
+from forebay_router.upstream.encryption import Encryption
 
 _READ_BYTES = 64 << 10
 
@@ -28,9 +29,9 @@ class EventUpstream:
         self._complete = False
 
     @classmethod
-    async def open(cls, host: HostInfo, request: bytes) -> Self:
+    async def open(cls, host: HostInfo, request: bytes, encryption: Encryption) -> Self:
         """Connect and send a request; raises ``OSError`` if the worker cannot be reached."""
-        stream = cls(*await asyncio.open_connection(host.host, host.port))
+        stream = cls(*await asyncio.open_connection(host.host, host.port, **encryption(host)))
         stream._writer.write(request)
         return stream
 
@@ -45,7 +46,8 @@ class EventUpstream:
 
     async def close(self) -> None:
         """Close the connection, which notifies the worker."""
-        self._writer.close()
+        # With TLS, a regular close would wait for the worker, which may hang.
+        self._writer.transport.abort()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 

@@ -1,0 +1,59 @@
+"""TLS (RFC 8446): the certificate by which a listener speaks it, and the authorities that a client trusts.
+
+Both come from PEM files that may be replaced under a running process.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forebay.reloaded_file import ReloadedFile
+
+
+def listener_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """How a listener speaks TLS, None if it does not; a handshake uses what the files contain by then.
+
+    ``certificate`` begins with the listener's own, followed by those of the authorities between it and the root;
+    ``key`` is its private key, not encrypted. Raises ``SettingError``.
+    """
+    if certificate is None or key is None:
+        return None
+    current = ReloadedFile(certificate, lambda _: _own(certificate, key), also=(key,))
+    context = current()
+
+    def use_current(handshake: Any, _name: str | None, _context: ssl.SSLContext) -> None:
+        handshake.context = current()
+
+    context.sni_callback = use_current
+    return context
+
+
+def trust(authorities: Path) -> Callable[[], ssl.SSLContext]:
+    """Returns the current context of a client that trusts a file's authorities only; raises ``SettingError``."""
+    return ReloadedFile(authorities, _trusting)
+
+
+def _own(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(certificate, key, _refuse_encrypted(key))
+    return context
+
+
+def _refuse_encrypted(key: Path) -> Callable[[], str]:
+    """Without this, OpenSSL would ask the terminal for the password."""
+
+    def password() -> str:
+        raise ValueError(f"its key, in {key}, is encrypted; decrypt it with openssl pkey")
+
+    return password
+
+
+def _trusting(text: str) -> ssl.SSLContext:
+    if not text.strip():
+        # The system's authorities would be trusted instead.
+        raise ValueError("it contains no certificate")
+    return ssl.create_default_context(cadata=text)
