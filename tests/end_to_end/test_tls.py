@@ -100,6 +100,13 @@ def encrypted(authority: Authority, directory: Path, workers: int) -> Iterator[t
         yield cluster, addresses, f"https://{router.replace('127.0.0.1', 'localhost')}"
 
 
+def status(url: str, authority: Authority) -> subprocess.CompletedProcess[str]:
+    """What ``forebay status`` does for someone who trusts the authority."""
+    environment = {**os.environ, "SSL_CERT_FILE": str(authority.file)}
+    command = [sys.executable, "-m", "forebay", "status", "--url", url]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 def replicas(http: httpx.Client, url: str) -> list[str]:
     try:
         rows = http.get(f"{url}/v1/lags").json().get("lags", [])
@@ -125,14 +132,9 @@ def test_every_read_works_over_tls_and_survives_a_worker(authority, trusting, tm
             hot, ordinary = http.get(path), http.get(path, headers={"te": "trailers"})
             assert hot.json()["value"] == ordinary.json()["value"] == 9
             assert hot.headers.keys() == ordinary.headers.keys()
-            told = subprocess.run(
-                [sys.executable, "-m", "forebay", "status", "--url", url],
-                env={**os.environ, "SSL_CERT_FILE": str(authority.file)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            told = status(url, authority)
             assert told.returncode == 0, told.stderr
+            assert "give an https:// URL" in status(url.replace("https", "http"), authority).stderr
             cluster.kill(workers[0])
             assert [client.get("counts", f"k{i}").value for i in range(KEYS)] == list(range(KEYS))
         assert "Traceback" not in cluster.logs()

@@ -39,7 +39,10 @@ class Server:
         try:
             return _http().request(method, self.url.rstrip("/") + path, headers=headers, content=body)
         except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
-            nothing = ForebayError(f"Nothing answers at {self.url}: {error}. Name a router or worker with --url.")
+            remedy = "Name a router or worker with --url."
+            if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
+                remedy = "If it speaks HTTPS, give an https:// URL with --url."
+            nothing = ForebayError(f"Nothing answers at {self.url}: {error}. {remedy}")
             if isinstance(error, httpx.NetworkError | httpx.TimeoutException):
                 # It may be about to start.
                 nothing.exit_status = 1
