@@ -226,6 +226,43 @@ def test_a_tier_is_labelled_and_ranked_as_its_owners_wish(tier):
     assert pod == PODS[other]
 
 
+@pytest.mark.parametrize("tier", ["worker", "router"])
+def test_a_tier_runs_where_and_with_what_its_owners_wish(tier):
+    place = {
+        "nodeSelector": {"disk": "nvme"},
+        "tolerations": [{"key": "reads", "operator": "Exists"}],
+    }
+    resources = {"requests": {"memory": "2Gi"}, "limits": {"memory": "2Gi"}}
+    pull = [{"name": "registry"}]
+    objects = rendered(**{tier: {**place, "resources": resources}}, imagePullSecrets=pull, image={"tag": "7"})
+    spec = pods_of(objects)[f"forebay-{tier}"]["spec"]
+    [container] = spec["containers"]
+    assert {key: spec[key] for key in place} == place
+    assert spec["imagePullSecrets"] == pull
+    assert container["image"] == "forebay:7"
+    # Helm merges maps: what is not given stays as it is by default.
+    assert {kind: given.items() <= container["resources"][kind].items() for kind, given in resources.items()} == {
+        "requests": True,
+        "limits": True,
+    }
+
+
+def test_clients_address_and_the_workers_volumes_are_as_asked_for():
+    service = {"type": "LoadBalancer", "port": 8443, "annotations": {"internal": "true"}}
+    objects = rendered(
+        worker={"replicas": 5, "storage": {"size": "200Gi", "className": "fast"}},
+        router={"replicas": 4, "service": service},
+    )
+    shown = objects["Service", "forebay"]
+    assert (shown["spec"]["type"], shown["spec"]["ports"][0]["port"]) == ("LoadBalancer", 8443)
+    assert shown["metadata"]["annotations"] == service["annotations"]
+    workers = objects["StatefulSet", "forebay-worker"]["spec"]
+    assert (workers["replicas"], objects["Deployment", "forebay-router"]["spec"]["replicas"]) == (5, 4)
+    [claim] = workers["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert claim["spec"]["resources"] == {"requests": {"storage": "200Gi"}}
+
+
 def test_workers_may_be_closed_to_all_but_routers_and_those_who_are_named():
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     objects = rendered(release="shop", networkPolicy={"enabled": True, "alsoFrom": [prometheus]})
