@@ -208,7 +208,7 @@ def serve(
     shutdown_timeout_ms: int,
     on_drain: Callable[[], None],
     protocol: type[asyncio.Protocol],
-    tls: ssl.SSLContext | None,
+    tls: ssl.SSLContext | None = None,
     relays: Mapping[signal.Signals, signal.Signals] = MappingProxyType({}),
 ) -> None:
     """Serve until a signal ends it, then drain and return; raises ``ListenAddressInUse``.
