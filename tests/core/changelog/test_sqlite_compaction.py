@@ -1,5 +1,6 @@
 """Compaction removes nothing that any reader of the log would miss."""
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
@@ -181,7 +182,10 @@ def test_others_write_while_a_log_is_compacted(path: str, monkeypatch: pytest.Mo
     written = []
 
     def write_meanwhile(_: float) -> None:
-        with sqlite_partition.transaction(sqlite_partition.connect(path)) as connection:
+        with (
+            contextlib.closing(sqlite_partition.connect(path)) as connection,
+            sqlite_partition.transaction(connection),
+        ):
             connection.execute("PRAGMA busy_timeout=0")
         written.append(append(path, rows_of("c=1"), len(written) + 1))
 

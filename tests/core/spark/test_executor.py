@@ -1,6 +1,7 @@
-from pathlib import Path
+from pathlib import contextlib
 from typing import Any
 
+import Path
 import pytest
 
 from forebay.changelog.sqlite import partition as sqlite_partition
@@ -35,7 +36,7 @@ def placed(keys: list[bytes], partitions: int = 2) -> list[Any]:
 
 
 def records(target: Any, partition: int) -> int:
-    with sqlite_partition.connect(f"{target.directory}/t/{partition}.db") as connection:
+    with contextlib.closing(sqlite_partition.connect(f"{target.directory}/t/{partition}.db")) as connection:
         return int(connection.execute("SELECT count(*) FROM log").fetchone()[0])
 
 
