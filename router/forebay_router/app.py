@@ -100,6 +100,7 @@ def make_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await router.discovery.start()
         await whole.siblings.start()
+        await whole.catch_up()
         yield
         whole.siblings.stop()
         await router.discovery.stop()

@@ -67,6 +67,10 @@ def children(router: str) -> set[int]:
     return {int(row["process_id"]) for row in get(router, "/v1/status").json()["processes"]}
 
 
+def states(router: str) -> set[str]:
+    return {row["state"] for row in get(router, "/v1/status").json()["processes"]}
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -122,6 +126,25 @@ def test_a_process_that_dies_is_replaced_and_what_it_counted_stays(router):
     assert len(after) == PROCESSES
     assert after & before == before - {victim}
     assert reads_counted(router) == counted + TRIES
+
+
+@pytest.mark.chaos
+def test_a_process_that_takes_the_place_of_another_is_asked_only_once_it_is_ready(served, router):
+    wait_until(lambda: get(router, "/readyz").status_code == 200, "readiness")
+    victim, survivor = sorted(children(router))
+    (worker,) = served.workers.values()
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{victim}").exists(), "death")
+        # It answers its siblings before it has heard of any worker.
+        wait_until(lambda: states(router) == {"ready", "not-ready"}, "the successor")
+        answering = [int(get(router, "/v1/status").json()["process_id"]) for _ in range(TRIES)]
+    finally:
+        worker.send_signal(signal.SIGCONT)
+    assert set(answering) == {survivor}
+    wait_until(lambda: states(router) == {"ready"}, "the successor's readiness")
+    assert get(router, "/readyz").status_code == 200
 
 
 def clients_of_one_process(router: str, count: int, stack: contextlib.ExitStack) -> tuple[int, list[httpx.Client]]:

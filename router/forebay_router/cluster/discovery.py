@@ -94,6 +94,13 @@ class Discovery:
         heard_since = boot_ms() - 1000 * max(_UNHEARD_PAUSES * self._pause_s(), _UNHEARD_S)
         return any(worker.live and worker.seen_boot_ms > heard_since for worker in self._cluster.workers.values())
 
+    async def readied(self, within_s: float) -> None:
+        """Wait, though not for long, until the stores and their holders are known."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not self.ready:
+                    await self._polled.wait()
+
     def refresh(self, host: HostInfo) -> None:
         """Read a worker's status now: it answered as if the map here were out of date."""
         if host in self._wanted:

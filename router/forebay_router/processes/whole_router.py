@@ -18,6 +18,7 @@ from forebay_router.processes.siblings import Place, Siblings
 from forebay_router.processes.summed_metrics import counted, document_of, metrics_of, summed
 from forebay_router.router import Router
 
+_CATCH_UP_S = 5.0
 _SILENT = {"process_id": None, "state": "silent", "workers_live": None}
 
 
@@ -44,6 +45,15 @@ class WholeRouter:
         if missing == 0:
             return None
         return NotReady(f"Not ready: {missing} of the router's {len(states)} processes.", retry_after_s=1)
+
+    async def catch_up(self) -> None:
+        """Wait to be ready if another process is, for some seconds at most; called before this one listens.
+
+        All share the address, so one that takes the place of another gets its connections from the beginning.
+        """
+        others = await self.siblings.ask("state")
+        if any(state is not None and state["state"] == "ready" for state in others.values()):
+            await self._router.discovery.readied(_CATCH_UP_S)
 
     async def status_document(self) -> dict[str, Any]:
         """``GET /v1/status``: the answering process, and a summary of all."""
