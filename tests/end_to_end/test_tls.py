@@ -228,7 +228,7 @@ def test_a_router_says_why_it_does_not_trust_a_worker(authority, tmp_path):
             router = cluster.launch_router(*options, "--seeds", seed)
             wait_until(lambda router=router, why=why: why in why_unusable(router), why)
         router = cluster.launch_router("--worker-ca-file", str(authority.file), "--seeds", plain)
-        wait_until(lambda: "it does not speak HTTPS" in why_unusable(router), "the plain worker's unmasking")
+        wait_until(lambda: "it may speak plain HTTP" in why_unusable(router), "the plain worker's unmasking")
         assert json.loads(httpx.get(f"http://{router}/readyz").content)["status"] == 503
 
 

@@ -213,7 +213,7 @@ class Discovery:
     def _lost(self, address: HostInfo, error: Exception) -> None:
         self._heed_refusal(address, error)
         unknown = address not in self._found and address not in self.refused_polls
-        if unknown or isinstance(error, ssl.SSLError):
+        if unknown or isinstance(error, ssl.SSLCertVerificationError):
             self._cluster.strangers.missed(address, f"does not answer like a worker: {_explained(error)}")
         if isinstance(error, TimeoutError):
             self._cluster.hung(address)
@@ -260,7 +260,7 @@ def _explained(error: Exception) -> str:
         case ssl.SSLCertVerificationError():
             return f"its certificate is not accepted: {error.verify_message}"
         case ssl.SSLError():
-            return f"it does not speak HTTPS, which --worker-ca-file asks for: {error}"
+            return f"TLS fails, which --worker-ca-file asks for; it may speak plain HTTP: {error}"
         case UpstreamClosed():
             return f"{error}; if it speaks HTTPS, this router needs --worker-ca-file"
     return str(error) or "time-out"
