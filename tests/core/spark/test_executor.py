@@ -1,7 +1,7 @@
-from pathlib import contextlib
+import contextlib
+from pathlib import Path
 from typing import Any
 
-import Path
 import pytest
 
 from forebay.changelog.sqlite import partition as sqlite_partition
