@@ -33,7 +33,10 @@ def machine() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of forebay, by commit, and of everything that took part."""
-    found = {"forebay": f"{version('forebay')} ({_commit()})", "Python": platform.python_version()}
+    found = {"forebay": f"{version('forebay')} ({_commit()})"}
+    # Two builds of one version may differ by a third.
+    _, built = platform.python_build()
+    found["Python"] = f"{platform.python_version()} (built {built}, {platform.python_compiler()})"
     found["SQLite"] = sqlite3.sqlite_version
     for package in _PACKAGES:
         try:
