@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from forebay.changelog.wake import Wake
-from forebay.errors import TopicMissing
+from forebay.errors import ChangelogError, TopicMissing
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
@@ -165,3 +165,9 @@ def missing_foreign(spec: StoreSpec) -> TopicMissing:
         f"There is no topic {spec.topic!r}. The store {spec.name!r} is foreign, so its owner creates it: is its "
         "name in the topology right?"
     )
+
+
+def unknown_writer(topic: str, writer: str, known: Iterable[str]) -> ChangelogError:
+    """The error for a writer's name under which nothing was written, or which was retired."""
+    names = ", ".join(sorted(known)) or "none"
+    return ChangelogError(f"There is no writer {writer!r} of {topic!r}; its writers are {names}.")

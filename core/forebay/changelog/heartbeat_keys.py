@@ -5,7 +5,16 @@ Imports nothing: the Spark sink ships this module to executors that may lack for
 
 from __future__ import annotations
 
+_PREFIX = b"\x00forebay-heartbeat\x00"
+
 
 def heartbeat_key(writer: str) -> bytes:
     """The reserved key of a writer's heartbeats, the same in every partition."""
-    return b"\x00forebay-heartbeat\x00" + writer.encode()
+    return _PREFIX + writer.encode()
+
+
+def writer_of(key: bytes | None) -> str | None:
+    """Whose heartbeats have a key; None if it is not a heartbeat's."""
+    if key is None or not key.startswith(_PREFIX):
+        return None
+    return key[len(_PREFIX) :].decode("utf-8", "replace")

@@ -24,6 +24,7 @@ from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import (
     BatchConflict,
+    ChangelogError,
     ChangelogUnreachable,
     PartitionCountMismatch,
     TopicMissing,
@@ -323,6 +324,22 @@ def test_a_superseded_query_that_is_restarted_does_not_take_the_name_back(change
         beat("first")
     changelog.retire_writer(store.topic, "w")
     assert beat("first"), "nobody has the name of a retired writer"
+
+
+def test_a_writer_that_nobody_knows_is_not_retired(changelog):
+    store = spec(partitions=2)
+    changelog.ensure(store)
+    with pytest.raises(ChangelogError, match=r"'w' of .*; its writers are none"):
+        changelog.retire_writer(store.topic, "w")
+    for writer in ("w", "v"):
+        changelog.append_heartbeat(store.topic, writer=writer, query_id="q", value=Heartbeat(1, "q", 1).value())
+    Writer(changelog, TopicPartition(store.topic, 0)).send((b"a key", b"1"))
+    with pytest.raises(ChangelogError, match=r"'typo' of .*; its writers are v, w"):
+        changelog.retire_writer(store.topic, "typo")
+    changelog.retire_writer(store.topic, "w")
+    with pytest.raises(ChangelogError, match=r"'w' of .*; its writers are v"):
+        changelog.retire_writer(store.topic, "w")
+    changelog.retire_writer(store.topic, "v")
 
 
 def test_a_retired_writer_leaves_a_heartbeat_without_a_value_in_every_partition(changelog):

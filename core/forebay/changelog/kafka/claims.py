@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from forebay.changelog.base import Heartbeat
-from forebay.changelog.heartbeat_keys import heartbeat_key
+from forebay.changelog.heartbeat_keys import writer_of
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.disposal import close
 from forebay.changelog.kafka.topics import ELECTING
@@ -50,11 +52,48 @@ def claim(url: KafkaUrl, topic: str, writer: str, query_id: str) -> Claim | None
     return Claim(query_id, (last.query_id, *last.superseded)[:_MOST_SUPERSEDED])
 
 
-def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
-    """The claim in the writer's last heartbeat, None if there is none near the end or the writer was retired.
+def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
+    """The writers that are not retired; None if the topic may not be read, or is too long to be read for this.
 
-    Every heartbeat is in all partitions, so reading the first is enough.
+    Raises ``KafkaException``.
     """
+    try:
+        with _consumer(url) as consumer:
+            beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
+            if end - beginning > _LOOKS_BACK[-1]:
+                return None
+            found = _last_heartbeats(consumer, TopicPartition(topic, 0, beginning))
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        return None
+    return {writer for writer, heartbeat in found.items() if heartbeat.value() is not None}
+
+
+def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
+    """The claim in the writer's last heartbeat, None if there is none near the end or the writer was retired."""
+    try:
+        with _consumer(url) as consumer:
+            beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
+            for look_back in _LOOKS_BACK:
+                start = max(beginning, end - look_back)
+                found = _last_heartbeats(consumer, TopicPartition(topic, 0, start)).get(writer)
+                if found is not None or start == beginning:
+                    return None if found is None else _claim_of(found)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        log.warning(
+            "no permission to read the topic %r, so it is not known whether another query took over as %r",
+            topic,
+            writer,
+        )
+    return None
+
+
+@contextlib.contextmanager
+def _consumer(url: KafkaUrl) -> Iterator[Consumer]:
+    """One that reads heartbeats: each is in all partitions, so reading the first is enough."""
     consumer = Consumer(
         url.librdkafka(
             group_id="forebay-claims",
@@ -65,23 +104,9 @@ def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
         logger=CLIENT_LOG,
     )
     try:
-        beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
-        for look_back in _LOOKS_BACK:
-            start = max(beginning, end - look_back)
-            found = _last_heartbeat(consumer, TopicPartition(topic, 0, start), writer)
-            if found is not None or start == beginning:
-                return None if found is None else _claim_of(found)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise
-        log.warning(
-            "no permission to read the topic %r, so it is not known whether another query took over as %r",
-            topic,
-            writer,
-        )
+        yield consumer
     finally:
         close(consumer)
-    return None
 
 
 def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
@@ -98,9 +123,9 @@ def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int
             return beginning, end
 
 
-def _last_heartbeat(consumer: Consumer, start: TopicPartition, writer: str) -> Message | None:
-    """The last one from an offset on; raises ``KafkaException`` if nothing arrives for a while."""
-    key, found = heartbeat_key(writer), None
+def _last_heartbeats(consumer: Consumer, start: TopicPartition) -> dict[str, Message]:
+    """Each writer's last one from an offset on; raises ``KafkaException`` if nothing arrives for a while."""
+    found: dict[str, Message] = {}
     consumer.assign([start])
     heard = time.monotonic()
     while time.monotonic() - heard < _TIMEOUT_S:
@@ -108,8 +133,9 @@ def _last_heartbeat(consumer: Consumer, start: TopicPartition, writer: str) -> M
             error = message.error()
             if error is None:
                 heard = time.monotonic()
-                if message.key() == key:
-                    found = message
+                writer = writer_of(message.key())
+                if writer is not None:
+                    found[writer] = message
             elif error.code() == KafkaError._PARTITION_EOF:
                 return found
             elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:

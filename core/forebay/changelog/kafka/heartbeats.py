@@ -6,8 +6,9 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from forebay.changelog.base import unknown_writer
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.kafka.claims import claim
+from forebay.changelog.kafka.claims import claim, known_writers
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.topics import passes
 from forebay.changelog.kafka.url import KafkaUrl
@@ -104,11 +105,15 @@ class HeartbeatWriter:
         return self._producer
 
     def _claim(self) -> None:
-        if self._query_id is not None:
-            own = claim(self._url, self._topic, self._writer, self._query_id)
-            if own is None:
-                raise self.supersede()
-            self._headers = [(HEARTBEAT_HEADER, b""), own.header()]
+        if self._query_id is None:
+            known = known_writers(self._url, self._topic)
+            if known is not None and self._writer not in known:
+                raise unknown_writer(self._topic, self._writer, known)
+            return
+        own = claim(self._url, self._topic, self._writer, self._query_id)
+        if own is None:
+            raise self.supersede()
+        self._headers = [(HEARTBEAT_HEADER, b""), own.header()]
 
     def _translated(self, error: KafkaException, took_ms: float) -> ChangelogError:
         kafka_error = error.args[0]

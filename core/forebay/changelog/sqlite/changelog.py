@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from forebay.changelog.base import Consumer, missing_foreign
+from forebay.changelog.base import Consumer, missing_foreign, unknown_writer
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
@@ -179,8 +179,7 @@ class SqliteChangelog:
             with naming(path := self.path(TopicPartition(topic, partition))):
                 known |= sqlite_partition.writers(path)
         if writer not in known:
-            names = ", ".join(sorted(known)) or "none"
-            raise ChangelogError(f"There is no writer {writer!r} of {topic!r}; its writers are {names}.")
+            raise unknown_writer(topic, writer, known)
         for partition in partitions:
             with naming(path := self.path(TopicPartition(topic, partition))):
                 sqlite_partition.retire_writer(path, writer)
