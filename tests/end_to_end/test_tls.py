@@ -189,7 +189,6 @@ def test_a_certificate_is_replaced_under_a_running_process(authority, trusting, 
         wait_until(lambda: shown() == pem(first) and "KEY_VALUES_MISMATCH" in cluster.logs(), "the mismatch")
         put(directory, second)
         wait_until(lambda: shown() == pem(second), "the new certificate")
-        # A key that changes alone, such as one that is written after its certificate.
         put(directory, first)
         wait_until(lambda: shown() == pem(first), "the first one again")
 
