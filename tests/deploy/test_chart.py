@@ -241,10 +241,8 @@ def test_a_tier_runs_where_and_with_what_its_owners_wish(tier):
     assert spec["imagePullSecrets"] == pull
     assert container["image"] == "forebay:7"
     # Helm merges maps: what is not given stays as it is by default.
-    assert {kind: given.items() <= container["resources"][kind].items() for kind, given in resources.items()} == {
-        "requests": True,
-        "limits": True,
-    }
+    for kind, given in resources.items():
+        assert given.items() <= container["resources"][kind].items()
 
 
 def test_clients_address_and_the_workers_volumes_are_as_asked_for():

@@ -235,6 +235,7 @@ def serve(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, (shutdown_timeout_ms - drain_ms) // 2000),
     )
+    # Only later versions take a context; all read this one once they are loaded.
     config.load()
     config.ssl = tls
     # libuv accepts one connection per socket in a turn of the event loop, and a turn under load is long: hundreds

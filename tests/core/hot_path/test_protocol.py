@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 
 from forebay.hot_path import Handlers, HotBatch, HotRequest, Outcome, Slot, make_protocol
 from forebay.hot_path.protocol import HotPathProtocol
+from forebay.hot_path.stall import StallWatch
 from forebay.rest.answers import Answer
 from tests.cluster import until
 
@@ -190,6 +191,24 @@ async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_i
     assert received[gone] < LARGE
     server.close()
     await server.wait_closed()
+
+
+class ReadsOn(SlowPeer):
+    """Reads some of what waits for it between any two looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = [9, 6, 3, 0]
+
+    def get_write_buffer_size(self) -> int:
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+
+async def test_a_connection_that_is_finished_ends_once_all_is_read_and_not_before():
+    peer = ReadsOn()
+    StallWatch(asyncio.get_running_loop(), peer).finish()
+    await until(lambda: peer.closed)
+    assert peer.left == [0]
 
 
 async def some(scope: Any, receive: Any, send: Any) -> None:
