@@ -16,6 +16,7 @@ APT_PACKAGES = {
     "nginx": "nginx",
     "redis-server": "redis-server",
     "java": "openjdk-17-jre-headless",
+    "javac": "openjdk-17-jdk-headless",
     "mvn": "maven",
 }
 

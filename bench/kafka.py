@@ -8,11 +8,12 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import dataclass
 
 from bench.comparison import Effort
 from bench.deployment import OPTIONS, STORE, ask, deployment, topology
 from bench.figures import Row, Target, percentile
-from bench.process import processor_s
+from bench.process import Family, processor_s
 from bench.records import records
 
 from examples.broker import Broker
@@ -28,50 +29,65 @@ def kafka(effort: Effort) -> list[Row]:
         return [*_restoration(effort, broker), *_freshness(effort, broker)]
 
 
-def _application(name: str) -> str:
-    return topology(PARTITIONS).replace('application_id = "bench"', f'application_id = "{name}"')
+def application(name: str, partitions: int = PARTITIONS) -> str:
+    """The topology of an application of its own on the common broker."""
+    return topology(partitions).replace('application_id = "bench"', f'application_id = "{name}"')
 
 
 def _restoration(effort: Effort, broker: Broker) -> list[Row]:
     directory = effort.directory / "restoration"
     directory.mkdir()
-    with deployment(directory, kafka=broker.url, topology_text=_application("restoration")) as cluster:
-        cluster.put(STORE, _small_records())
-        rounds = [[_restore(cluster, processes) for processes in (1, 2)] for _ in range(effort.rounds)]
+    with deployment(directory, kafka=broker.url, topology_text=application("restoration")) as cluster:
+        cluster.put(STORE, small_records())
+        rounds = [[restore(cluster, processes) for processes in (1, 2)] for _ in range(effort.rounds)]
     one, two = zip(*rounds, strict=True)
     return [
         Row(
             f"full restore of {RECORDS:,} small records from Kafka, 2 processes, their start included",
             "records/s",
-            tuple(rate for rate, _ in two),
+            tuple(restored.records_per_second for restored in two),
             "1 process",
-            tuple(rate for rate, _ in one),
+            tuple(restored.records_per_second for restored in one),
             Target(800_000, of_ratio=False),
         ),
-        Row("processor time of the serving process meanwhile, 2 processes", "s", tuple(used for _, used in two)),
+        Row(
+            "processor time of the serving process meanwhile, 2 processes",
+            "s",
+            tuple(restored.serving_processor_s for restored in two),
+        ),
     ]
 
 
-def _small_records() -> dict[bytes, bytes]:
+@dataclass(frozen=True)
+class Restored:
+    """A worker's full restore: its speed, and what it used, its restore processes included."""
+
+    records_per_second: float
+    serving_processor_s: float
+    processor_s: float
+    most_resident_mb: float
+
+
+def small_records() -> dict[bytes, bytes]:
     """Keys of 16 bytes in random order, numbers of 8 digits."""
     rng = random.Random(1)
     return {b"%016x" % rng.getrandbits(64): b"%d" % rng.randrange(10**7, 10**8) for _ in range(RECORDS)}
 
 
-def _restore(cluster: Cluster, processes: int) -> tuple[float, float]:
-    """Records a second, and the processor time that the serving process took."""
+def restore(cluster: Cluster, processes: int) -> Restored:
+    """Start a worker with nothing on disk, and measure until it has everything."""
     address = f"127.0.0.1:{free_port()}"
     cluster.start_worker(address, "--restore-processes", str(processes), ready=False)
     pid = cluster.workers[address].pid
     try:
         wait_until(lambda: _complete(address) is not None, "a restore")
-        begun, used = time.monotonic(), processor_s(pid)
-        wait_until(lambda: _complete(address) == PARTITIONS, "the end of a restore", 120)
-        took, used = time.monotonic() - begun, processor_s(pid) - used
+        begun, used, family = time.monotonic(), processor_s(pid), Family(pid)
+        wait_until(lambda: family.sample() or _complete(address) == PARTITIONS, "the end of a restore", 120)
+        took = time.monotonic() - begun
+        return Restored(RECORDS / took, processor_s(pid) - used, family.processor_s, family.most_resident_mb)
     finally:
         cluster.kill(address, signal.SIGTERM)
         shutil.rmtree(cluster._state_dirs[address], ignore_errors=True)
-    return RECORDS / took, used
 
 
 def _complete(address: str) -> int | None:
@@ -84,7 +100,7 @@ def _complete(address: str) -> int | None:
 def _freshness(effort: Effort, broker: Broker) -> list[Row]:
     directory = effort.directory / "freshness"
     directory.mkdir()
-    with deployment(directory, kafka=broker.url, topology_text=_application("freshness")) as cluster:
+    with deployment(directory, kafka=broker.url, topology_text=application("freshness")) as cluster:
         cluster.put(STORE, records(1_000))
         cluster.start_workers(2)
         router = cluster.start_router(*OPTIONS)

@@ -17,6 +17,12 @@ _PROGRAMS = {
     "HAProxy": ["haproxy", "-v"],
     "nginx": ["nginx", "-v"],
     "Redis": ["redis-server", "--version"],
+    "Java": ["java", "-version"],
+}
+_JARS = {
+    "Kafka": "kafka/kafka_2.13-*.jar",
+    "Kafka Streams": "kafka-streams/kafka-streams-*.jar",
+    "Undertow": "kafka-streams/undertow-core-*.jar",
 }
 
 
@@ -46,6 +52,9 @@ def versions() -> dict[str, str]:
     for name, command in _PROGRAMS.items():
         if shutil.which(command[0]):
             found[name] = _first_number(command)
+    for name, pattern in _JARS.items():
+        for jar in (Path(__file__).parents[1] / ".jars").glob(pattern):
+            found[name] = jar.stem.rpartition("-")[2].removesuffix(".Final")
     return found
 
 
