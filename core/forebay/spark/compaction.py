@@ -13,6 +13,8 @@ from forebay.topology import StoreSpec
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 600.0
+_SHARE = 0.02
+"""The most of its time that compaction of one store takes: it reads the whole log, however little is new."""
 
 
 class Compaction:
@@ -21,24 +23,31 @@ class Compaction:
     def __init__(self, changelog: SqliteChangelog, specs: Iterable[StoreSpec]) -> None:
         self._changelog = changelog
         self._specs = tuple(specs)
-        self._due = time.monotonic()
+        self._pauses_s = dict.fromkeys((spec.name for spec in self._specs), _INTERVAL_S)
+        self._due = dict.fromkeys(self._pauses_s, time.monotonic())
         self._thread: threading.Thread | None = None
 
     def begin_if_due(self) -> None:
-        """Begin, if enough time has passed and the last one is over."""
-        if time.monotonic() < self._due or (self._thread is not None and self._thread.is_alive()):
+        """Begin with the stores that are due, if the last compaction is over."""
+        if self._thread is not None and self._thread.is_alive():
             return
-        self._due = time.monotonic() + _INTERVAL_S
-        # In a separate thread: heartbeats must not wait for it, but a job that ends soon does.
-        self._thread = threading.Thread(target=self._compact, name="forebay-compaction", daemon=False)
-        self._thread.start()
+        due = [spec for spec in self._specs if time.monotonic() >= self._due[spec.name]]
+        if due:
+            # In a separate thread: heartbeats must not wait for it, but a job that ends soon does.
+            self._thread = threading.Thread(
+                target=self._compact, args=(due,), name="forebay-compaction", daemon=False
+            )
+            self._thread.start()
 
-    def _compact(self) -> None:
-        for spec in self._specs:
+    def _compact(self, due: Iterable[StoreSpec]) -> None:
+        for spec in due:
+            begun = time.monotonic()
             try:
                 compacted_ms = self._changelog.compacted_ms(spec.topic)
                 # This or another job may have done it recently; checked once every interval.
-                if compacted_ms is None or time.time() - compacted_ms / 1000 >= _INTERVAL_S / 2:
+                if compacted_ms is None or time.time() - compacted_ms / 1000 >= self._pauses_s[spec.name] / 2:
                     self._changelog.compact(spec)
+                    self._pauses_s[spec.name] = max(_INTERVAL_S, (time.monotonic() - begun) / _SHARE)
             except Exception:
                 log.exception("the log of %s could not be compacted; it will be retried", spec.name)
+            self._due[spec.name] = begun + self._pauses_s[spec.name]

@@ -1,0 +1,58 @@
+"""How often a job compacts the SQLite logs that it writes."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.compaction import CompactionLimits
+from forebay.topology import StoreSpec
+from tests.cluster import wait_until
+
+pytestmark = pytest.mark.spark
+
+SLOW, QUICK = (StoreSpec(name, "key-value", "string", "json", "murmur2", name, 1) for name in ("slow", "quick"))
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed_s
+
+    def time(self) -> float:
+        return time.time() + self.passed_s
+
+
+def test_a_log_that_takes_long_is_compacted_less_often_and_no_other(tmp_path, monkeypatch):
+    from forebay.spark.compaction import Compaction
+
+    clock = Clock()
+    monkeypatch.setattr("forebay.spark.compaction.time", clock)
+    changelog = SqliteChangelog(tmp_path)
+    for spec in (SLOW, QUICK):
+        changelog.ensure(spec)
+    compacted: list[str] = []
+
+    def compact(spec: StoreSpec) -> None:
+        SqliteChangelog.compact(changelog, spec, CompactionLimits())
+        clock.passed_s += 60 if spec is SLOW else 0
+        compacted.append(spec.name)
+
+    compaction = Compaction(SimpleNamespace(compacted_ms=changelog.compacted_ms, compact=compact), (SLOW, QUICK))
+
+    def compacted_after(passed_s: float) -> list[str]:
+        clock.passed_s += passed_s
+        compacted.clear()
+        compaction.begin_if_due()
+        wait_until(lambda: compaction._thread is None or not compaction._thread.is_alive(), "the end")
+        return list(compacted)
+
+    assert compacted_after(0) == ["slow", "quick"]
+    assert compacted_after(0) == []
+    assert compacted_after(601) == ["quick"], "a minute for the other is a fiftieth of fifty minutes"
+    assert compacted_after(2_401) == ["slow", "quick"]
