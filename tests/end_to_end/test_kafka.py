@@ -1,6 +1,7 @@
 """Workers and routers over a real broker: it stops, is killed and compacts, and others write to it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,44 @@ def test_a_topic_made_anew_is_read_though_the_old_ones_leaders_had_moved(cluster
     put_all(cluster, "new")
     wait_until(lambda: shows_all(worker, "new"), "what the new topic holds", 60)
     wait_until(lambda: read(worker, "absent").status_code == 404, "a miss")
+
+
+@pytest.mark.parametrize("grown", [False, True], ids=["shorter", "grown past the worker again"])
+def test_a_log_that_lost_its_end_is_read_anew(cluster, broker, tmp_path, grown):
+    spec = cluster.topology.stores["counts"]
+    logs, kept = tmp_path / "kafka" / "logs", tmp_path / "kept"
+    partition = f"{spec.topic}-{cluster.partition(spec, b'lost')}"
+    worker = cluster.start_worker()
+    put_all(cluster, "old")
+    broker.stop()
+    shutil.copytree(logs / partition, kept)
+    broker.start()
+    produce(cluster, ["lost"], b'"lost"')
+    wait_until(lambda: read(worker, "lost").status_code == 200, "what is then lost", 60)
+    # As when a broker that had fallen behind is elected, the others being gone for good.
+    broker.kill()
+    shutil.rmtree(logs / partition)
+    shutil.copytree(kept, logs / partition)
+    for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
+        (logs / name).unlink(missing_ok=True)
+    if grown:
+        cluster.kill(worker, signal.SIGSTOP)
+    broker.start()
+    if grown:
+        produce(cluster, [f"k{i}" for i in range(KEYS)], b'"new"')
+        cluster.kill(worker, signal.SIGCONT)
+    wait_until(lambda: read(worker, "lost").status_code == 404, "the replica being rebuilt", 60)
+    wait_until(
+        lambda: read(worker, "k0").json().get("value") == ("new" if grown else "old 0"), "the log's content"
+    )
+
+
+def produce(cluster: Cluster, keys: list[str], value: bytes) -> None:
+    """With a producer of its own, that knows nothing of what the log has lost."""
+    producer = Producer(cluster.changelog.kafka.librdkafka(partitioner="murmur2_random"))
+    for key in keys:
+        producer.produce(cluster.topology.stores["counts"].topic, key=key.encode(), value=value)
+    assert producer.flush(30) == 0
 
 
 def test_a_worker_started_before_the_broker_makes_its_topics_and_serves_once_there_is_one(broker, tmp_path):

@@ -73,6 +73,8 @@ class Batch(NamedTuple):
     end_reached: bool = False
     """Whether a response at least as new as any with a gap could read the log up to ``position`` and no further:
     the successor of a value that compaction removed is not beyond it, though a transaction may still be open."""
+    truncated: bool = False
+    """Whether the log has lost records that were read, even if it has grown past them since."""
 
 
 class Consumer(Protocol):

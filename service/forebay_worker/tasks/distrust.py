@@ -21,6 +21,8 @@ def reason_for_distrust(
     topic = batch.topic_partition.topic
     if log is not None and log != batch.identity:
         return f"the log {topic!r} was replaced by another"
+    if batch.truncated:
+        return f"the log {topic!r} has lost records before offset {before.position}, which were applied"
     if batch.end.offset < before.position:
         return f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}"
     # A replay that began with the floor missed nothing below it: tombstones are removed after what they delete.

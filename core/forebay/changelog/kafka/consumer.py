@@ -41,6 +41,8 @@ class _Assigned:
     """The largest record timestamp read: compaction never touched what follows a young record."""
     lost: bool = False
     """The position is not in the log."""
+    truncated: bool = False
+    """It may be, but what was read before it no longer is."""
     at_end: bool = False
     """Whether the last batch reached the end that was last observed."""
 
@@ -151,6 +153,7 @@ class KafkaConsumer:
             assigned = self._assigned[tp]
             self._stop_fetching(tp)
             assigned.lost, assigned.since_boot_ms = True, boot_ms()
+            assigned.truncated |= fetched.truncated and assigned.position > 0
             assigned.end = assigned.beginning = None
             self._ends.at_once = self._beginnings.at_once = True
         elif not fetched.lasting:
@@ -177,7 +180,7 @@ class KafkaConsumer:
             end = end._replace(offset=max(end.offset, self._fetcher.end_at_last_response(tp)))
         floor = assigned.beginning if assigned.lost else 0
         # If nothing was read yet, nothing was missed: the log has only dropped its beginning meanwhile.
-        if assigned.lost and (before == 0 or floor <= before <= end.offset):
+        if assigned.lost and not assigned.truncated and (before == 0 or floor <= before <= end.offset):
             assigned.lost = False
         assigned.at_end = after == end.offset and not assigned.lost
         return Batch(
@@ -193,6 +196,7 @@ class KafkaConsumer:
             state.partitions,
             # The cleaner never passes the last stable offset, which is where a partition ends for a reader.
             end_reached=bool(fetched.end) and fetched.end == after,
+            truncated=assigned.truncated,
         )
 
     def _take_answers(self) -> None:

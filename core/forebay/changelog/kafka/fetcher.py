@@ -21,6 +21,8 @@ class Fetched(NamedTuple):
     """The timestamp of the last record, or the largest of the batch that it came in; 0 if unknown."""
     lost: bool = False
     """The position asked for is not in the log; nothing more is fetched."""
+    truncated: bool = False
+    """It is lost because what was read before it is no longer what the log contains there (KIP-320)."""
     error: str | None = None
     """Why a request failed."""
     lasting: bool = False

@@ -20,6 +20,8 @@ from forebay.tasks import TopicPartition
 
 _SOCKET_TIMEOUT_MS = 6_000
 _LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+_TRUNCATED = KafkaError(KafkaError._LOG_TRUNCATION).str()
+"""The client reports this with the code of any lost offset, and only by its text."""
 _LASTING = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -126,5 +128,5 @@ def _after(fetched: Fetched, event: Message) -> Fetched:
         end = event.offset() or 0
         return fetched._replace(position=max(fetched.position, end), end=end)
     if error.code() in _LOST:
-        return fetched._replace(lost=True)
+        return fetched._replace(lost=True, truncated=_TRUNCATED in error.str())
     return fetched._replace(error=error.str(), lasting=error.code() in _LASTING)
