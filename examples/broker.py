@@ -52,6 +52,12 @@ log.retention.check.interval.ms=1000
 """
 
 
+def java() -> str:
+    """The command, of ``JAVA_HOME`` if that is set."""
+    home = os.environ.get("JAVA_HOME")
+    return os.path.join(home, "bin", "java") if home else "java"
+
+
 def spark_connector() -> str:
     """Spark's Kafka connector, in the form of ``spark.jars``; raises ``FileNotFoundError`` without Maven."""
     _need("mvn")
@@ -129,7 +135,7 @@ class Broker:
 
     def launch(self) -> None:
         """Start it, and wait for nothing: of several brokers, none answers before most of them run."""
-        _need("java")
+        _need(java())
         _need("mvn")
         subprocess.run([ROOT / "scripts" / "jars" / "fetch", "kafka"], check=True)
         if not (self._directory / "logs" / "meta.properties").exists():
@@ -186,11 +192,10 @@ class Broker:
         self._process = None
 
     def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
-        java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else "java"
         options = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
         with (self._directory / "broker.log").open("ab") as log:
             return subprocess.Popen(
-                [java, *options, "-cp", f"{_JARS}/*", *arguments], stdout=log, stderr=log, cwd=self._directory
+                [java(), *options, "-cp", f"{_JARS}/*", *arguments], stdout=log, stderr=log, cwd=self._directory
             )
 
 

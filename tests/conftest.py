@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from examples.broker import Broker
+from examples.broker import Broker, java
 from tests.cluster import Cluster, running_cluster
 
 
@@ -46,7 +46,7 @@ def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def need_kafka() -> None:
-    for command in ("java", "mvn"):
+    for command in (java(), "mvn"):
         if shutil.which(command) is None:
             pytest.skip(f"NO KAFKA TESTED: {command!r} is not on the PATH; install it or set FOREBAY_TEST_KAFKA")
 

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
-from examples.broker import ROOT, Broker
+from examples.broker import ROOT, Broker, java
 from forebay.tasks import TopicPartition
 from tests.cluster import Cluster, running_cluster, wait_until
 from tests.conftest import need_kafka
@@ -262,19 +262,13 @@ def test_keys_that_other_producers_place_are_found_wherever_they_are(kafka_clust
     for i in range(KEYS):
         librdkafka.produce(topic, key=b"c%d" % i, value=b"%d" % i)
     assert librdkafka.flush(20) == 0
-    produced = subprocess.run(
-        [
-            "java",
-            "-cp",
-            f"{ROOT}/.jars/kafka/*",
-            Path(__file__).with_name("KeyedProducer.java"),
-            servers,
-            topic,
-            "200",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    # Kafka's own tool, around Kafka's own producer.
+    subprocess.run([ROOT / "scripts" / "jars" / "fetch", "kafka"], check=True)
+    tool = [java(), "-cp", f"{ROOT}/.jars/kafka/*", "org.apache.kafka.tools.ConsoleProducer"]
+    tool += ["--bootstrap-server", servers, "--topic", topic]
+    tool += ["--property", "parse.key=true", "--property", "key.separator=="]
+    lines = "".join(f"j{i}={i}\n" for i in range(KEYS))
+    produced = subprocess.run(tool, input=lines, capture_output=True, text=True)
     assert produced.returncode == 0, produced.stderr
     cluster.start_workers(2)
     router = cluster.start_router()
