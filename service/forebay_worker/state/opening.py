@@ -120,7 +120,14 @@ class StoreOpener:
         if not existed:
             self._forget_offsets(path, tp)
         path.mkdir(parents=True, exist_ok=True)
-        store = _factory(spec.supplier)(spec.name, path)
+        factory = _factory(spec.supplier)
+        try:
+            store = factory(spec.name, path)
+        except Exception as error:
+            if not existed or obstacle(error, path) is not None:
+                raise
+            self._set_aside(task, spec, f"it cannot be opened ({error})")
+            return self._open_supplied(path, task, spec)
 
         def identify(log: str) -> None:
             if store.persistent:

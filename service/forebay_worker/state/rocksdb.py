@@ -57,6 +57,13 @@ _CLOSING_DEADLINE_MS = 10_000.0
 _LOOK_S = 0.001
 
 
+def _filtered() -> BlockBasedOptions:
+    """Blocks with a Bloom filter for each file, so that a miss reads hardly any."""
+    table = BlockBasedOptions()
+    table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+    return table
+
+
 class RocksDbMemory:
     """The memory shared by all stores of a process: one block cache and one write-buffer manager."""
 
@@ -71,9 +78,8 @@ class RocksDbMemory:
 
     def options(self) -> Options:
         """Options of a store that uses the shared memory."""
-        table = BlockBasedOptions()
+        table = _filtered()
         table.set_block_cache(self._cache)
-        table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
         table.set_cache_index_and_filter_blocks(True)
         table.set_pin_l0_filter_and_index_blocks_in_cache(True)
         options = Options(raw_mode=True)
@@ -103,6 +109,7 @@ def write_sst(
     """Write changes (None deletes), part by part in the order of their keys, and the resulting offset as one file
     to ingest."""
     options = Options(raw_mode=True)
+    options.set_block_based_table_factory(_filtered())
     options.set_compression_type(DBCompressionType.lz4())
     writer = SstFileWriter(options=options)
     writer.open(str(path))

@@ -11,6 +11,11 @@ _TOMBSTONES_TRUSTED = 0.9
 _CLOCK_SLACK_MS = 60_000.0
 
 
+def replaced_log(topic: str) -> str:
+    """The reason if the log has another identity."""
+    return f"the log {topic!r} was replaced by another"
+
+
 def reason_for_distrust(
     log: str | None, before: CommittedOffset, current_until_epoch_ms: float | None, batch: Batch
 ) -> str | None:
@@ -20,7 +25,7 @@ def reason_for_distrust(
     """
     topic = batch.topic_partition.topic
     if log is not None and log != batch.identity:
-        return f"the log {topic!r} was replaced by another"
+        return replaced_log(topic)
     if batch.truncated:
         return f"the log {topic!r} has lost records before offset {before.position}, which were applied"
     if batch.end.offset < before.position:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
+from forebay.errors import ChangelogError
 from forebay.lag import EndOffset
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
@@ -25,6 +26,7 @@ from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.applier import Applier
 from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
 from forebay_worker.tasks.commit import observe_end
+from forebay_worker.tasks.distrust import replaced_log
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -105,7 +107,7 @@ class Recovery:
             tp = replica.topic_partition
             committed = replica.store.committed_offset(tp) or CommittedOffset(0)
             behind = self._changelog.end_offsets([tp]).get(tp, 0) - committed.position
-            if behind > BULK_RESTORE_RECORDS:
+            if behind > BULK_RESTORE_RECORDS and not self._rebuilt_if_replaced(replica):
                 self._restore_in_bulk(replica, behind)
 
     def end(self, replica: Replica) -> None:
@@ -194,8 +196,23 @@ class Recovery:
         asked = [tp for tp in taken if tp in restorations]
         ends = self._changelog.end_offsets(asked) if asked else {}
         for tp, end in ends.items():
-            observe_end(restorations[tp].replica, EndOffset(end, sent))
+            replica = restorations[tp].replica
+            if not self._rebuilt_if_replaced(replica):
+                observe_end(replica, EndOffset(end, sent))
         self._ends_due_boot_ms = boot_ms() + _PAUSE_BY_ASKING * (boot_ms() - sent)
+
+    def _rebuilt_if_replaced(self, replica: Replica) -> bool:
+        """Rebuild a replica with content of a log that was replaced; nothing follows the log that would notice."""
+        topic, partition = replica.topic_partition
+        if replica.progress.position == 0:
+            return False
+        try:
+            replaced = replica.log not in (None, self._changelog.identity(topic, partition))
+        except ChangelogError:
+            return False
+        if replaced:
+            self.rebuild(replica, replaced_log(topic))
+        return replaced
 
     def rebuild(self, replica: Replica, reason: str) -> None:
         """Begin anew in place of a store whose content cannot be trusted, or that is lost."""

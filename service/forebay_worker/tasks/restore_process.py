@@ -25,6 +25,7 @@ from forebay.errors import ChangelogError
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
+from forebay_worker.state.obstacles import obstacle
 from forebay_worker.state.rocksdb import write_sst
 from forebay_worker.tasks.distrust import reason_for_distrust
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
@@ -194,7 +195,7 @@ def main() -> None:
                 _say(report)
         except Exception as error:
             # Brokers come back, and so does room on a disk.
-            lasting = not isinstance(error, OSError)
+            lasting = not isinstance(error, OSError) and obstacle(error, Path(job.scratch)) is None
             _say(RestoreReport(job.job, error=f"{type(error).__name__}: {error}", lasting=lasting))
     restorer.close()
 

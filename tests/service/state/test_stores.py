@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,13 @@ STEPS = st.lists(
         st.tuples(st.just("commit")),
         st.tuples(st.just("flush")),
         st.tuples(st.just("reopen")),
+        st.tuples(st.just("kill")),
     ),
     max_size=25,
 )
 
 
-def run(steps: list[Any], store: Any, reopen: Any, persistent: bool) -> None:
+def run(steps: list[Any], store: Any, reopen: Any, kill: Any, persistent: bool) -> None:
     committed: dict[bytes, bytes] = {}
     pending: dict[bytes, bytes | None] = {}
     position = 0
@@ -63,7 +65,10 @@ def run(steps: list[Any], store: Any, reopen: Any, persistent: bool) -> None:
         elif step == "flush":
             store.flush()
         else:
-            store.close()
+            if step == "kill":
+                kill(store)
+            else:
+                store.close()
             store = reopen()
             pending = {}
             if not persistent:
@@ -89,13 +94,19 @@ def test_a_rocksdb_store_holds_what_was_committed(tmp_path_factory, steps):
     def open_store() -> RocksDbStore:
         return RocksDbStore("s", path, MEMORY.options())
 
-    run(steps, open_store(), open_store, persistent=True)
+    def kill(store: RocksDbStore) -> None:
+        left = shutil.copytree(path, path.with_name("left"))
+        store.close()
+        shutil.rmtree(path)
+        left.rename(path)
+
+    run(steps, open_store(), open_store, kill, persistent=True)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(steps=STEPS)
 def test_an_in_memory_store_holds_what_was_committed_since_it_was_opened(steps):
-    run(steps, MemoryStore("s"), lambda: MemoryStore("s"), persistent=False)
+    run(steps, MemoryStore("s"), lambda: MemoryStore("s"), MemoryStore.close, persistent=False)
 
 
 class LegacyStore(MemoryStore):
@@ -451,6 +462,19 @@ def test_a_supplied_store_whose_identity_is_damaged_is_set_aside(opener, legacy)
     again = opener.open(TASK, legacy).store
     assert again.committed_offset(TP) is None
     assert len(opener.directory.set_asides()) == 1
+    again.close()
+
+
+def test_a_supplied_store_whose_content_is_damaged_is_set_aside(opener, legacy, caplog):
+    store = opener.open(TASK, legacy).store
+    store.put(USER_TAG + b"k", b"1")
+    store.commit({TP: CommittedOffset(7, 7)})
+    store.close()
+    (opener.directory.store_path(TASK, "s") / "content").write_text("damaged")
+    again = opener.open(TASK, legacy).store
+    assert (again.committed_offset(TP), again.get(USER_TAG + b"k")) == (None, None)
+    assert len(opener.directory.set_asides()) == 1
+    assert "it cannot be opened" in caplog.text
     again.close()
 
 

@@ -24,6 +24,7 @@ from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer, RestoreReport
 from tests.cluster import wait_until
+from tests.disks import fill, small_disk
 from tests.service.tasks.held_tasks import unexpected
 
 TP = TopicPartition("log", 0)
@@ -246,6 +247,30 @@ def test_a_file_that_the_disk_refuses_is_told_and_made_again(changelog, folded, 
     assert restore.finish() == folded
     assert "No space left" in caplog.text
     assert restore.replica.failure is None
+    restore.close()
+
+
+def test_a_full_disk_delays_a_restore_and_makes_it_no_slower(changelog, folded, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(bulk_restore, "_MOST_ATTEMPTS", 1)
+    with small_disk(tmp_path / "disk") as disk:
+        restore = Restore(changelog, disk)
+        filler = fill(disk)
+        restore.bulk.submit(restore.replica)
+        wait_until(lambda: "No space left" in (restore.replica.failure or ""), "the refusal", 30)
+        filler.unlink()
+        assert restore.finish() == folded
+        assert not restore.done[0].given_up
+        restore.close()
+
+
+def test_a_restored_store_has_filters_for_what_it_does_not_contain(changelog, tmp_path):
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    content = restore.finish()
+    tables = restore.replica.store._db.property_value("rocksdb.aggregated-table-properties")
+    sizes = dict(part.split("=") for part in tables.replace(" ", "").split(";") if part.count("=") == 1)
+    assert int(sizes["filterblocksize"]) > len(content)
     restore.close()
 
 

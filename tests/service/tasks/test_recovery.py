@@ -5,7 +5,7 @@ import shutil
 import threading
 
 import pytest
-from rocksdict import WriteBatch
+from rocksdict import DbClosedError, WriteBatch
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
@@ -17,6 +17,7 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.opening import OpenedStore, StoreOpener
 from forebay_worker.tasks import bulk_restore
 from forebay_worker.tasks.bulk_restore import Restoration
+from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import (
     PARTITIONS,
@@ -137,6 +138,41 @@ def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, ch
         wait_until(lambda: manager.offsets().get(TASKS[0]) == 30, "all is applied")
         store = manager.replicas["a", 0].store
         assert (store.get(USER_TAG + b"k29"), store.get(USER_TAG + b"k")) == (b"2", None)
+
+
+@pytest.mark.parametrize(
+    "waiting", [False, True], ids=["before the start", "while it waits for a restore process"]
+)
+def test_nothing_of_a_replaced_log_is_served_while_a_replica_far_behind_waits_for_its_restore(
+    tmp_path, changelog, monkeypatch, waiting
+):
+    def replace_log() -> None:
+        changelog.reset(TOPOLOGY.stores["a"])
+        append(changelog, 0, 3, [(b"new%d" % i, b"2", 0) for i in range(200)])
+
+    fill(tmp_path, changelog)
+    far_behind(changelog, monkeypatch)
+    if not waiting:
+        replace_log()
+    # All processes have other things to do.
+    monkeypatch.setattr(bulk_restore.BulkRestore, "_run", lambda self: None)
+    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        wait_until(lambda: ("a", 0) in manager.replicas, "the replica")
+        replica = manager.replicas["a", 0]
+        wait_until(lambda: replica.progress.end_offset is not None, "word of the end")
+        if waiting:
+            assert (replica.store.get(USER_TAG + b"k"), replica.diverged) == (b"1", False)
+            replace_log()
+        wait_until(lambda: replica.diverged, "word of the other log")
+        assert not replica.complete
+        wait_until(lambda: begun_anew(replica), "an empty store")
+
+
+def begun_anew(replica: Replica) -> bool:
+    try:
+        return replica.store.get(USER_TAG + b"k") is None
+    except DbClosedError:
+        return False
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unforeseen")])
