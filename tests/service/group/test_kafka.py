@@ -378,6 +378,24 @@ def test_a_member_of_a_newer_version_keeps_nobody_from_being_led(group, monkeypa
     assert newer.host not in {metadata.host for metadata in left.map.hosts}
 
 
+def test_a_member_that_cannot_read_a_newer_leader_leaves_the_others_in_peace(group, monkeypatch, caplog):
+    nodes = group.settled("a", "b", "c")
+    older = next(node for node in nodes if not node.leads)
+    others = [node for node in nodes if node is not older]
+
+    def unreadable(raw: bytes) -> None:
+        AssignmentInfo.decode(beyond(raw))
+
+    monkeypatch.setattr(older.membership, "_accept", unreadable)
+    monkeypatch.setattr(membership, "_RETRY_S", 0.01)
+    others.append(group.node("d"))
+    tasks = set(older.topology.tasks)
+    wait_until(lambda: set().union(*(node.running_actives for node in others)) == tasks, "actives elsewhere", 30)
+    assert older.running_actives == frozenset()
+    # It does not come back at once, to be given tasks of which it would not know.
+    assert caplog.text.count("needs a reader of version") == 1
+
+
 def test_a_map_too_large_for_the_group_protocol_travels_through_the_topic(group, monkeypatch):
     monkeypatch.setattr(membership, "MOST_INLINE_BYTES", 0)
     told: list[bytes] = []

@@ -31,6 +31,8 @@ MOST_INLINE_BYTES = 512 * 1024
 _POLL_MS = 100
 _LOOK_MS = 1_000.0
 _RETRY_S = 1.0
+_TOO_OLD_PAUSE_S = 60.0
+"""Each return of a member that cannot read the leader's messages costs the others a rebalance."""
 _REFERENCE = b"@"
 
 
@@ -51,6 +53,8 @@ class KafkaMembership:
         self._near_at_join: frozenset[TaskId] = frozenset()
         self._rejoin_at = float("inf")
         self._leads = self._led_before = self._steps_down = False
+        self._too_old = False
+        """Whether the leader's messages need a newer version than this."""
         self._group_began: float | None = None
         self._missing_since: dict[str, float] = {}
         self._racks: dict[str, str | None] = {}
@@ -120,7 +124,7 @@ class KafkaMembership:
             await consumer.join(self._topic.name)
             self._unreachable = False
             looked = boot_ms()
-            while not self._stopping.is_set() and not self._steps_down:
+            while not (self._stopping.is_set() or self._steps_down or self._too_old):
                 await consumer.poll(_POLL_MS)
                 if boot_ms() - looked >= _LOOK_MS or boot_ms() >= self._rejoin_at:
                     looked = boot_ms()
@@ -129,7 +133,10 @@ class KafkaMembership:
                         consumer.request_rejoin()
         finally:
             await consumer.leave()
-        if self._steps_down:
+        if self._too_old:
+            self._pause(_TOO_OLD_PAUSE_S)
+            self._too_old = False
+        elif self._steps_down:
             self._steps_down = False
             self._pause(self._times.session_timeout_ms / 1000)
 
@@ -140,7 +147,7 @@ class KafkaMembership:
     def _heard(self, sent_boot_ms: float) -> None:
         self._heard_boot_ms = sent_boot_ms
         # Before an assignment is known there is no role for the lease to cover.
-        if self._fingerprint is not None:
+        if self._fingerprint is not None and not self._too_old:
             self.lease_until_boot_ms = sent_boot_ms + self._times.session_timeout_ms
 
     def _wants_rebalance(self) -> bool:
@@ -182,9 +189,16 @@ class KafkaMembership:
         return {} if info is None else self._messages(info, members)
 
     def follow(self, assignment: bytes) -> None:
-        """Accept the leader's message, if it is newer than the known assignment."""
-        if not assignment:
-            return
+        """Accept the leader's message, if it is newer than the known assignment; leave if it cannot be read."""
+        try:
+            if assignment:
+                self._accept(assignment)
+        except UnsupportedVersion as error:
+            self._too_old = True
+            self.lease_until_boot_ms = 0.0
+            log.error("%s It leaves the group for %.0f s, serving what it holds.", error, _TOO_OLD_PAUSE_S)
+
+    def _accept(self, assignment: bytes) -> None:
         raw = self._topic.find(_referred(assignment)) if assignment.startswith(_REFERENCE) else assignment
         if raw is None:
             raise ChangelogError(f"The assignment that the leader named is not in {self._topic.name!r}.")
