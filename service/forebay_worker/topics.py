@@ -13,6 +13,8 @@ from forebay.topology import StoreSpec, Topology
 log = logging.getLogger(__name__)
 
 _RETRY_S = 2.0
+_PATIENCE_S = 1.5
+"""Brokers that are away must not delay the serving of what is on disk for longer."""
 
 
 class TopicCreation:
@@ -25,19 +27,26 @@ class TopicCreation:
         self._changelog = changelog
         self._left = list(topology.stores.values())
         self._create = create
+        self._looked = threading.Event()
+        self._refusal: Exception | None = None
+        """Why the first look ended early, for ``start`` if that still waits for it."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.obstacle: str | None = None
         """Why a topic that could not be checked before is refused now; None if none is."""
 
     def start(self) -> None:
-        """Check every topic now; continue in a thread if the log cannot be reached."""
-        try:
-            self._ensure_all()
-        except ChangelogUnreachable as error:
-            log.warning("%s Until it can be reached, what is on disk is served.", error)
-            self._thread = threading.Thread(target=self._run, name="forebay-topics", daemon=True)
-            self._thread.start()
+        """Check every topic in a thread, and wait for that as long as the log answers."""
+        self._thread = threading.Thread(target=self._run, name="forebay-topics", daemon=True)
+        self._thread.start()
+        left = len(self._left)
+        while not self._looked.wait(_PATIENCE_S) and left != len(self._left):
+            left = len(self._left)
+        if self._refusal is not None:
+            self._stopping.set()
+            raise self._refusal
+        if self._left:
+            log.warning("Until the log can be reached, what is on disk is served.")
 
     def stop(self) -> None:
         """End the thread."""
@@ -46,12 +55,24 @@ class TopicCreation:
             self._thread.join()
 
     def _run(self) -> None:
+        self._look_first()
         while self._left and not self._stopping.wait(_RETRY_S):
             with contextlib.suppress(ChangelogUnreachable):
                 obstacle = self._look_at_left()
                 if obstacle is not None and obstacle != self.obstacle:
                     log.error("%s", obstacle)
                 self.obstacle = obstacle
+
+    def _look_first(self) -> None:
+        try:
+            for spec in list(self._left):
+                self._ensure(spec)
+        except ChangelogUnreachable as error:
+            log.warning("%s", error)
+        except Exception as error:
+            self._refusal = error
+        finally:
+            self._looked.set()
 
     def _look_at_left(self) -> str | None:
         """Why the first refused topic is refused, after checking all; raises ``ChangelogUnreachable``."""
@@ -65,10 +86,6 @@ class TopicCreation:
                 # A cluster that is just starting refuses for a while what it accepts later.
                 obstacle = obstacle or str(error)
         return obstacle
-
-    def _ensure_all(self) -> None:
-        for spec in list(self._left):
-            self._ensure(spec)
 
     def _ensure(self, spec: StoreSpec) -> None:
         self._changelog.ensure(spec, create=self._create)

@@ -94,6 +94,12 @@ def test_what_forebay_decides_itself_may_not_be_set(name: str):
         KafkaUrl.parse(f"kafka://a:1?{name}=x")
 
 
+@pytest.mark.parametrize("name", ["ssl.ca.pem", "enable.ssl.certificate.verification", "sasl.oauthbearer.method"])
+def test_what_would_concern_the_connections_of_one_client_only_is_refused(name: str):
+    with pytest.raises(SettingError, match=rf"sets '{name}', which only one .* PEM files, by ssl\.ca\.location"):
+        KafkaUrl.parse(f"kafka://a:1?{name}=x")
+
+
 def test_a_property_that_the_client_does_not_know_is_named():
     changelog = KafkaChangelog("kafka://127.0.0.1:1?nonsense=1")
     with pytest.raises(ChangelogError, match='No such configuration property: "nonsense"'):

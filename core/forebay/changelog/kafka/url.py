@@ -47,6 +47,16 @@ _OF_AIOKAFKA = frozenset(
         "sasl.kerberos.service.name",
     }
 )
+_OF_CONNECTIONS = ("ssl.", "enable.ssl.", "sasl.", "enable.sasl.")
+_OF_KERBEROS = frozenset(
+    {
+        "sasl.kerberos.principal",
+        "sasl.kerberos.keytab",
+        "sasl.kerberos.kinit.cmd",
+        "sasl.kerberos.min.time.before.relogin",
+    }
+)
+"""How librdkafka renews a ticket, which the other clients then find."""
 _DEFAULTS = {"log.connection.close": False, "reconnect.backoff.max.ms": 1000}
 
 
@@ -92,6 +102,13 @@ class KafkaUrl:
         if protocol.startswith("SASL") and mechanism not in _MECHANISMS:
             known = ", ".join(sorted(_MECHANISMS))
             raise SettingError(f"{_shown(url)!r}: sasl.mechanism {mechanism!r} is not one of {known}.")
+        for name in properties:
+            if name.startswith(_OF_CONNECTIONS) and name not in _OF_AIOKAFKA and name not in _OF_KERBEROS:
+                raise SettingError(
+                    f"{_shown(url)!r} sets {name!r}, which only one of the clients knows: the others could not "
+                    "connect, or not as safely. Certificates and keys are PEM files, by ssl.ca.location, "
+                    "ssl.certificate.location and ssl.key.location."
+                )
         return cls(url, ",".join(servers), properties)
 
     def __str__(self) -> str:

@@ -1,0 +1,50 @@
+"""A worker's topics at start, when the log answers, refuses, or is silent."""
+
+import threading
+
+import pytest
+
+from forebay.errors import TopicRefused
+from forebay.topology import StoreSpec, parse_topology
+from forebay_worker.topics import TopicCreation
+from tests.cluster import wait_until
+
+TOPOLOGY = parse_topology(
+    {"application_id": "app", "subtopology": [{"name": "s", "partitions": 1, "store": [{"name": "a"}]}]}
+)
+
+
+class Log:
+    """Refuses every topic, once it is let answer."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.refuses = True
+
+    def ensure(self, spec: StoreSpec, *, create: bool) -> None:
+        self.answers.wait(30)
+        if self.refuses:
+            raise TopicRefused(f"The topic {spec.topic!r} would lose records.")
+
+
+def test_a_topic_that_is_refused_at_once_ends_the_start():
+    log = Log()
+    log.answers.set()
+    topics = TopicCreation(log, TOPOLOGY, create=True)
+    with pytest.raises(TopicRefused):
+        topics.start()
+    topics.stop()
+
+
+def test_a_silent_log_holds_up_no_start_and_its_later_refusal_is_told(monkeypatch):
+    monkeypatch.setattr("forebay_worker.topics._PATIENCE_S", 0.05)
+    monkeypatch.setattr("forebay_worker.topics._RETRY_S", 0.05)
+    log = Log()
+    topics = TopicCreation(log, TOPOLOGY, create=True)
+    topics.start()
+    assert topics.obstacle is None
+    log.answers.set()
+    wait_until(lambda: topics.obstacle is not None, "the refusal")
+    log.refuses = False
+    wait_until(lambda: topics.obstacle is None, "its end")
+    topics.stop()
