@@ -101,6 +101,9 @@ class WorkerMetrics(Collector):
         restored = GaugeMetricFamily(
             "forebay_restored_records", "Records restored by the bulk restore under way.", labels=_REPLICA
         )
+        pace = GaugeMetricFamily(
+            "forebay_restored_records_per_second", "Its pace since it began.", labels=_REPLICA
+        )
         left = GaugeMetricFamily(
             "forebay_restore_seconds_left",
             "Seconds until that restore is done, at its pace so far.",
@@ -117,6 +120,7 @@ class WorkerMetrics(Collector):
             restoration = self._worker.tasks.bulk_restore.restoring(replica)
             if restoration is not None:
                 restored.add_metric(labels, restoration.records)
+                pace.add_metric(labels, restoration.records_per_second)
                 if restoration.seconds_left is not None:
                     left.add_metric(labels, restoration.seconds_left)
             if lag.record_lag is not None:
@@ -125,7 +129,7 @@ class WorkerMetrics(Collector):
                 time_lag.add_metric(labels, lag.time_lag_ms / 1000)
             if lag.age_ms is not None:
                 age.add_metric(labels, lag.age_ms / 1000)
-        yield from (record_lag, time_lag, age, role, applied, skipped, failed, restored, left)
+        yield from (record_lag, time_lag, age, role, applied, skipped, failed, restored, pace, left)
 
     def _sizes(self) -> Iterator[Metric]:
         disk = GaugeMetricFamily("forebay_store_disk_bytes", "Bytes of a store's files.", labels=_REPLICA)

@@ -17,7 +17,7 @@ from forebay.errors import ForebayError, TopologyError
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition
-from forebay.topology import StoreSpec
+from forebay.topology import StoreSpec, parse_topology
 from forebay_worker.state.checkpoint import CheckpointFile
 from forebay_worker.state.checkpointed import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
@@ -463,6 +463,31 @@ def test_a_supplied_store_whose_identity_is_damaged_is_set_aside(opener, legacy)
     assert again.committed_offset(TP) is None
     assert len(opener.directory.set_asides()) == 1
     again.close()
+
+
+def test_a_store_comes_from_the_package_that_supplies_it(opener, tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    (package / "supplied-1.dist-info").mkdir(parents=True)
+    (package / "supplied-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: supplied\nVersion: 1\n"
+    )
+    (package / "supplied-1.dist-info" / "entry_points.txt").write_text("[forebay.stores]\nkept = supplied:Kept\n")
+    (package / "supplied.py").write_text(
+        "from forebay_worker.state.memory import MemoryStore\n"
+        "class Kept(MemoryStore):\n"
+        "    def __init__(self, name, path):\n"
+        "        super().__init__(name)\n"
+        "        self.path = path\n"
+    )
+    monkeypatch.syspath_prepend(package)
+    topology = parse_topology(
+        {
+            "application_id": "app",
+            "subtopology": [{"name": "s", "partitions": 1, "store": [{"name": "s", "supplier": "kept"}]}],
+        }
+    )
+    store = opener.open(TASK, topology.stores["s"]).store
+    assert (type(store).__name__, store.path) == ("Kept", opener.directory.store_path(TASK, "s"))
 
 
 def test_a_supplied_store_whose_content_is_damaged_is_set_aside(opener, legacy, caplog):

@@ -3,6 +3,9 @@
 import errno
 import logging
 import threading
+from dataclasses import replace
+
+import pytest
 
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets import OffsetCache
@@ -16,6 +19,7 @@ from tests.service.tasks.held_tasks import (
     TOPOLOGY,
     TWO_STORES,
     SlowOpener,
+    append,
     fill,
     held,
     offsets,
@@ -207,3 +211,20 @@ def test_state_is_kept_for_as_long_after_its_task_was_last_wanted(tmp_path, monk
         released.delete_due(wanted)
         assert left.exists() is kept
     directory.close()
+
+
+@pytest.mark.parametrize(("supplier", "counts"), [("rocksdb", True), ("memory", False)])
+def test_what_is_released_counts_as_far_as_it_was_applied_unless_it_was_in_memory(
+    tmp_path, changelog, supplier, counts
+):
+    [subtopology] = TOPOLOGY.subtopologies
+    stores = (replace(subtopology.stores[0], supplier=supplier),)
+    topology = replace(TOPOLOGY, subtopologies=(replace(subtopology, stores=stores),))
+    with started(tmp_path, changelog, StoreOpener, topology=topology) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.offsets() == {TASKS[0]: 1}, "all is applied")
+        append(changelog, 0, 2, [(b"more", b"1", 0)])
+        wait_until(lambda: manager.offsets() == {TASKS[0]: 2}, "one more")
+        manager.hold((), ())
+        wait_until(lambda: not held(manager), "the release")
+        assert manager.offsets() == ({TASKS[0]: 2} if counts else {})

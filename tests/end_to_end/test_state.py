@@ -1,0 +1,65 @@
+"""A worker and the state that it finds on its disk, or has to fetch from the log."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+
+from tests.cluster import TOPOLOGY, running_cluster, wait_until
+
+
+def test_state_moves_with_its_store_when_the_topology_is_reordered(cluster):
+    cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(100)})
+    worker = cluster.start_worker()
+    state = cluster.directory / "state-0" / "test"
+    before = {partition: inode(state / f"0_{partition}" / "rocksdb" / "counts") for partition in range(4)}
+    cluster.kill(worker, signal.SIGTERM)
+    head, counts, rest = TOPOLOGY.split("[[subtopology]]\n")
+    cluster.topology_path.write_text(f"{head}[[subtopology]]\n{rest}[[subtopology]]\n{counts}")
+    cluster.start_worker(worker)
+    answer = httpx.get(f"http://{worker}/v1/stores/counts/keys/k7")
+    assert (answer.status_code, answer.json()["value"]) == (200, 7)
+    after = {partition: inode(state / f"1_{partition}" / "rocksdb" / "counts") for partition in range(4)}
+    assert after == before
+    assert "is rebuilt" not in cluster.logs()
+
+
+def inode(path: Path) -> int:
+    """Of a store's identity for RocksDB, which it never writes again."""
+    return (path / "IDENTITY").stat().st_ino
+
+
+def test_status_and_metrics_tell_how_a_restore_gets_on(tmp_path):
+    topology = 'application_id = "test"\n[[subtopology]]\nname = "s"\npartitions = 1\n[[subtopology.store]]\n'
+    with running_cluster(tmp_path, topology_text=f'{topology}name = "large"\n') as cluster:
+        cluster.put("large", {b"k%d" % i: b"1" for i in range(60_000)})
+        worker = cluster.start_worker(None, "--restore-processes", "1", ready=False)
+        pid = cluster.workers[worker].pid
+        wait_until(lambda: restore_processes(pid), "a restore process")
+        [child] = restore_processes(pid)
+        os.kill(child, signal.SIGSTOP)
+        wait_until(lambda: "restored_records" in row(worker), "word of the restore")
+        told = row(worker)
+        assert told["restored_records"] < 60_000
+        assert {"restored_records_per_second", "restore_seconds_left"} <= told.keys()
+        metrics = httpx.get(f"http://{worker}/metrics").text
+        assert 'forebay_restored_records{partition="0",store="large"}' in metrics
+        assert 'forebay_restored_records_per_second{partition="0",store="large"}' in metrics
+        os.kill(child, signal.SIGCONT)
+        cluster.wait_ready(worker)
+        assert "restored_records" not in row(worker)
+
+
+def restore_processes(worker: int) -> list[int]:
+    texts = [path.read_text() for path in Path(f"/proc/{worker}/task").glob("*/children")]
+    return [int(pid) for text in texts for pid in text.split()]
+
+
+def row(worker: str) -> dict[str, object]:
+    """What the worker says of its one replica."""
+    try:
+        [found] = httpx.get(f"http://{worker}/v1/lags").json()["lags"]
+    except (httpx.TransportError, ValueError):
+        return {}
+    return dict(found)
