@@ -7,8 +7,9 @@ import logging
 import threading
 
 from forebay.changelog import Changelog
-from forebay.errors import ChangelogError, ChangelogUnreachable
+from forebay.errors import ChangelogError, ChangelogUnreachable, TopicMissing
 from forebay.topology import StoreSpec, Topology
+from forebay_worker.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)
 
@@ -18,13 +19,18 @@ _PATIENCE_S = 1.5
 
 
 class TopicCreation:
-    """Creates missing topics; while no broker answers, what is on disk is served.
+    """Creates missing topics, except those of which there is state: they were there, so the log is a wrong one.
+
+    While no broker answers, what is on disk is served.
 
     ``start`` raises what ``Changelog.ensure`` refuses.
     """
 
-    def __init__(self, changelog: Changelog, topology: Topology, create: bool) -> None:
+    def __init__(self, changelog: Changelog, topology: Topology, directory: StateDirectory, create: bool) -> None:
         self._changelog = changelog
+        self._directory = directory
+        self._built = {store for _, store in directory.stores_on_disk()}
+        """Stores with state, whose topics were there once: in another changelog they would be empty."""
         self._left = list(topology.stores.values())
         self._create = create
         self._looked = threading.Event()
@@ -88,5 +94,15 @@ class TopicCreation:
         return obstacle
 
     def _ensure(self, spec: StoreSpec) -> None:
-        self._changelog.ensure(spec, create=self._create)
+        built = spec.name in self._built
+        try:
+            self._changelog.ensure(spec, create=self._create and not built)
+        except TopicMissing:
+            if not built:
+                raise
+            raise TopicMissing(
+                f"There is no topic {spec.topic!r} at {self._changelog.url.partition('?')[0]}, but "
+                f"{self._directory.path} has state that was built from it. Check --changelog. If that log is gone "
+                "for good, create an empty one with 'forebay topology apply': the state is rebuilt from it."
+            ) from None
         self._left.remove(spec)

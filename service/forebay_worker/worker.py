@@ -61,11 +61,11 @@ class Worker:
         )
         self._ends = contextlib.ExitStack()
         """What has to be ended, the last to start first."""
-        self._topics = TopicCreation(self._changelog, self.topology, settings.create_topics)
-        self._topics.start()
-        self._ends.callback(self._topics.stop)
         self._directory = StateDirectory(settings.state_dir, self.topology.application_id)
         self._ends.callback(self._directory.close)
+        self._topics = TopicCreation(self._changelog, self.topology, self._directory, settings.create_topics)
+        self._ends.callback(self._topics.stop)
+        self._topics.start()
         prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
         self._memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(

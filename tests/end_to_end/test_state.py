@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 
 from tests.cluster import TOPOLOGY, running_cluster, wait_until
+from tests.commands import forebay
 
 
 def test_state_moves_with_its_store_when_the_topology_is_reordered(cluster):
@@ -63,3 +64,26 @@ def row(worker: str) -> dict[str, object]:
     except (httpx.TransportError, ValueError):
         return {}
     return dict(found)
+
+
+def test_state_is_not_given_up_for_an_empty_log_that_is_a_slip(cluster, tmp_path):
+    cluster.put("counts", {b"k": b"1"})
+    worker = cluster.start_worker()
+    cluster.kill(worker, signal.SIGTERM)
+    slip = f"sqlite://{tmp_path / 'slip'}"
+    options = ["--topology", cluster.topology_path, "--changelog", slip]
+    done = forebay("worker", *options, "--state-dir", cluster.directory / "state-0", "--listen", worker)
+    assert done.returncode != 0
+    assert "There is no topic 'test-counts-changelog' at sqlite://" in done.stderr
+    assert "Check --changelog." in done.stderr
+
+    def value() -> object:
+        return httpx.get(f"http://{worker}/v1/stores/counts/keys/k").json().get("value")
+
+    cluster.start_worker(worker)
+    assert value() == 1
+    cluster.kill(worker, signal.SIGTERM)
+    # Meant, an empty log is served.
+    assert forebay("topology", "apply", *options).returncode == 0
+    cluster.start_worker(worker, "--changelog", slip)
+    assert value() is None

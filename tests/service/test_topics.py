@@ -1,17 +1,27 @@
 """A worker's topics at start, when the log answers, refuses, or is silent."""
 
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from forebay.errors import TopicRefused
 from forebay.topology import StoreSpec, parse_topology
+from forebay_worker.state.directory import StateDirectory
 from forebay_worker.topics import TopicCreation
 from tests.cluster import wait_until
 
 TOPOLOGY = parse_topology(
     {"application_id": "app", "subtopology": [{"name": "s", "partitions": 1, "store": [{"name": "a"}]}]}
 )
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[StateDirectory]:
+    directory = StateDirectory(tmp_path, "app")
+    yield directory
+    directory.close()
 
 
 class Log:
@@ -27,20 +37,20 @@ class Log:
             raise TopicRefused(f"The topic {spec.topic!r} would lose records.")
 
 
-def test_a_topic_that_is_refused_at_once_ends_the_start():
+def test_a_topic_that_is_refused_at_once_ends_the_start(directory):
     log = Log()
     log.answers.set()
-    topics = TopicCreation(log, TOPOLOGY, create=True)
+    topics = TopicCreation(log, TOPOLOGY, directory, create=True)
     with pytest.raises(TopicRefused):
         topics.start()
     topics.stop()
 
 
-def test_a_silent_log_holds_up_no_start_and_its_later_refusal_is_told(monkeypatch):
+def test_a_silent_log_holds_up_no_start_and_its_later_refusal_is_told(directory, monkeypatch):
     monkeypatch.setattr("forebay_worker.topics._PATIENCE_S", 0.05)
     monkeypatch.setattr("forebay_worker.topics._RETRY_S", 0.05)
     log = Log()
-    topics = TopicCreation(log, TOPOLOGY, create=True)
+    topics = TopicCreation(log, TOPOLOGY, directory, create=True)
     topics.start()
     assert topics.obstacle is None
     log.answers.set()
