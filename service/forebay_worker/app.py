@@ -161,10 +161,10 @@ def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, s
     left = headers.get("forebay-deadline-ms", "")
     # A router reports what is left of its own time; it may allow no more than any client.
     if left.isdecimal() and len(left) < 9:
-        allowed_ms = int(left)
+        allowed_ms = min(int(left), settings.max_request_timeout_ms)
     else:
-        allowed_ms = parameters.timeout_ms or settings.request_timeout_ms
-    return min(wait_ms, min(allowed_ms, settings.max_request_timeout_ms) - _TIME_TO_ANSWER_MS)
+        allowed_ms = parameters.allowed_ms(settings.request_timeout_ms, settings.max_request_timeout_ms)
+    return min(wait_ms, allowed_ms - _TIME_TO_ANSWER_MS)
 
 
 async def _read(worker: Worker, route: ReadRoute, request: Request, parameters: ReadParameters) -> Answer:

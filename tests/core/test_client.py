@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -414,6 +415,22 @@ def test_a_key_in_the_wrong_partition(tmp_path, connect):
             raised(errors.PartitionerMismatch, lambda: client.get("names", in_wrong))
 
 
+def test_a_call_that_may_wait_has_that_long_beside_the_usual_time(cluster, connect):
+    worker = cluster.start_worker()
+    ends = cluster.put("counts", {b"a": b"1"})
+    with connect(worker, timeout_ms=300) as client:
+        wait_until(lambda: client.get("counts", "a").lag.record_lag == 0, "its being read")
+        log, offsets = decode_position(client.get("counts", "a").position)
+        beyond = encode_position(Position(log, {partition: ends[partition] + 2 for partition in offsets}))
+        with ThreadPoolExecutor(1) as pool:
+            begun = time.monotonic()
+            call = pool.submit(client.get, "counts", "a", min_position=beyond, wait_ms=20_000)
+            wait_until(lambda: time.monotonic() > begun + 0.6 or call.done(), "the usual time")
+            assert not call.done()
+            cluster.put("counts", {b"a": b"2"})
+            assert call.result().value == 2
+
+
 def test_silent_workers_and_a_silent_router_are_a_passed_deadline(cluster, connect):
     cluster.put("counts", {b"a": b"1"})
     worker = cluster.start_worker()
@@ -596,12 +613,12 @@ def refusal(problem: Problem) -> httpx.Response:
 def test_a_server_that_let_a_whole_call_pass_is_not_asked_first_again():
     now_s = 0.0
     exchange = Exchange(["http://hangs", "http://well"], 1_000, lambda: now_s)
-    call = exchange.ask(Request("/x", {}), exchange.deadline(None))
+    call = exchange.ask(Request("/x", {}), exchange.deadline())
     assert next(call).url.startswith("http://hangs/")
     now_s += 1.1
     with pytest.raises(errors.DeadlineExceeded):
         call.send(httpx.ReadTimeout("timed out"))
-    again = exchange.ask(Request("/x", {}), exchange.deadline(None))
+    again = exchange.ask(Request("/x", {}), exchange.deadline())
     assert next(again).url.startswith("http://well/")
 
 
@@ -716,7 +733,7 @@ def test_what_is_neither_router_nor_worker_is_told(connect, status):
 def test_the_time_that_is_left_is_what_the_next_server_is_told():
     now = 0.0
     exchange = Exchange(["http://one", "http://two"], 1000, clock=lambda: now)
-    plan = exchange.ask(Request("/x", {"max_record_lag": 0}), exchange.deadline(None))
+    plan = exchange.ask(Request("/x", {"max_record_lag": 0}), exchange.deadline())
     step = plan.send(None)
     assert isinstance(step, Send)
     assert step.url == "http://one/x?max_record_lag=0&timeout_ms=1000"

@@ -1,6 +1,7 @@
 """A client's view of one quiet cluster: two workers and a router."""
 
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from forebay.lag import Lag
 from forebay.position import Position, decode_position, encode_position
-from tests.cluster import Cluster, running_cluster
+from tests.cluster import Cluster, running_cluster, wait_until
 
 NASTY_KEYS = [
     "/",
@@ -237,6 +238,23 @@ def test_a_batch_waits_for_the_position_that_it_is_to_have_reached(cluster):
             waited, bad = read.result().json()["results"]
             assert waited["value"] == 2
             assert bad["problem"]["type"] == "urn:forebay:problem:bad-key"
+
+
+def test_a_read_may_wait_for_longer_than_others_take(cluster):
+    cluster.put("counts", {b"a": b"1"})
+    # A router's own time is short, too, but its first polls must succeed.
+    worker = cluster.start_worker(None, "--request-timeout-ms", "1")
+    router = cluster.start_router("--request-timeout-ms", "400")
+    cluster.wait_settled(router, replicas=1)
+    log, offsets = decode_position(get(worker, "/v1/stores/counts/keys/a").json()["position"])
+    token = encode_position(Position(log, {partition: offset + 2 for partition, offset in offsets.items()}))
+    with ThreadPoolExecutor(2) as pool:
+        path, begun = "/v1/stores/counts/keys/a", time.monotonic()
+        reads = [pool.submit(get, a, path, min_position=token, wait_ms=20_000) for a in (worker, router)]
+        wait_until(lambda: time.monotonic() > begun + 0.5 or any(read.done() for read in reads), "the usual time")
+        assert not any(read.done() for read in reads)
+        cluster.put("counts", {b"a": b"2"})
+        assert [read.result().json()["value"] for read in reads] == [2, 2]
 
 
 def test_a_workers_partition_that_is_elsewhere_is_misdirected(served, tmp_path):

@@ -126,9 +126,9 @@ class Exchange:
         self._clock = clock
         self._first = 0
 
-    def deadline(self, timeout_ms: int | None) -> float:
-        """The deadline of a call that begins now, in milliseconds of the clock."""
-        return self._now_ms() + (self._timeout_ms if timeout_ms is None else timeout_ms)
+    def deadline(self, timeout_ms: int | None = None, wait_ms: int = 0) -> float:
+        """The deadline of a call that begins now, in milliseconds of the clock: waits are beside the default."""
+        return self._now_ms() + (self._timeout_ms + wait_ms if timeout_ms is None else timeout_ms)
 
     def ask(self, request: Request, deadline_ms: float) -> Plan[dict[str, Any]]:
         """The document that answers a request; raises ``Problem``.

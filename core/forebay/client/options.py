@@ -46,7 +46,8 @@ class ReadOptions(TypedDict, total=False):
     wait_ms: int
     """How long a replica may wait to meet the bounds or the position."""
     timeout_ms: int
-    """Time for the call, waits and retries included; for a list, per page."""
+    """Time for the call, waits and retries included; for a list, per page. By default the client's, and
+    ``wait_ms`` beside it."""
 
 
 def check(options: ReadOptions) -> None:

@@ -86,7 +86,7 @@ class Reads:
     def get(self, store: str, key: Any, as_of: Time | None, options: ReadOptions) -> Plan[Answer]:
         """One key; raises ``Problem``."""
         check(options)
-        deadline_ms = self._exchange.deadline(options.get("timeout_ms"))
+        deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
         plain = spec.key_codec.from_json(key)
         parameters = self._parameters(store, options, _partition(spec, plain), as_of=epoch_ms_of("as_of", as_of))
@@ -110,7 +110,7 @@ class Reads:
     ) -> Plan[list[Answer | Problem]]:
         """Several keys, in as many requests as needed; raises ``Problem`` if one is refused as a whole."""
         check(options)
-        deadline_ms = self._exchange.deadline(options.get("timeout_ms"))
+        deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
         results: list[Any] = [None] * len(keys)
         batch: list[tuple[int, str]] = []
@@ -168,7 +168,7 @@ class Reads:
         The last event's id is None before the first; an empty one means that earlier positions no longer apply.
         """
         store, options = wanted.store, wanted.options
-        deadline_ms = self._exchange.deadline(options.get("timeout_ms"))
+        deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
         plain = spec.key_codec.from_json(wanted.key)
         parameters = self._parameters(
@@ -192,7 +192,7 @@ class Reads:
     def page(self, wanted: ListRequest[T], cursor: str | None, limit: int) -> Plan[Page[T]]:
         """One page of a list; raises ``Problem``."""
         store, items = wanted.store, _ITEMS[wanted.kind]
-        deadline_ms = self._exchange.deadline(wanted.options.get("timeout_ms"))
+        deadline_ms = _deadline(self._exchange, wanted.options)
         path, partition = _path(store), None
         if wanted.key is not ALL_KEYS:
             spec = yield from self._spec(store, deadline_ms)
@@ -250,6 +250,10 @@ class Reads:
             position = result.members.get("position")
         if self._positions is not None and position is not None:
             self._positions.add(store, position)
+
+
+def _deadline(exchange: Exchange, options: ReadOptions) -> float:
+    return exchange.deadline(options.get("timeout_ms"), options.get("wait_ms", 0))
 
 
 def _path(store: str) -> str:

@@ -47,6 +47,10 @@ class ReadParameters:
     cursor: str | None = None
     lag_interval_ms: int = DEFAULT_LAG_INTERVAL_MS
 
+    def allowed_ms(self, default_ms: int, most_ms: int) -> int:
+        """How long the request may take: as it states, else the default and its wait; within the bound."""
+        return min(self.timeout_ms or default_ms + self.wait_ms, most_ms)
+
     def tolerance_for(self, spec: StoreSpec) -> Tolerance:
         """The request's tolerance, or the store's own if the request has none."""
         return self.tolerance if self.tolerance != UNLIMITED else spec.default_tolerance
@@ -226,10 +230,10 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
         "router has a rack, one there.",
     ),
     "min_position": ({"type": "string"}, "Position token of an earlier answer: read at least that."),
-    "wait_ms": ({"type": "integer", "minimum": 0}, "How long a replica may wait to meet the bound."),
+    "wait_ms": ({"type": "integer", "minimum": 0}, "How long a replica may wait to meet the bound, instead of refusing at once."),
     "timeout_ms": (
         {"type": "integer", "minimum": 1},
-        "Total time, waits and retries included; the server's default if not given.",
+        "Total time, waits and retries included; the server's default, and `wait_ms` beside it, if not given.",
     ),
     "as_of": ({"type": "string"}, "Versioned stores: the value at this time, epoch ms or RFC 3339."),
     "from": ({"type": "string"}, "First key, or first time (epoch ms or RFC 3339), inclusive."),

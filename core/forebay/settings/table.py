@@ -241,7 +241,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         1_000,
         BOTH,
-        "Time that a request without `timeout_ms` may take.",
+        "Time that a request without `timeout_ms` may take, beside its `wait_ms`.",
         least=1,
     ),
     Setting(
