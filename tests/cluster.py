@@ -85,6 +85,13 @@ async def until(condition: Callable[[], Any], deadline_s: float = 20.0) -> None:
         await asyncio.sleep(0.01)
 
 
+def restore_processes(worker: int) -> list[int]:
+    """Those of a worker's process that have begun to run: stopped any earlier, they would stop the worker."""
+    texts = [path.read_text() for path in Path(f"/proc/{worker}/task").glob("*/children")]
+    children = [int(child) for text in texts for child in text.split()]
+    return [child for child in children if b"restore_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 def heed_interrupts() -> None:
     """For ``preexec_fn``: if the tests run in the background, interrupts may be ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -64,6 +64,15 @@ class Tolerance(NamedTuple):
             for bound, figure in zip(self, lag, strict=True)
         )
 
+    def unmet_by(self, lag: Lag) -> str:
+        """The bounds that a lag is not proven to be within, in words."""
+        figures = zip(self._asdict().items(), lag._asdict().items(), strict=True)
+        return ", ".join(
+            f"{asked}={bound} and its {name} is {'unknown' if figure is None else figure}"
+            for (asked, bound), (name, figure) in figures
+            if bound is not None and (figure is None or figure > bound)
+        )
+
     def held_to(self, ceiling: Tolerance) -> Tolerance:
         """Bound by bound the stricter of the two."""
         if ceiling == UNLIMITED:

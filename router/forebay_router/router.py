@@ -72,7 +72,8 @@ class Router:
         if self.cluster.strangers.disagreement is not None:
             return NotReady(self.cluster.strangers.disagreement, retry_after_s=1)
         if not ready:
-            return NotReady("No worker and no map of the workers is known yet.", retry_after_s=1)
+            known = "No worker answers." if self.cluster.has_holders else "No map of the workers is known yet."
+            return NotReady(known, retry_after_s=1)
         return None
 
     @property

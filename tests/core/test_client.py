@@ -268,6 +268,8 @@ def test_more_keys_than_one_request_takes(client):
     assert isinstance(bad, errors.BadKey)
     assert bad.members["key"] == 7
     assert client.get_many("names", []) == []
+    with pytest.raises(TypeError, match="a list of keys, and 'k0001' is one"):
+        client.get_many("names", "k0001")
 
 
 def test_keys_as_long_as_a_request_takes_in_all_and_one_that_no_path_can_hold(client):

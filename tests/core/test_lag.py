@@ -114,6 +114,12 @@ def test_a_tolerance_is_met_only_if_every_bound_is_proven(tolerance: Tolerance, 
     assert tolerance.met_by(lag) == (not unmet)
 
 
+def test_a_refusal_names_the_bounds_that_are_not_proven_and_no_others() -> None:
+    tolerance = Tolerance(max_record_lag=5, max_time_lag_ms=100, max_age_ms=3_000)
+    unmet = "max_record_lag=5 and its record_lag is 6, max_age_ms=3000 and its age_ms is unknown"
+    assert tolerance.unmet_by(Lag(6, 100, None)) == unmet
+
+
 @pytest.mark.parametrize(
     "tolerance",
     [Tolerance(max_record_lag=10**9), Tolerance(max_time_lag_ms=10**9), Tolerance(max_age_ms=10**9)],

@@ -150,6 +150,11 @@ def test_a_query_where_nothing_answers():
     assert "Nothing answers at" in message
 
 
+def test_a_query_whose_url_lacks_its_scheme():
+    message = refused(forebay("query", "s", "k", "--url", "127.0.0.1:8080"))
+    assert "Begin the --url with http:// or https://." in message
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from examples.broker import ROOT, Broker, java
 from forebay.tasks import TopicPartition
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.cluster import Cluster, restore_processes, running_cluster, wait_until
 from tests.conftest import need_kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
@@ -217,23 +217,41 @@ COMPACTED_AT_ONCE = {
 }
 
 
-def test_a_restore_in_bulk_from_a_log_that_is_being_compacted_ends_in_the_right_content(kafka_url, tmp_path):
-    text = TOPOLOGY_OF_ONE.format(more="")
-    with running_cluster(tmp_path, kafka=kafka_url, topology_text=text) as cluster:
-        configure(cluster, "counts", **COMPACTED_AT_ONCE)
+def test_a_restore_in_bulk_from_a_log_that_is_being_compacted_ends_in_the_right_content(broker, tmp_path):
+    keys, rounds = 20_000, 5
+    with running_cluster(tmp_path, kafka=broker.url, topology_text=TOPOLOGY_OF_ONE.format(more="")) as cluster:
         topic = cluster.topology.stores["counts"].topic
+        files = tmp_path / "kafka" / "logs" / f"{topic}-0"
         producer = Producer(cluster.changelog.kafka.librdkafka(linger_ms=5, queue_buffering_max_messages=300_000))
-        for n in range(4):
-            for i in range(20_000):
-                value = None if i % 5 == 0 and n == 3 else b'"%d %d"' % (n, i)
+
+        def write(number: int) -> None:
+            for i in range(keys):
+                value = None if i % 5 == 0 and number == rounds - 1 else b'"%d %d"' % (number, i)
                 producer.produce(topic, key=b"k%d" % i, value=value, partition=0)
             assert producer.flush(30) == 0
-        # With a restore process the log is read at once, and compacted meanwhile.
-        address = cluster.start_worker(None, "--restore-processes", "1")
+
+        def size() -> int:
+            return sum(path.stat().st_size for path in files.glob("*.log") if path.exists())
+
+        for number in range(rounds - 1):
+            write(number)
+        address = cluster.start_worker(None, "--restore-processes", "1", ready=False)
+        pid = cluster.workers[address].pid
+        wait_until(lambda: restore_processes(pid), "a restore process")
+        [child] = restore_processes(pid)
+        # It has read some of the log by now, or nothing yet.
+        os.kill(child, signal.SIGSTOP)
+        configure(cluster, "counts", **COMPACTED_AT_ONCE)
+        full = size()
+        write(rounds - 1)
+        # What is older than the newest segment, which the next record rolls.
+        wait_until(lambda: produce(cluster, ["last"], b'"last"') or size() < full / 2, "compaction", 60)
+        os.kill(child, signal.SIGCONT)
         wait_until(lambda: status_of(address, "counts")["record_lag"] == 0, "the end of the restore", 60)
         assert "restored in bulk" in cluster.logs()
-        numbers = range(0, 20_000, 97)
-        expected = ["urn:forebay:problem:unknown-key" if i % 5 == 0 else f"3 {i}" for i in numbers]
+        assert applied(address) < keys * rounds
+        numbers = range(0, keys, 97)
+        expected = ["urn:forebay:problem:unknown-key" if i % 5 == 0 else f"{rounds - 1} {i}" for i in numbers]
         assert values(address, [f"k{i}" for i in numbers]) == expected
 
 

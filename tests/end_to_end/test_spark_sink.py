@@ -328,6 +328,8 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
     for bad, expected in (
         (lambda: sink.write(df, "nope", key="k"), "no store 'nope'"),
         (lambda: sink.write(df, "latest", key="q"), "no column 'q'"),
+        (lambda: sink.write(df, "latest", key=df.k), "key takes the names of columns"),
+        (lambda: sink.write(df, "latest", key="k", value=["n", df.k]), "value takes the names of columns"),
         (lambda: sink.write(df, "latest", key="k", value="nope"), "no column 'nope'"),
         (lambda: sink.position("nope"), "no store 'nope'"),
         (lambda: sink.write(df, "latest", key="n"), "'n' of 'latest' is int"),

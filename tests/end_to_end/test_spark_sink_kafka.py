@@ -30,6 +30,12 @@ name = "latest"
 name = "prices"
 kind = "versioned"
 history_retention_ms = 86400000
+
+[[subtopology.store]]
+name = "minutes"
+kind = "window"
+window_size_ms = 60000
+retention_ms = 86400000
 """
 
 
@@ -173,6 +179,39 @@ def test_a_query_that_another_superseded_writes_no_row(spark, sink, cluster, tmp
         run(sink.write(source.df, "latest", key="k"), tmp_path, "old")
     router = served(cluster)
     assert httpx.get(f"http://{router}/v1/stores/latest/keys/a").json()["value"] == {"n": 1}
+
+
+def test_windows_are_where_their_keys_are(spark, sink, cluster, tmp_path):
+    from pyspark.sql import functions as F
+
+    now_s = int(time.time()) // 60 * 60
+    source = Source(spark, tmp_path / "in", "k string, at timestamp")
+    at = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s - age_s)) for age_s in (0, 60, 120)]
+    source.add(*({"k": f"k{i}", "at": moment} for i in range(20) for moment in at))
+    counts = source.df.groupBy("k", F.window("at", "1 minute")).count()
+    run(sink.write(counts, "minutes", key="k"), tmp_path)
+    url = f"http://{served(cluster)}/v1/stores/minutes/keys"
+    # Kafka's own partitioner would place each window by itself.
+    for i in range(20):
+        windows = httpx.get(f"{url}/k{i}/windows").json()["windows"]
+        assert [window["value"] for window in windows] == [{"count": 1}] * 3
+
+
+def test_a_plain_jobs_keys_are_found_wherever_spark_put_them(spark, cluster, tmp_path):
+    source = Source(spark, tmp_path / "in", "customer string, total bigint")
+    source.add(*({"customer": f"c{i}", "total": i} for i in range(50)))
+    rows = source.df.selectExpr("CAST(customer AS STRING) AS key", "to_json(struct(*)) AS value")
+    writer = (
+        rows.writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", cluster.changelog.kafka.bootstrap_servers)
+        .option("topic", cluster.topology.stores["latest"].topic)
+    )
+    run(writer, tmp_path)
+    router = served(cluster)
+    for i in range(50):
+        answer = httpx.get(f"http://{router}/v1/stores/latest/keys/c{i}")
+        assert answer.json()["value"] == {"customer": f"c{i}", "total": i}
+    assert httpx.get(f"http://{router}/v1/stores/latest/keys/absent").status_code == 404
 
 
 def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.cluster import TOPOLOGY, running_cluster, wait_until
+from tests.cluster import TOPOLOGY, restore_processes, running_cluster, wait_until
 from tests.commands import forebay
 
 
@@ -50,11 +50,6 @@ def test_status_and_metrics_tell_how_a_restore_gets_on(tmp_path):
         os.kill(child, signal.SIGCONT)
         cluster.wait_ready(worker)
         assert "restored_records" not in row(worker)
-
-
-def restore_processes(worker: int) -> list[int]:
-    texts = [path.read_text() for path in Path(f"/proc/{worker}/task").glob("*/children")]
-    return [int(pid) for text in texts for pid in text.split()]
 
 
 def row(worker: str) -> dict[str, object]:

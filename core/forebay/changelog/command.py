@@ -75,7 +75,11 @@ def compact(topology: Path, changelog: str, store: str, **durations: Any) -> Non
 @click.argument("store")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def reset(topology: Path, changelog: str, store: str, yes: bool) -> None:
-    """Empty the log of STORE and give it a new identity; every replica is rebuilt."""
+    """Empty the log of STORE and give it a new identity; every replica is rebuilt.
+
+    Stop the query that writes it first, and start it from a new checkpoint, or from then on the store contains
+    only what changes later.
+    """
     opened, loaded = _open(topology, changelog)
     spec = _spec(loaded, store)
     if spec.foreign:
@@ -83,7 +87,11 @@ def reset(topology: Path, changelog: str, store: str, yes: bool) -> None:
             f"{store!r} is foreign: its topic {spec.topic!r} belongs to others, so forebay does not empty it."
         )
     if not yes:
-        click.confirm(f"This empties {spec.topic}, and with it every replica of {store}. Continue?", abort=True)
+        click.confirm(
+            f"This empties {spec.topic}, and with it every replica of {store}; a query that goes on writes only "
+            "what changes from now on. Continue?",
+            abort=True,
+        )
     identity = opened.reset(spec)
     click.echo(f"{store} is now empty, with the new identity {identity}")
 

@@ -110,6 +110,8 @@ class Reads:
     ) -> Plan[list[Answer | Problem]]:
         """Several keys, in as many requests as needed; raises ``Problem`` if one is refused as a whole."""
         check(options)
+        if isinstance(keys, str | bytes):
+            raise TypeError(f"get_many takes a list of keys, and {keys!r} is one.")
         deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
         results: list[Any] = [None] * len(keys)

@@ -40,7 +40,9 @@ class Server:
             return _http().request(method, self.url.rstrip("/") + path, headers=headers, content=body)
         except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
             remedy = "Name a router or worker with --url."
-            if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
+            if isinstance(error, httpx.UnsupportedProtocol):
+                remedy = "Begin the --url with http:// or https://."
+            elif isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
                 remedy = "If it speaks HTTPS, give an https:// URL with --url."
             nothing = ForebayError(f"Nothing answers at {self.url}: {error}. {remedy}")
             if isinstance(error, httpx.NetworkError | httpx.TimeoutException):

@@ -132,14 +132,14 @@ def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 
 def status_table(lags: list[dict[str, Any]]) -> Table:
-    """Tasks by worker; each cell shows role, record lag and time lag, the worst over the task's stores."""
+    """Tasks by worker; each cell shows role, record lag, time lag and age, the worst over the task's stores."""
     hosts = sorted({row["host"] for row in lags})
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     stores: dict[str, set[str]] = {}
     for row in lags:
         cells.setdefault((row["task"], row["host"]), []).append(row)
         stores.setdefault(row["task"], set()).add(row["store"])
-    table = Table(title="tasks: role, records behind, time behind", title_justify="left")
+    table = Table(title="tasks: role, records behind, time behind the log, and age if known", title_justify="left")
     table.add_column("task")
     table.add_column("stores")
     for host in hosts:
@@ -156,4 +156,6 @@ def _cell(rows: list[dict[str, Any]]) -> str:
     times = [row["time_lag_ms"] for row in rows]
     behind = "?" if None in records else f"{max(records):,}"
     late = "?" if None in times else f"{max(times):,} ms"
-    return f"[{_ROLE_STYLES[role]}]{role}[/] {behind} / {late}"
+    ages = [row["age_ms"] for row in rows if row["age_ms"] is not None]
+    age = f" / {max(ages):,} ms" if ages else ""
+    return f"[{_ROLE_STYLES[role]}]{role}[/] {behind} / {late}{age}"

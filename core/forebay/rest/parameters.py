@@ -230,7 +230,10 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
         "router has a rack, one there.",
     ),
     "min_position": ({"type": "string"}, "Position token of an earlier answer: read at least that."),
-    "wait_ms": ({"type": "integer", "minimum": 0}, "How long a replica may wait to meet the bound, instead of refusing at once."),
+    "wait_ms": (
+        {"type": "integer", "minimum": 0},
+        "How long a replica may wait to meet the bound, instead of refusing at once.",
+    ),
     "timeout_ms": (
         {"type": "integer", "minimum": 1},
         "Total time, waits and retries included; the server's default, and `wait_ms` beside it, if not given.",

@@ -125,7 +125,7 @@ def lay_out(
     twice = [name for name, plain in zip(names, alike, strict=True) if alike.count(plain) > 1]
     if twice:
         raise SinkError(f"The column {twice[0]!r} occurs twice among the columns for {spec.name!r}; rename one.")
-    keys, order, values = _tuple(key), _tuple(order_by), _tuple(value)
+    keys, order, values = _names("key", key), _names("order_by", order_by), _names("value", value)
     if not keys:
         raise SinkError(f"There is no key column for {spec.name!r}; name one with key=.")
     for name in (*keys, *order, *values, *([delete] if delete else ())):
@@ -229,5 +229,9 @@ def _window_column(df: DataFrame, spec: StoreSpec) -> str | None:
     return windows[0]
 
 
-def _tuple(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+def _names(argument: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    names = () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
+    for name in names:
+        if not isinstance(name, str):
+            raise SinkError(f"{argument} takes the names of columns as text, not {name!r}.")
+    return names

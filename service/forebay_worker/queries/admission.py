@@ -183,11 +183,11 @@ class Admission:
         tolerance = parameters.tolerance_for(admitted.replica.spec)
         if self._ceiling != UNLIMITED:
             tolerance = tolerance.held_to(self._ceiling)
-        if tolerance != UNLIMITED and not tolerance.met_by(self._provable(admitted)):
+        if tolerance != UNLIMITED and not tolerance.met_by(lag := self._provable(admitted)):
             raise self.refusal(
                 admitted,
                 LagExceedsTolerance(
-                    "The replica cannot prove that its lag is within the tolerance.",
+                    f"The replica cannot prove that its lag is within {tolerance.unmet_by(lag)}.",
                     tolerance={k: v for k, v in tolerance._asdict().items() if v is not None},
                 ),
             )

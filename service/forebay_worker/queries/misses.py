@@ -17,7 +17,8 @@ def miss(admitted: Admitted, plain: bytes, as_of_ms: int | None = None) -> Probl
         return problem
     spec = admitted.replica.spec
     key = _key_of(admitted, plain)
-    return UnknownKey(f"The store {spec.name!r} has no key {key!r}.", store=spec.name, key=key)
+    then = "" if as_of_ms is None else f" at {as_of_ms} ms since 1970"
+    return UnknownKey(f"The store {spec.name!r} has no key {key!r}{then}.", store=spec.name, key=key)
 
 
 def why_unproven(admitted: Admitted, plain: bytes | None, as_of_ms: int | None = None) -> Problem | None:

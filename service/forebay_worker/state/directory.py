@@ -38,8 +38,8 @@ class StateDirectory:
             owner = os.pread(self._lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._lock)
             raise StateDirectoryLocked(
-                f"The state directory {self.path} is in use by process {owner}. Stop it, or give this worker "
-                "a --state-dir of its own."
+                f"The state directory {self.path} is in use by process {owner}. Stop it first; each worker "
+                "needs a --state-dir of its own."
             ) from None
         # Only informs a process that is refused; a full disk must not prevent serving what is on it.
         with contextlib.suppress(OSError):

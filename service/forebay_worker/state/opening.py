@@ -113,8 +113,9 @@ class StoreOpener:
         tp = TopicPartition(spec.topic, task.partition)
         log_identity, found = self._log_now(task, spec), self._identity_of_supplied(path, task, spec)
         if found is not None:
-            if found != _identity(log_identity or found.log, task, spec):
-                self._set_aside(task, spec, f"it holds {found}")
+            other = _difference(found, _identity(log_identity or found.log, task, spec))
+            if other is not None:
+                self._set_aside(task, spec, other)
             log_identity = log_identity or found.log
         existed = path.exists()
         if not existed:
@@ -253,9 +254,23 @@ def _fault(store: RocksDbStore, task: TaskId, spec: StoreSpec) -> str | None:
     """Why a store's content cannot be trusted, None if it can."""
     found = store.identity
     if found is not None:
-        return None if found == _identity(found.log, task, spec) else f"it holds {found}"
+        return _difference(found, _identity(found.log, task, spec))
     unknown = store.committed_offset(TopicPartition(spec.topic, task.partition)) is not None
     return "it does not record which log it was built from" if unknown else None
+
+
+def _difference(found: StoreIdentity, expected: StoreIdentity) -> str | None:
+    """What a store on disk has another of than it should, None if nothing."""
+    wanted = asdict(expected)
+    others = [
+        f"{name} {value!r} instead of {wanted[name]!r}"
+        for name, value in asdict(found).items()
+        if value != wanted[name]
+    ]
+    if not others:
+        return None
+    remedy = "; a store of another kind or codec needs a name of its own" if found.log == expected.log else ""
+    return f"it was built with {', '.join(others)}{remedy}"
 
 
 def _require_own_directory(existed: bool, path: Path, spec: StoreSpec) -> None:

@@ -58,7 +58,11 @@ VERSIONS = {"kind": "versioned", "history_retention_ms": 600_000}
         (spec(), {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}),
         (
             spec("window", window_size_ms=1000, retention_ms=5 * DAY_MS),
-            {"cleanup.policy": "compact,delete", "retention.ms": str(6 * DAY_MS)},
+            {
+                "cleanup.policy": "compact,delete",
+                "retention.ms": str(6 * DAY_MS),
+                "min.compaction.lag.ms": "3600000",
+            },
         ),
         (
             spec("session", gap_ms=1000, retention_ms=1000),

@@ -15,6 +15,7 @@ from forebay.changelog.kafka.aiokafka_fetcher import AiokafkaFetcher, Response
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.tasks import TopicPartition
 from tests.cluster import wait_until
+from tests.conftest import need_kafka
 from tests.core.changelog.kafka_topics import Reader, Writer, end_of_all, made, spec
 
 pytestmark = pytest.mark.kafka
@@ -101,6 +102,7 @@ def test_partitions_are_replayed_one_after_the_other(changelog, admin):
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
+    need_kafka()
     with Broker(tmp_path / "kafka") as broker:
         yield broker
 

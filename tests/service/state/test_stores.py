@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ def test_the_lines_that_are_kept_stay_as_old_as_they_are(tmp_path):
 @pytest.fixture
 def opener(tmp_path: Path) -> StoreOpener:
     changelog = SqliteChangelog(tmp_path / "log")
-    changelog.ensure_topic("log", 1)
+    changelog.ensure_topic("log", 2)
     return StoreOpener(StateDirectory(tmp_path / "state", "app"), changelog, MEMORY, 300_000)
 
 
@@ -229,20 +230,54 @@ SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1)
 TASK = TaskId(0, 0)
 
 
-def test_a_store_of_another_log_kind_or_codec_is_set_aside_and_begun_anew(opener):
+@pytest.mark.parametrize("supplier", ["rocksdb", "legacy"])
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            {"kind": "window", "window_size_ms": 1, "retention_ms": 1},
+            "kind 'key-value' instead of 'window'; a store",
+        ),
+        ({"key": "bytes"}, "key 'string' instead of 'bytes'; a store of another kind or codec needs a name of"),
+        ({"value": "string"}, "value 'json' instead of 'string'"),
+        ({"topic": "other"}, "topic 'log' instead of 'other'"),
+        ({"partition": 1}, "partition 0 instead of 1"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_store_that_was_built_as_another_is_set_aside_and_begun_anew(
+    opener, legacy, caplog, supplier, changed, told
+):
+    opener.changelog.ensure_topic("other", 1)
+    spec = SPEC if supplier == "rocksdb" else legacy
+    store = opener.open(TASK, spec).store
+    store.put(USER_TAG + b"a", b"1")
+    store.commit({TP: CommittedOffset(1, 1)})
+    store.close()
+    again = opener.open(TASK, spec).store
+    assert (again.get(USER_TAG + b"a"), opener.directory.set_asides()) == (b"1", [])
+    again.close()
+    task = TaskId(0, changed.get("partition", 0))
+    if task != TASK:
+        (opener.directory.path / str(TASK)).rename(opener.directory.path / str(task))
+    other = opener.open(
+        task, replace(spec, **{name: value for name, value in changed.items() if name != "partition"})
+    )
+    assert other.store.get(USER_TAG + b"a") is None
+    assert other.store.committed_offset(TopicPartition(changed.get("topic", "log"), task.partition)) is None
+    assert [(found, name) for found, name, _ in opener.directory.set_asides()] == [(task, "s")]
+    assert told in caplog.text
+    other.store.close()
+
+
+def test_a_store_of_another_log_is_known_by_that_once_it_is_open(opener):
     opened = opener.open(TASK, SPEC)
-    opened.store.put(USER_TAG + b"a", b"1")
     opened.store.commit({TP: CommittedOffset(1, 1)})
     opened.store.close()
+    opener.changelog.reset(SPEC)
     again = opener.open(TASK, SPEC)
-    assert again.store.get(USER_TAG + b"a") == b"1"
-    assert (opener.directory.set_asides(), again.log) == ([], opened.log)
+    assert again.log == opened.log != opener.changelog.identity("log", 0)
     again.store.close()
-    other = opener.open(TASK, StoreSpec("s", "key-value", "string", "string", "murmur2", "log", 1))
-    assert other.store.get(USER_TAG + b"a") is None
-    assert other.store.committed_offset(TP) is None
-    assert [(task, store) for task, store, _ in opener.directory.set_asides()] == [(TASK, "s")]
-    other.store.close()
 
 
 def test_a_store_that_cannot_be_read_is_set_aside_and_begun_anew(opener):
