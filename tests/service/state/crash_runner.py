@@ -18,7 +18,8 @@ from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, write_sst
 
-TP = TopicPartition("log", 0)
+TP, BESIDE = TopicPartition("log", 0), TopicPartition("beside", 0)
+PAIR = USER_TAG + b"offset of the other"
 KEYS = 97
 BATCH = 400
 
@@ -46,12 +47,14 @@ def open_store(directory: Path) -> RocksDbStore:
 def apply_forever(directory: Path, seed: int, pipe: int) -> None:
     chance = random.Random(seed)
     store = open_store(directory)
+    # A file brings one offset; a store of several takes none.
+    of_files = directory.name == "one"
     while True:
         committed = store.committed_offset(TP)
         position = committed.position if committed else 0
         after = CommittedOffset(position + BATCH, position + BATCH)
         os.write(pipe, b"<")
-        if chance.random() < 0.2:
+        if of_files and chance.random() < 0.2:
             changes = dict(record(offset) for offset in range(position, position + BATCH))
             path = directory / f"{position}.sst"
             path.unlink(missing_ok=True)
@@ -64,7 +67,9 @@ def apply_forever(directory: Path, seed: int, pipe: int) -> None:
                     store.delete(key)
                 else:
                     store.put(key, value)
-            store.commit({TP: after})
+            if not of_files:
+                store.put(PAIR, b"%d" % after.position)
+            store.commit({TP: after} if of_files else {TP: after, BESIDE: after})
         os.write(pipe, b">")
         if chance.random() < 0.1:
             store.flush()
@@ -75,7 +80,10 @@ def violation(directory: Path) -> str:
     committed = store.committed_offset(TP)
     position = committed.position if committed else 0
     found = dict(store.scan(USER_TAG, END_OF_USER_KEYS))
+    beside, pair = store.committed_offset(BESIDE), int(found.pop(PAIR, b"0"))
     store.close()
+    if (beside.position if beside else 0) != pair:
+        return f"{BESIDE} is at {beside}, what was committed with it at {pair}"
     expected = fold(position)
     return "" if found == expected else f"at {position}: {len(found)} keys found, {len(expected)} expected"
 
@@ -110,11 +118,12 @@ def kill_once(directory: Path, seed: int) -> bool:
 
 
 def main() -> None:
-    directory, kills = Path(sys.argv[1]), int(sys.argv[2])
-    in_flight, violations = 0, []
+    kills, in_flight, violations = int(sys.argv[2]), 0, []
     for seed in range(kills):
+        directory = Path(sys.argv[1]) / ("two" if seed % 3 == 2 else "one")
+        directory.mkdir(exist_ok=True)
         in_flight += kill_once(directory, seed)
-        child, readable = in_child(lambda pipe: os.write(pipe, violation(directory).encode()))
+        child, readable = in_child(lambda pipe, at=directory: os.write(pipe, violation(at).encode()))
         found = os.read(readable, 4096).decode()
         os.waitpid(child, 0)
         os.close(readable)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import shutil
 import threading
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from rocksdict import DbClosedError
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.partition import append_batch
 from forebay.errors import ForebayError, TopologyError
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
@@ -24,7 +26,7 @@ from forebay_worker.state.checkpointed import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.opening import StoreOpener
-from forebay_worker.state.rocksdb import IDENTITY_KEY, RocksDbMemory, RocksDbStore
+from forebay_worker.state.rocksdb import IDENTITY_KEY, RocksDbMemory, RocksDbStore, write_sst
 from tests.cluster import wait_until
 from tests.disks import fill, small_disk
 
@@ -477,6 +479,81 @@ def test_an_offset_without_its_store_is_not_resumed_at_though_the_first_opening_
     opened = opener.open(TASK, spec)
     assert opened.store.committed_offset(TP) is None
     opened.store.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_legacy_store_that_was_killed_has_the_logs_content_after_the_replay(opener, legacy, monkeypatch, seed):
+    chance = random.Random(seed)
+    monkeypatch.setattr("forebay_worker.state.checkpointed.RECORDS_PER_CHECKPOINT", chance.choice([3, 7, 1_000]))
+    keys = [USER_TAG + b"%d" % number for number in range(5)]
+    log = [(chance.choice(keys), chance.choice([None, b"%d" % offset])) for offset in range(60)]
+    content: dict[bytes, bytes | None] = dict(log)
+
+    def reopened() -> tuple[Any, int]:
+        store = replace(opener, _checkpoints={}).open(TASK, legacy).store
+        committed = store.committed_offset(TP)
+        return store, committed.position if committed else 0
+
+    store, position = reopened()
+    while position < len(log):
+        for key, value in log[position : position + chance.randrange(6)]:
+            store.delete(key) if value is None else store.put(key, value)
+            position += 1
+        store.commit({TP: CommittedOffset(position, position)})
+        step = chance.randrange(10)
+        if step < 2:
+            store.flush()
+        elif step == 2:
+            store.close()
+        if 2 <= step < 5:
+            # Unless it was closed, it was killed.
+            store, position = reopened()
+    assert dict(store.scan(USER_TAG, END_OF_USER_KEYS)) == {k: v for k, v in content.items() if v is not None}
+    store.close()
+
+
+def test_an_offset_is_migrated_once_and_lost_by_no_crash(opener, monkeypatch):
+    rows = [(b"k", b"1", 0)] * 9
+    append_batch(opener.changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    store = RocksDbStore("s", opener.directory.store_path(TASK, "s"), MEMORY.options())
+    store._db.put(USER_TAG + b"a", b"1")
+    store.close()
+    checkpoint = CheckpointFile.of(opener.directory.path / str(TASK))
+    checkpoint.write({TP: 5, OTHER: 7})
+    with monkeypatch.context() as crashing:
+        crashing.setattr(RocksDbStore, "commit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            opener.open(TASK, SPEC)
+    assert checkpoint.read() == {TP: 5, OTHER: 7}
+    store = opener.open(TASK, SPEC).store
+    # Its content may be ahead of the offset, as far as the log goes now.
+    found = store.committed_offset(TP)
+    assert (found.position, found.consistent_position, found.pending_end) == (5, None, 9)
+    assert (store.get(USER_TAG + b"a"), checkpoint.read()) == (b"1", {OTHER: 7})
+    store.close()
+
+
+def test_a_malformed_checkpoint_costs_a_rebuild_and_never_gives_a_wrong_offset(opener, caplog):
+    path = opener.directory.store_path(TASK, "s")
+    store = RocksDbStore("s", path, MEMORY.options())
+    store._db.put(USER_TAG + b"a", b"1")
+    store.close()
+    CheckpointFile.of(opener.directory.path / str(TASK)).path.write_text("0\n1\nlog 0 5 5\n")
+    store = opener.open(TASK, SPEC).store
+    assert (store.committed_offset(TP), store.get(USER_TAG + b"a")) == (None, None)
+    assert len(opener.directory.set_asides()) == 1
+    assert "line 3" in caplog.text
+    store.close()
+
+
+def test_a_file_with_one_offset_is_not_ingested_over_several(tmp_path):
+    store = RocksDbStore("s", tmp_path / "s", MEMORY.options())
+    store.commit({TP: CommittedOffset(1, 1), OTHER: CommittedOffset(2, 2)})
+    write_sst(tmp_path / "file.sst", [[(USER_TAG + b"a", b"1")]], TP, CommittedOffset(3, 3))
+    with pytest.raises(ValueError, match="the store that of "):
+        store.ingest(tmp_path / "file.sst", TP, CommittedOffset(3, 3))
+    assert (store.get(USER_TAG + b"a"), store.committed_offset(OTHER).position) == (None, 2)
+    store.close()
 
 
 def test_a_store_is_checkpointed_again_after_its_checkpoint_was_damaged(opener, legacy, caplog):
