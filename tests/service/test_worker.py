@@ -1,0 +1,50 @@
+"""A whole worker in this process: what it reports of itself, to load balancers and to its group."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.settings import WorkerSettings, load_settings
+from forebay_worker.state.offsets import CAUGHT_UP
+from forebay_worker.worker import Worker
+from tests.cluster import Cluster, wait_until
+
+
+@pytest.fixture
+def worker(cluster: Cluster, tmp_path: Path) -> Iterator[Worker]:
+    """Not started yet."""
+    flags = {
+        "topology": str(cluster.topology_path),
+        "changelog": cluster.changelog.url,
+        "state_dir": str(tmp_path / "state"),
+        "initial_rebalance_delay_ms": 0,
+    }
+    settings = WorkerSettings(**load_settings("worker", flags, environment={}))
+    worker = Worker(settings, settings.listen)
+    yield worker
+    worker.stop()
+
+
+def test_a_worker_that_was_assigned_tasks_is_not_ready_before_it_adopts_them(worker):
+    adopt, before = worker.tasks.hold, []
+
+    def hold(active, standby):
+        before.append(worker.readiness())
+        adopt(active, standby)
+
+    worker.tasks.hold = hold
+    worker.start()
+    wait_until(lambda: worker.readiness() is None, "readiness")
+    assert before[0] is not None
+
+
+def test_only_an_active_that_has_caught_up_is_at_the_end_and_all_others_at_their_offsets(cluster, worker):
+    ends = cluster.put("counts", {b"k%d" % i: b"1" for i in range(100)})
+    tasks = worker.topology.tasks
+    applied = {task: ends[task.partition] if task.ordinal == 0 else 0 for task in tasks}
+    worker.start()
+    wait_until(lambda: worker.readiness() is None, "readiness")
+    assert worker._subscription().offsets == dict.fromkeys(tasks, CAUGHT_UP)
+    worker.tasks.hold((), tasks)
+    wait_until(lambda: worker._subscription().offsets == applied, "its being a standby")
