@@ -252,7 +252,7 @@ def test_a_restore_in_bulk_from_a_log_that_is_being_compacted_ends_in_the_right_
         assert applied(address) < keys * rounds
         numbers = range(0, keys, 97)
         expected = ["urn:forebay:problem:unknown-key" if i % 5 == 0 else f"{rounds - 1} {i}" for i in numbers]
-        assert values(address, [f"k{i}" for i in numbers]) == expected
+        wait_until(lambda: values(address, [f"k{i}" for i in numbers]) == expected, "what was written last")
 
 
 def status_of(address: str, store: str) -> dict[str, Any]:
