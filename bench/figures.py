@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil, log10
 from statistics import median
@@ -49,6 +49,19 @@ class Row:
         """The row for machines."""
         return {**asdict(self), "ratio": self.ratio, "met": self.met}
 
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Row:
+        """The inverse of ``document``."""
+        target = document["target"]
+        return cls(
+            document["what"],
+            document["unit"],
+            tuple(document["ours"]),
+            document["against"],
+            tuple(document["theirs"]),
+            None if target is None else Target(**target),
+        )
+
 
 @dataclass(frozen=True)
 class Point:
@@ -89,6 +102,15 @@ class Series:
     def document(self) -> dict[str, Any]:
         """The series for machines."""
         return {**asdict(self), "throughput_ratios": self.throughput_ratios, "p99_ratios": self.p99_ratios}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Series:
+        """The inverse of ``document``."""
+        points = [
+            Point(point["size"], tuple(point["requests_per_second"]), tuple(point["p99_ms"]))
+            for point in document["points"]
+        ]
+        return cls(document["what"], document["unit"], document["latency_of"], tuple(points))
 
 
 def _by_first(values: Sequence[float]) -> tuple[float, ...]:

@@ -79,6 +79,8 @@ def _reads(effort: Effort, broker: Broker, classes: Path) -> list[Row]:
         with _table(cluster, broker, classes, "reads") as service, written_to(cluster, rows):
             service.start()
             service.restored()
+            # A restored partition is not at once one that may be read.
+            _answers(service.address, [f"/keys/{key}"])
             requests = Requests(f"/v1/stores/{STORE}/keys/{key}"), Requests(f"/keys/{key}")
             # The just-in-time compiler learns from some hundred thousand requests.
             rate(_WARMING_UP, service.address, requests[1])()

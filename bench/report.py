@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
 from bench.figures import Row, Series, number
@@ -21,6 +21,29 @@ class Report:
     seconds: int
     found: Mapping[str, Sequence[Row | Series]]
     skipped: Mapping[str, str]
+    again: Mapping[str, str] = field(default_factory=dict)
+    """Comparisons that were measured again later, and at which commit."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The inverse of ``to_json``."""
+        document = json.loads(text)
+        found = {
+            name: [(Series if "points" in one else Row).of(one) for one in some]
+            for name, some in document["found"].items()
+        }
+        return cls(**{**document, "found": found})
+
+    def with_newer(self, newer: Report, order: Sequence[str]) -> Report:
+        """This report with what a newer one found in place of its own; ``order`` is that of the comparisons."""
+        found = {**self.found, **newer.found}
+        return replace(
+            self,
+            versions={**newer.versions, **self.versions},
+            found={name: found[name] for name in order if name in found},
+            skipped={name: why for name, why in self.skipped.items() if name not in newer.found},
+            again={**self.again, **dict.fromkeys(newer.found, newer.versions["forebay"])},
+        )
 
     @property
     def rows(self) -> list[Row]:
@@ -58,6 +81,7 @@ class Report:
             "",
             f"{sum(map(bool, (row.met for row in held)))} of {len(held)} targets are met.",
             *(f"\nNot measured: `{name}`, {why}." for name, why in self.skipped.items()),
+            *(f"\nMeasured again after the others: `{name}`, {commit}." for name, commit in self.again.items()),
             "",
             "By themselves: `.venv/bin/python -m bench.assignor` (a round of the assignor, up to 2,000 members),",
             "`.venv/bin/python -m bench.wire` (size and time of the group's messages).",

@@ -33,6 +33,7 @@ from bench.plot import growth_plot
 from bench.report import Report, tables
 
 ROOT = Path(__file__).parents[1]
+_RESULTS = ROOT / "bench" / "results"
 COMPARISONS = (
     Comparison("constant", single_key.constant, ("wrk",)),
     Comparison("redis", single_key.redis, ("wrk", "redis-server"), ("redis",)),
@@ -61,7 +62,8 @@ COMPARISONS = (
 @click.argument("names", nargs=-1, type=click.Choice([comparison.name for comparison in COMPARISONS]))
 @click.option("--rounds", default=3, show_default=True, help="Rounds of every comparison.")
 @click.option("--seconds", default=3, show_default=True, help="Length of timed measurements.")
-def main(names: tuple[str, ...], rounds: int, seconds: int) -> None:
+@click.option("--again", is_flag=True, help="Put those named into the newest report, in place of its own.")
+def main(names: tuple[str, ...], rounds: int, seconds: int, again: bool) -> None:
     """Measure forebay against others on this machine; all comparisons unless some are named."""
     before = machine()
     found: dict[str, Sequence[Row | Series]] = {}
@@ -83,9 +85,12 @@ def main(names: tuple[str, ...], rounds: int, seconds: int) -> None:
             click.echo(f"{comparison.name}: {why}\n{traceback.format_exc()}")
             failed[comparison.name] = why
     report = Report(date.today().isoformat(), before, versions(), rounds, seconds, found, {**skipped, **failed})
-    if not names:
-        (ROOT / "bench" / "results").mkdir(exist_ok=True)
-        (ROOT / "bench" / "results" / f"{report.date}.json").write_text(report.to_json())
+    if again:
+        newest = Report.from_json(max(_RESULTS.glob("*.json")).read_text())
+        report = newest.with_newer(report, [comparison.name for comparison in COMPARISONS])
+    if again or not names:
+        _RESULTS.mkdir(exist_ok=True)
+        (_RESULTS / f"{report.date}.json").write_text(report.to_json())
         (ROOT / "docs" / "performance.md").write_text(report.page())
         if report.series:
             (ROOT / "docs" / "growth.svg").write_text(growth_plot(report.series))
