@@ -14,6 +14,14 @@ def open_changelog(url: str, *, create: bool = True) -> Changelog:
 
     Without ``create``, raises ``ChangelogError`` if there is none.
     """
+    if url.lower().startswith("kafka://"):
+        try:
+            from forebay.changelog.kafka.changelog import KafkaChangelog
+        except ImportError as error:
+            raise SettingError(
+                f"A kafka:// changelog needs the package {error.name!r}: install 'forebay[kafka]'."
+            ) from None
+        return KafkaChangelog(url)
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -23,14 +31,6 @@ def open_changelog(url: str, *, create: bool = True) -> Changelog:
     if parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1:
         # A fourth slash, as in other tools' URLs, means nothing here.
         return SqliteChangelog("/" + unquote(parts.path).lstrip("/"), create=create)
-    if parts.scheme == "kafka":
-        try:
-            from forebay.changelog.kafka.changelog import KafkaChangelog
-        except ImportError as error:
-            raise SettingError(
-                f"A kafka:// changelog needs the package {error.name!r}: install 'forebay[kafka]'."
-            ) from None
-        return KafkaChangelog(url)
     raise SettingError(
         f"The changelog {url!r} is neither of the form sqlite:///DIR (three slashes, then the path) nor "
         "kafka://HOST:PORT,HOST:PORT."

@@ -49,4 +49,10 @@ def test_what_a_directorys_name_must_not_hold_unescaped_is_refused(url: str) -> 
 
 def test_what_is_no_url_is_refused() -> None:
     with pytest.raises(SettingError, match="is not a URL"):
-        open_changelog("kafka://[::1:9092")
+        open_changelog("sqlite://[::1/log")
+
+
+@pytest.mark.parametrize("server", ["[::1:9092", "::1:9092", "[::1]x:9092", "a]:9092"])
+def test_a_broker_whose_address_lacks_a_bracket_is_refused(server: str) -> None:
+    with pytest.raises(SettingError, match="is not HOST:PORT"):
+        open_changelog(f"kafka://a:9092,{server}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from forebay.errors import SettingError
 
@@ -75,21 +75,26 @@ class KafkaUrl:
     @classmethod
     def parse(cls, url: str) -> KafkaUrl:
         """The parts of a URL; raises ``SettingError`` naming what is wrong with it."""
-        parts = urlsplit(url)
-        servers = [server for server in parts.netloc.split(",") if server]
-        if parts.scheme != "kafka" or not servers or parts.path not in ("", "/"):
+        scheme, _, rest = url.partition("://")
+        rest, _, fragment = rest.partition("#")
+        rest, _, query = rest.partition("?")
+        # Not by urlsplit, which expects one host.
+        netloc, _, path = rest.partition("/")
+        servers = [server for server in netloc.split(",") if server]
+        if scheme.lower() != "kafka" or not servers or path:
             raise SettingError(f"{_shown(url)!r} is not of the form {_FORM}.")
-        if "@" in parts.netloc:
+        if "@" in netloc:
             # The text before it is a secret, so it is not shown.
             raise SettingError("A kafka:// URL has no user@: give sasl.username and sasl.password as properties.")
-        if parts.fragment:
+        if fragment:
             raise SettingError(f"{_shown(url)!r}: write '#' as '%23' in a property.")
         for server in servers:
             host, colon, port = server.rpartition(":")
-            if not (colon and host and port.isdigit()):
+            in_brackets = host[:1] == "[" and host[-1:] == "]"
+            if not (colon and host and port.isdigit()) or in_brackets != any(c in host for c in ":[]"):
                 raise SettingError(f"{_shown(url)!r}: {server!r} is not HOST:PORT.")
         properties: dict[str, str] = {}
-        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        for name, value in parse_qsl(query, keep_blank_values=True):
             properties.update(_read_properties(Path(value)) if name == "properties" else {name: value})
         for name, reason in _OWN.items():
             if name in properties:
