@@ -65,6 +65,8 @@ COMPARISONS = (
 @click.option("--again", is_flag=True, help="Put those named into the newest report, in place of its own.")
 def main(names: tuple[str, ...], rounds: int, seconds: int, again: bool) -> None:
     """Measure forebay against others on this machine; all comparisons unless some are named."""
+    if again and not names:
+        raise click.UsageError("--again needs the names of comparisons; without it, all are measured anew.")
     before = machine()
     found: dict[str, Sequence[Row | Series]] = {}
     skipped: dict[str, str] = {}

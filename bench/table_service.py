@@ -14,6 +14,7 @@ from bench.deployment import ask
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from examples.broker import java
 from tests.cluster import free_port, wait_until
 
 _ROOT = Path(__file__).parents[1]
@@ -35,15 +36,9 @@ def compiled(directory: Path) -> Path:
     """The directory of its classes, below the one given."""
     subprocess.run([_ROOT / "scripts" / "jars" / "fetch", "kafka-streams"], check=True)
     classes = directory / "classes"
-    command = [
-        "javac",
-        "-cp",
-        f"{_JARS}/*",
-        "-d",
-        str(classes),
-        str(Path(__file__).with_name("TableService.java")),
-    ]
-    subprocess.run(command, check=True)
+    # For any Java that may run it: the compiler's may be a later one.
+    command = ["javac", "--release", "17", "-cp", f"{_JARS}/*", "-d", str(classes)]
+    subprocess.run([*command, str(Path(__file__).with_name("TableService.java"))], check=True)
     return classes
 
 
@@ -70,7 +65,7 @@ class TableService:
             # The table is restored from the topic itself, not from a copy.
             "topology.optimization": "all",
         }
-        self._command = ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
+        self._command = [java(), "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
         self._command += ["-Dorg.jboss.logging.provider=slf4j", "-cp", f"{classes}:{_JARS}/*", "TableService"]
         self._command += [self.address.rpartition(":")[2], topic, AUTHORIZATION]
         self._command += [f"{name}={value}" for name, value in properties.items()]
