@@ -61,7 +61,11 @@ def apply_forever(directory: Path, seed: int, pipe: int) -> None:
             write_sst(path, [sorted(changes.items())], TP, after)
             store.ingest(path, TP, after)
         else:
+            # Not between batches: a kill should hit one in flight, and a flush must leave out what is uncommitted.
+            flushed_at = chance.randrange(position, position + BATCH) if chance.random() < 0.1 else None
             for offset in range(position, position + BATCH):
+                if offset == flushed_at:
+                    store.flush()
                 key, value = record(offset)
                 if value is None:
                     store.delete(key)
@@ -71,8 +75,6 @@ def apply_forever(directory: Path, seed: int, pipe: int) -> None:
                 store.put(PAIR, b"%d" % after.position)
             store.commit({TP: after} if of_files else {TP: after, BESIDE: after})
         os.write(pipe, b">")
-        if chance.random() < 0.1:
-            store.flush()
 
 
 def violation(directory: Path) -> str:
