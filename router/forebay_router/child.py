@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
-import signal
 import sys
 
 from forebay.errors import ForebayError
+from forebay.linux import end_with_parent
 from forebay.logs import configure_logs
 from forebay_router.command import run
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Serve until the parent signals the end."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     settings, place, parent = pickle.load(sys.stdin.buffer)
     if os.getppid() != parent:
         # The parent died before it could be watched.

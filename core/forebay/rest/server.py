@@ -20,6 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady
+from forebay.linux import ask_for_short_slices
 from forebay.metadata import HostInfo
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import respond
@@ -241,4 +242,5 @@ def serve(
     # libuv accepts one connection per socket in a turn of the event loop, and a turn under load is long: hundreds
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     listeners = [listener, *(listener.dup() for _ in range(_ACCEPTED_IN_A_TURN - 1))]
+    ask_for_short_slices()
     Server(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(sockets=listeners)

@@ -7,7 +7,6 @@ worker.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any
 from forebay.changelog import Batch, Consumer, Wake, open_changelog
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogError
+from forebay.linux import end_with_parent
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
@@ -35,7 +35,6 @@ from forebay_worker.tasks.run import Run
 RECORDS_PER_POLL = 2_000
 """Records folded at once should fit the processor's cache: with 50,000 each took a third longer."""
 _NICENESS = 10
-_PR_SET_PDEATHSIG = 1
 _SIZED_EVERY = 8
 _PAUSE_S = 0.005
 _NEVER_SET = Wake()
@@ -183,7 +182,7 @@ def _next_batch(consumer: Consumer, tp: TopicPartition, patience_s: float) -> Ba
 def main() -> None:
     """Do jobs until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     os.nice(_NICENESS)
     # Nothing here creates cycles, and searching millions of records for some takes a while.
     gc.disable()
