@@ -20,7 +20,8 @@ ForebayError
 ├── BadRecord                   (worker tier) a record does not fit its store's codecs
 ├── CheckpointError             (worker tier) a .checkpoint file is malformed
 ├── RelocationError             (worker tier) the disk refuses to move a store
-├── UnsupportedVersion          (worker tier) a group message needs a newer reader
+├── UnreadableMessage           (worker tier) a group message is damaged, or no worker wrote it
+│   └── UnsupportedVersion      (worker tier) a group message needs a newer reader
 ├── SinkError                   a row, a batch or a query that the sink cannot take
 └── Problem                     an error answer to a REST client (RFC 9457)
     ├── 400  BadKey, BadParameter, BadRequest

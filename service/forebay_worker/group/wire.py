@@ -6,9 +6,10 @@ writer only adds members; if that is not enough, it raises ``least``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,11 @@ VERSION = 1
 _LEAST = 1
 
 
-class UnsupportedVersion(ForebayError):
+class UnreadableMessage(ForebayError):
+    """A message is damaged, or no worker wrote it."""
+
+
+class UnsupportedVersion(UnreadableMessage):
     """A message needs a newer reader; upgrade this worker."""
 
 
@@ -57,17 +62,17 @@ class SubscriptionInfo:
 
     @classmethod
     def decode(cls, raw: bytes) -> SubscriptionInfo:
-        """The inverse of ``encode``; raises ``UnsupportedVersion``."""
-        document = _decode(raw, "SubscriptionInfo")
-        return cls(
-            document["process_id"],
-            document["incarnation"],
-            HostInfo(*document["host"]),
-            document["fingerprint"],
-            {TaskId(ordinal, partition): offset for ordinal, partition, offset in document["offsets"]},
-            Generation(*document["known"]),
-            document.get("rack"),
-        )
+        """The inverse of ``encode``; raises ``UnreadableMessage``."""
+        with _read(raw, cls.__name__) as document:
+            return cls(
+                document["process_id"],
+                document["incarnation"],
+                HostInfo(*document["host"]),
+                document["fingerprint"],
+                {TaskId(ordinal, partition): offset for ordinal, partition, offset in document["offsets"]},
+                Generation(*document["known"]),
+                document.get("rack"),
+            )
 
 
 @dataclass(frozen=True)
@@ -146,24 +151,24 @@ class AssignmentInfo:
 
     @classmethod
     def decode(cls, raw: bytes) -> AssignmentInfo:
-        """The inverse of ``encode``; raises ``UnsupportedVersion``."""
-        document = _decode(raw, "AssignmentInfo")
-        names = [name for name, _, _ in document["members"]]
+        """The inverse of ``encode``; raises ``UnreadableMessage``."""
+        with _read(raw, cls.__name__) as document:
+            names = [name for name, _, _ in document["members"]]
 
-        def placements(table: list[list[int]]) -> dict[TaskId, Placement]:
-            return {
-                TaskId(ordinal, partition): Placement(names[active], tuple(names[i] for i in standbys))
-                for ordinal, partition, active, *standbys in table
-            }
+            def placements(table: list[list[int]]) -> dict[TaskId, Placement]:
+                return {
+                    TaskId(ordinal, partition): Placement(names[active], tuple(names[i] for i in standbys))
+                    for ordinal, partition, active, *standbys in table
+                }
 
-        actual = placements(document["actual"])
-        return cls(
-            Generation(*document["generation"]),
-            document["fingerprint"],
-            {name: HostInfo(host, port) for name, host, port in document["members"] if port},
-            Assignment(actual, {**actual, **placements(document["moving"])}),
-            document.get("ordinals", {}),
-        )
+            actual = placements(document["actual"])
+            return cls(
+                Generation(*document["generation"]),
+                document["fingerprint"],
+                {name: HostInfo(host, port) for name, host, port in document["members"] if port},
+                Assignment(actual, {**actual, **placements(document["moving"])}),
+                document.get("ordinals", {}),
+            )
 
     def _sides(self) -> tuple[Mapping[TaskId, Placement], Mapping[TaskId, Placement]]:
         return self.assignment.actual, self.assignment.intended
@@ -174,11 +179,18 @@ def _encode(document: dict[str, Any]) -> bytes:
     return zlib.compress(text.encode(), 6)
 
 
-def _decode(raw: bytes, what: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(zlib.decompress(raw))
-    if document["least"] > VERSION:
-        raise UnsupportedVersion(
-            f"{what} of version {document['v']} needs a reader of version {document['least']}; this worker "
-            f"reads version {VERSION}. Upgrade it."
-        )
-    return document
+@contextlib.contextmanager
+def _read(raw: bytes, what: str) -> Iterator[dict[str, Any]]:
+    """The document of a message; raises ``UnreadableMessage``, also for what is then missed in it."""
+    try:
+        document: dict[str, Any] = json.loads(zlib.decompress(raw))
+        if document["least"] > VERSION:
+            raise UnsupportedVersion(
+                f"{what} of version {document['v']} needs a reader of version {document['least']}; this worker "
+                f"reads version {VERSION}. Upgrade it."
+            )
+        yield document
+    except (zlib.error, ValueError, LookupError, TypeError) as error:
+        raise UnreadableMessage(
+            f"{what} of {len(raw)} bytes is damaged, or no worker wrote it ({type(error).__name__}: {error})."
+        ) from None

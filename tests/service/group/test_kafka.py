@@ -44,6 +44,7 @@ REST = {
     "partitions": 2,
     "store": [{"name": "numbers", "topic": "numbers"}, {"name": "pairs", "topic": "pairs"}],
 }
+MORE = {"name": "more", "partitions": 2, "store": [{"name": "more", "topic": "more"}]}
 POLICY = AssignmentPolicy(num_standby_replicas=1, acceptable_recovery_lag=RECORDS // 2, max_warmup_replicas=2)
 
 
@@ -52,7 +53,7 @@ def changelog(tmp_path_factory: pytest.TempPathFactory) -> SqliteChangelog:
     """A log with records in every partition, so that a copy at offset 0 is not caught up."""
     log = SqliteChangelog(tmp_path_factory.mktemp("log"))
     rows = [(b"k%d" % i, b"1", 0) for i in range(RECORDS)]
-    for topic, partitions in (("counts", 4), ("numbers", 2), ("pairs", 2)):
+    for topic, partitions in (("counts", 4), ("numbers", 2), ("pairs", 2), ("more", 2)):
         log.ensure_topic(topic, partitions)
         for partition in range(partitions):
             path = log.path(TopicPartition(topic, partition))
@@ -71,8 +72,10 @@ class Node:
     actives: frozenset[TaskId] = frozenset()
     built: set[TaskId] = field(default_factory=set)
     """Tasks that were begun from nothing."""
+    built_as_active: set[TaskId] = field(default_factory=set)
     map: ClusterMap = field(default_factory=ClusterMap)
     held_up: bool = False
+    incarnation: int = 1
     _loop: asyncio.AbstractEventLoop | None = None
     _thaw: threading.Event = field(default_factory=threading.Event)
 
@@ -87,14 +90,20 @@ class Node:
         # It is asked from beside the loop too.
         with contextlib.suppress(RuntimeError):
             self._loop = asyncio.get_running_loop()
-        return SubscriptionInfo(self.name, 1, self.host, self.topology.fingerprint, dict(self.offsets))
+        return SubscriptionInfo(
+            self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
+        )
 
     def on_assignment(self, info: AssignmentInfo) -> None:
         self.map = info.map(self.topology)
         self.actives, standbys = info.tasks_of(self.name)
-        if self.name in info.hosts:
+        if info.hosts.get(self.name) != self.host:
+            self.actives = frozenset()
+        else:
             held = self.actives | standbys
-            self.built |= held - self.offsets.keys()
+            begun_now = held - self.offsets.keys()
+            self.built |= begun_now
+            self.built_as_active |= begun_now & self.actives
             begun = 0 if self.held_up else None
             self.offsets = {task: self.offsets.get(task, self._end(task) if begun is None else 0) for task in held}
 
@@ -153,16 +162,18 @@ class Group:
         on_disk: Node | None = None,
         rebuild_ms: int = NEVER_MS,
         initial_ms: int = INITIAL_MS,
+        probing_ms: int = NEVER_MS,
         held_up: bool = False,
         host: HostInfo | None = None,
+        incarnation: int = 1,
     ) -> Node:
         """A started member."""
         topology = topology or self.topology
-        times = GroupTimes(SESSION_MS, rebuild_ms, initial_ms, NEVER_MS)
+        times = GroupTimes(SESSION_MS, rebuild_ms, initial_ms, probing_ms)
         node = Node(name, KafkaMembership(self.url, Leader(topology, self.changelog, POLICY), times), topology)
         if on_disk is not None:
             node.offsets = dict(on_disk.offsets)
-        node.held_up = held_up
+        node.held_up, node.incarnation = held_up, incarnation
         node.host = host or node.host
         self.nodes.append(node)
         node.start()
@@ -284,6 +295,20 @@ def test_a_warm_up_takes_over_as_soon_as_it_has_caught_up(group):
     assert a.running_actives == set(group.topology.tasks)
     # The probing interval is minutes away.
     b.catch_up()
+
+    def balanced() -> bool:
+        b.catch_up()
+        return served_by(a, b) and len(b.running_actives) == 3
+
+    wait_until(balanced, "the tasks being shared", 30)
+
+
+def test_the_leader_asks_for_lags_again_while_anything_is_to_move(group, monkeypatch):
+    """As often as it is set to, though nobody reports that a copy has caught up."""
+    monkeypatch.setattr(KafkaMembership, "_near", lambda self: frozenset())
+    a = group.settled("a", probing_ms=700)[0]
+    b = group.node("b", held_up=True, probing_ms=700)
+    wait_until(lambda: b.built, "a copy being built")
 
     def balanced() -> bool:
         b.catch_up()
@@ -464,6 +489,71 @@ def test_of_two_that_advertise_one_address_the_second_is_given_nothing_and_it_is
     assert served_by(first)
     assert not second.running_actives
     assert not second.standbys
+
+
+def test_of_two_processes_with_one_id_the_later_one_counts_and_the_leader_says_so(group, caplog):
+    a, b = group.settled("a", "b")
+    copy = group.node("a", on_disk=a, host=HostInfo("elsewhere", 1), incarnation=2)
+    wait_until(lambda: served_by(copy, b), "service by the later one", 30)
+    assert a.running_actives == frozenset()
+    assert "the worker at a:1 gets no tasks: the one at elsewhere:1 was started later" in caplog.text
+    served = roles(copy, b)
+    a.membership.leave()
+    generation = b.map.generation
+    wait_until(lambda: members(group) == 2, "its leaving")
+    group.wait_served_by(copy, b)
+    assert roles(copy, b) == served, f"who leaves takes the other along since {generation}"
+
+
+def test_an_assignment_that_could_not_be_followed_is_tried_again_and_no_lease_vouches_meanwhile(
+    group, monkeypatch
+):
+    monkeypatch.setattr(membership, "_RETRY_S", 0.05)
+    a, b = group.settled("a", "b")
+    follow, failed = b.on_assignment, []
+
+    def fails(info: AssignmentInfo) -> None:
+        failed.append(b.membership.lease_until_boot_ms)
+        raise RuntimeError("no space left")
+
+    b.membership._on_assignment = fails
+    a.membership.leave()
+    wait_until(lambda: len(failed) >= 3, "attempts")
+    # Meanwhile the coordinator has heard of it several times.
+    assert failed[1:] == [0.0] * (len(failed) - 1)
+    assert b.running_actives == frozenset()
+    b.membership._on_assignment = follow
+    wait_until(lambda: all_active(b), "a take-over", 30)
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"what is this", zlib.compress(b"{}")], ids=["empty", "text", "members"])
+def test_what_others_wrote_to_the_topic_of_assignments_is_passed_over(group, rubbish, caplog):
+    nodes = group.settled("a", "b")
+    before, known = roles(*nodes), nodes[0].map.generation
+    for node in nodes:
+        node.membership.leave()
+    AssignmentTopic(KafkaUrl.parse(group.url), group.application_id).write(rubbish)
+    back = [group.node(node.name, on_disk=node) for node in nodes]
+    group.wait_served_by(*back)
+    assert roles(*back) == before
+    assert back[0].map.generation >= known
+    assert "is damaged, or no worker wrote it" in caplog.text
+
+
+def test_a_rolling_change_of_the_topology_builds_no_standby_of_the_stores_that_stay(group):
+    nodes = group.settled("a", "b", "c", rebuild_ms=60_000)
+    wider = parse_topology({"application_id": group.application_id, "subtopology": [COUNTS, REST, MORE]})
+    new: list[Node] = []
+    for old in nodes:
+        old.membership.leave()
+        rest = [node for node in [*nodes, *new] if node.membership._thread.is_alive()]
+        wait_until(lambda rest=rest: members(group) == len(rest), "its leaving")
+        new.append(group.node(old.name, wider, on_disk=old, rebuild_ms=60_000))
+        wait_until(lambda: new[-1].membership.state != "joining", "its joining", 30)
+    group.wait_served_by(*new)
+    stay = set(group.topology.tasks)
+    # A task must have an active, even while all who have a copy follow the other topology.
+    assert [(node.built - node.built_as_active) & stay for node in [*nodes, *new]] == [set()] * 6
 
 
 async def test_the_client_tells_when_it_was_heard_and_rejoins_when_asked(group):

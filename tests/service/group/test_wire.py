@@ -1,3 +1,4 @@
+import contextlib
 import json
 import zlib
 from collections.abc import Callable
@@ -11,7 +12,13 @@ from forebay.metadata import Generation, HostInfo
 from forebay.tasks import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.assignor import Assignment, Placement
-from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
+from forebay_worker.group.wire import (
+    VERSION,
+    AssignmentInfo,
+    SubscriptionInfo,
+    UnreadableMessage,
+    UnsupportedVersion,
+)
 
 TOPOLOGY = parse_topology(
     {
@@ -87,6 +94,26 @@ def test_a_subscription_comes_back_as_it_was(subscription):
 @given(assignments())
 def test_an_assignment_comes_back_as_it_was(info):
     assert AssignmentInfo.decode(info.encode()) == info
+
+
+@MESSAGES
+@given(data=st.data())
+def test_damaged_messages_and_those_of_others_are_refused(
+    message: Any, decode: Callable[[bytes], Any], data: st.DataObject
+):
+    raw = message.encode()
+    document = json.loads(zlib.decompress(raw))
+    without = {name: value for name, value in document.items() if name != data.draw(st.sampled_from([*document]))}
+    cut = raw[: data.draw(st.integers(0, len(raw) - 1))]
+    foreign = data.draw(
+        st.binary() | st.sampled_from([zlib.compress(text) for text in (b"", b"7", b"[]", b"\xff")])
+    )
+    for damaged in (cut, foreign):
+        with pytest.raises(UnreadableMessage, match="is damaged, or no worker wrote it"):
+            decode(damaged)
+    with contextlib.suppress(UnreadableMessage):
+        # Some members may be left out.
+        decode(zlib.compress(json.dumps(without).encode()))
 
 
 @given(assignments())

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import hashlib
+import logging
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
@@ -13,7 +14,9 @@ from forebay.changelog.kafka.disposal import close
 from forebay.changelog.kafka.topics import KafkaTopics, assignments_topic
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogUnreachable
-from forebay_worker.group.wire import AssignmentInfo, UnsupportedVersion
+from forebay_worker.group.wire import AssignmentInfo, UnreadableMessage
+
+log = logging.getLogger(__name__)
 
 _DEADLINE_S = 5.0
 _KEY = b"assignment"
@@ -52,8 +55,8 @@ class AssignmentTopic:
         for raw in self._read():
             try:
                 readable.append(AssignmentInfo.decode(raw))
-            except UnsupportedVersion:
-                continue
+            except UnreadableMessage as error:
+                log.warning("the topic %r holds what is passed over: %s", self.name, error)
         return max(readable, key=lambda info: info.generation, default=None)
 
     def find(self, wanted_digest: str) -> bytes | None:

@@ -22,7 +22,7 @@ from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError
 from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class KafkaMembership:
         self._near_at_join: frozenset[TaskId] = frozenset()
         self._rejoin_at = float("inf")
         self._leads = self._led_before = self._steps_down = False
+        self._follows = False
+        """Whether the leader's newest message to this member is what it goes by: the lease covers nothing else."""
         self._too_old = False
         """Whether the leader's messages need a newer version than this."""
         self._group_began: float | None = None
@@ -146,8 +148,7 @@ class KafkaMembership:
 
     def _heard(self, sent_boot_ms: float) -> None:
         self._heard_boot_ms = sent_boot_ms
-        # Before an assignment is known there is no role for the lease to cover.
-        if self._fingerprint is not None and not self._too_old:
+        if self._follows:
             self.lease_until_boot_ms = sent_boot_ms + self._times.session_timeout_ms
 
     def _wants_rebalance(self) -> bool:
@@ -190,13 +191,17 @@ class KafkaMembership:
 
     def follow(self, assignment: bytes) -> None:
         """Accept the leader's message, if it is newer than the known assignment; leave if it cannot be read."""
+        if not assignment:
+            return
+        self._follows = False
         try:
-            if assignment:
-                self._accept(assignment)
+            self._accept(assignment)
         except UnsupportedVersion as error:
             self._too_old = True
-            self.lease_until_boot_ms = 0.0
             log.error("%s It leaves the group for %.0f s, serving what it holds.", error, _TOO_OLD_PAUSE_S)
+        finally:
+            if not self._follows:
+                self.lease_until_boot_ms = 0.0
 
     def _accept(self, assignment: bytes) -> None:
         raw = self._topic.find(_referred(assignment)) if assignment.startswith(_REFERENCE) else assignment
@@ -216,6 +221,7 @@ class KafkaMembership:
                 self._on_assignment(info)
             self._known = info.generation
         self._fingerprint = info.fingerprint
+        self._follows = True
         self._heard(self._heard_boot_ms)
 
     def _next(
@@ -277,12 +283,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def _readable(members: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
-    """Members' messages; one in a newer version must not keep the rest from being led."""
+    """Members' messages; one that cannot be read must not keep the rest from being led."""
     told = {}
     for name, raw in members.items():
         try:
             told[name] = SubscriptionInfo.decode(raw)
-        except UnsupportedVersion as error:
+        except UnreadableMessage as error:
             log.warning("the member %s is given no tasks: %s", name, error)
     return told
 
@@ -291,6 +297,15 @@ def _one_each(told: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInf
     """By process: if one crashed and came back, both are members until the first one's session ends."""
     newest: dict[str, SubscriptionInfo] = {}
     for info in sorted(told.values(), key=lambda info: info.incarnation):
+        earlier = newest.get(info.process_id)
+        if earlier is not None and earlier.host != info.host:
+            log.error(
+                "the worker at %s gets no tasks: the one at %s was started later with the same process id. The "
+                "state directory of one is a copy of the other's; stop one, and remove process.json from its "
+                "state directory.",
+                earlier.host,
+                info.host,
+            )
         newest[info.process_id] = info
     return newest
 

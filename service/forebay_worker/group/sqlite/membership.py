@@ -24,7 +24,7 @@ from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead
 from forebay_worker.group.sqlite.database import GroupDatabase, GroupTransaction, LivingMember
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage
 
 log = logging.getLogger(__name__)
 
@@ -191,12 +191,12 @@ class SqliteMembership:
         group.forget_members(now - self._times.standby_rebuild_delay_ms)
 
     def _readable(self, subscriptions: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
-        """Members' messages; one in a newer version must not keep the rest from being led."""
+        """Members' messages; one that cannot be read must not keep the rest from being led."""
         read: dict[str, SubscriptionInfo] = {}
         for name, raw in subscriptions.items():
             try:
                 read[name] = SubscriptionInfo.decode(raw)
-            except UnsupportedVersion as error:
+            except UnreadableMessage as error:
                 if name not in self._unreadable:
                     log.warning("the member %s is given no tasks: %s", name, error)
                 self._unreadable.add(name)
