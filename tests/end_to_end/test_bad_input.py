@@ -162,6 +162,12 @@ def test_a_query_whose_url_lacks_its_scheme():
         (["--windows", "--follow", "s", "k"], "leave out either --follow or --windows"),
         (["--versions", "--as-of", "0", "s", "k"], "leave out either --as-of or --versions"),
         (["--sessions", "s", ""], "no path can contain it"),
+        (["--sessions", "--versions", "s", "k"], "leave out either --sessions or --versions"),
+        (["--follow", "s"], "--follow needs a key"),
+        (["--versions", "s"], "--versions needs a key"),
+        (["--as-of", "0", "s"], "--as-of needs a key"),
+        (["--limit", "3", "s", "k"], "leave out either --limit or the key"),
+        (["--prefix", "a", "--windows", "s"], "leave out either --prefix or --windows"),
     ],
 )
 def test_a_query_that_cannot_be(arguments, complaint):

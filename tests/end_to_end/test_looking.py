@@ -59,6 +59,38 @@ def test_a_query_lists_sessions_and_versions_and_goes_back_in_time(tmp_path):
         assert (first["value"], second["value"]) == (1, 2)
         assert asked("prices", "tea", "--as-of", str(second["valid_from_ms"] - 1))["value"] == 1
         assert asked("prices", "tea", "--as-of", "1990-01-01T00:00:00Z")["ended"] == 1
+        [visit] = asked("visits", "--sessions", "--from", "4500")["sessions"]
+        assert (visit["key"], visit["value"]) == ("ann", "shop")
+        assert asked("visits", "--sessions", "--to", "1970-01-01T00:00:03Z")["sessions"] == []
+        (newest,) = asked("prices", "tea", "--versions", "--reverse", "--limit", "1")["versions"]
+        assert newest == second
+        assert asked("prices")["type"] == "urn:forebay:problem:wrong-store-kind"
+
+
+def test_entries_are_listed_page_by_page(cluster):
+    cluster.put("counts", {b"a%d" % i: b"%d" % i for i in range(5)} | {b"b": b"9"})
+    address = cluster.start_worker()
+
+    def page(*arguments: object) -> dict[str, Any]:
+        return dict(json.loads(forebay("query", "counts", "--url", f"http://{address}", *arguments).stdout))
+
+    def keys(*arguments: object) -> list[str]:
+        return [entry["key"] for entry in page(*arguments)["entries"]]
+
+    assert keys("--prefix", "a") == ["a0", "a1", "a2", "a3", "a4"]
+    assert keys("--from", "a3", "--to", "b") == ["a3", "a4"]
+    assert keys("--from", "a3", "--max-record-lag", 0, "--reverse", "--limit", 1) == ["b"]
+    first = page("--limit", 4)
+    assert [entry["key"] for entry in first["entries"]] == ["a0", "a1", "a2", "a3"]
+    assert keys("--limit", 4, "--cursor", first["next"]) == ["a4", "b"]
+
+
+def test_zero_is_a_bound(cluster):
+    cluster.put("counts", {b"a": b"1"})
+    address = cluster.start_worker()
+    asked = ("query", "counts", "a", "--url", f"http://{address}", "--max-age-ms", 0)
+    done = forebay(*asked)
+    assert (done.returncode, json.loads(done.stdout)["type"]) == (1, "urn:forebay:problem:lag-exceeds-tolerance")
 
 
 def test_version_query_and_status(cluster):

@@ -1,4 +1,4 @@
-"""``forebay query``: the answer for one key, on a terminal."""
+"""``forebay query``: the answer for one key, or a page of a list, on a terminal."""
 
 from __future__ import annotations
 
@@ -23,61 +23,56 @@ from forebay.errors import ForebayError, Problem
 from forebay.terminal import terminal
 from forebay.topology import StoreSpec
 
+_KINDS = ("windows", "sessions", "versions")
+_OF_LISTS = ("from", "to", "prefix", "reverse", "limit", "cursor", "allow_partial")
+"""What only lists take."""
+
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("store")
-@click.argument("key")
+@click.argument("key", required=False)
 @server_options
-@click.option("--windows", "listed", flag_value="windows", help="List the key's windows.")
-@click.option("--sessions", "listed", flag_value="sessions", help="List the key's sessions.")
-@click.option("--versions", "listed", flag_value="versions", help="List the key's versions.")
+@click.option("--windows", is_flag=True, help="List the key's windows, or those of all keys.")
+@click.option("--sessions", is_flag=True, help="List the key's sessions, or those of all keys.")
+@click.option("--versions", is_flag=True, help="List the key's versions.")
+@click.option("--from", metavar="KEY|TIME", help="Begin of the list: the least key, or the earliest time.")
+@click.option("--to", metavar="KEY|TIME", help="End of the list, which does not belong to it.")
+@click.option("--prefix", metavar="KEY", help="List keys that begin with this.")
+@click.option("--reverse", is_flag=True, help="List from the end.")
+@click.option("--limit", type=int, help="Maximum number of items in the page.")
+@click.option("--cursor", metavar="NEXT", help="List the page after the one that says so in its member next.")
+@click.option("--allow-partial", is_flag=True, help="List what can be had if partitions cannot be read.")
 @click.option("--follow", is_flag=True, help="Print the value and each new one, until Ctrl-C.")
 @click.option("--max-record-lag", type=int, help="Maximum number of records the answer may be behind.")
 @click.option("--max-time-lag-ms", type=int, help="Maximum milliseconds it may be behind the log.")
 @click.option("--max-age-ms", type=int, help="Maximum milliseconds it may be behind the source.")
 @click.option("--require-active", is_flag=True, help="Only a running active answers.")
 @click.option("--as-of", metavar="TIME", help="The value at that time, of a versioned store.")
+@click.option("--min-position", metavar="TOKEN", help="Read at least up to this position.")
+@click.option("--wait-ms", type=int, help="How long a replica may wait to meet the bounds or the position.")
 @click.option("--timeout-ms", type=int, help="Total time for the request.")
-def query(
-    store: str,
-    key: str,
-    server: Server,
-    listed: str | None,
-    follow: bool,
-    require_active: bool,
-    as_of: str | None,
-    **bounds: int | None,
-) -> None:
-    """Read one KEY of a STORE and print the answer; exit status 1 if there is none."""
+def query(store: str, key: str | None, server: Server, follow: bool, **options: Any) -> None:
+    """Read one KEY of a STORE and print the answer, or list a page of it, without KEY of all keys.
+
+    Exit status 1 if there is no answer.
+    """
     if store.startswith("-"):
         # Unknown options are taken for keys, which may begin with a hyphen; stores' names do not.
         raise click.NoSuchOption(store)
-    if listed and as_of is not None:
-        raise ForebayError(f"--as-of works on a key's single value; leave out either --as-of or --{listed}.")
-    if follow and (listed or as_of is not None):
-        other = f"--{listed}" if listed else "--as-of"
-        raise ForebayError(f"--follow works on a key's present value; leave out either --follow or {other}.")
-    if follow:
-        given = {name: value for name, value in bounds.items() if value is not None}
-        _follow(server, store, key, {**given, "require_active": require_active})
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    listed = _listed(key, follow, given)
+    asked = {name: value for name, value in given.items() if name not in _KINDS}
+    if follow and key is not None:
+        _follow(server, store, key, asked)
         return
-    parameters = {name: str(value) for name, value in bounds.items() if value is not None}
-    if require_active:
-        parameters["require_active"] = "true"
-    if as_of is not None:
-        parameters["as_of"] = as_of
+    parameters = {name: "true" if value is True else str(value) for name, value in asked.items()}
     path = f"/v1/stores/{quote(store, safe='')}"
-    segment = quote(key, safe="", errors="surrogateescape")
-    if listed and not segment:
-        raise ForebayError(f"The {listed} of the empty key cannot be read: no path can contain it.")
-    if key in REWRITTEN and not listed:
+    if listed is None and key in REWRITTEN:
         body = json.dumps({"keys": [key]})
         found = server.ask("POST", _with(f"{path}/batch-get", parameters), body)
         text, had = _single(server, found)
     else:
-        # Segments of dots alone would be taken for relative path segments.
-        path += f"/keys/{segment.replace('.', '%2E')}/{listed}" if listed else f"/keys/{segment}"
-        found = server.get(_with(path, parameters))
+        found = server.get(_with(path + _rest(key, listed), parameters))
         server.document(found)
         text, had = found.text, found.status_code == 200
     _print(text)
@@ -85,8 +80,43 @@ def query(
         sys.exit(1)
 
 
+def _listed(key: str | None, follow: bool, given: Mapping[str, Any]) -> str | None:
+    """What is to be listed, None for a single value; raises ``ForebayError`` if options do not go together."""
+    kinds = [kind for kind in _KINDS if kind in given]
+    single = "follow" if follow else "as-of" if "as_of" in given else None
+    of_lists = next((name for name in _OF_LISTS if name in given), None)
+    if len(kinds) > 1:
+        raise ForebayError(f"One list at a time: leave out either --{kinds[0]} or --{kinds[1]}.")
+    if single and kinds:
+        raise ForebayError(
+            f"--{single} works on a key's single value; leave out either --{single} or --{kinds[0]}."
+        )
+    if key is None and (single or "versions" in kinds):
+        raise ForebayError(f"--{single or 'versions'} needs a key; name it after the store.")
+    if key is not None and not kinds and of_lists:
+        flag = of_lists.replace("_", "-")
+        raise ForebayError(
+            f"--{flag} works on lists; leave out either --{flag} or the key, or choose a list of the key: "
+            "--windows, --sessions or --versions."
+        )
+    if kinds and "prefix" in given:
+        raise ForebayError(f"--prefix works on keys' single values; leave out either --prefix or --{kinds[0]}.")
+    if kinds and key == "":
+        raise ForebayError(f"The {kinds[0]} of the empty key cannot be read: no path can contain it.")
+    return kinds[0] if kinds else "entries" if key is None else None
+
+
+def _rest(key: str | None, listed: str | None) -> str:
+    """A path below that of its store."""
+    if key is None:
+        return f"/{listed}"
+    segment = quote(key, safe="", errors="surrogateescape")
+    # Segments of dots alone would be taken for relative path segments.
+    return f"/keys/{segment.replace('.', '%2E')}/{listed}" if listed else f"/keys/{segment}"
+
+
 def _with(path: str, parameters: Mapping[str, str]) -> str:
-    return f"{path}?{urlencode(parameters)}" if parameters else path
+    return f"{path}?{urlencode(parameters, errors='surrogateescape')}" if parameters else path
 
 
 def _print(text: str) -> None:
