@@ -98,7 +98,7 @@ class Router:
         return self.cluster.application_id, self.cluster.fingerprint
 
     def replicas_document(self) -> list[dict[str, Any]]:
-        """The replicas of all workers that answer, as they last reported them."""
+        """The replicas of all workers that answer, as they last reported them; their lag as of now."""
         return self.cluster.rows()
 
     def status_document(self) -> dict[str, Any]:

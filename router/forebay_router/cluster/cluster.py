@@ -138,7 +138,7 @@ class Cluster:
         return worker is not None and worker.well and worker.slow_start.window is None
 
     def rows(self) -> list[dict[str, Any]]:
-        """The replicas of all workers that answer, as they last reported them."""
+        """The replicas of all workers that answer, as they last reported them; their lag as of now."""
         well = [worker for worker in self.workers.values() if worker.well]
         return [row for worker in sorted(well, key=lambda worker: worker.host) for row in worker.rows()]
 
@@ -161,7 +161,7 @@ class Cluster:
         if not worker.live:
             log.info("worker %s is up", host)
         before = worker.replicas.keys()
-        worker.take(body, status, worker.seen_boot_ms)
+        worker.take(body, status, asked_boot_ms)
         self._holds(worker, before)
         return True
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay_router.cluster.slow_start import SlowStart
@@ -19,7 +20,7 @@ Held = tuple[str, int]
 
 
 class Report(NamedTuple):
-    """The last known state of one replica."""
+    """The last known state of one replica, as of some time at the latest."""
 
     role: str
     lag: Lag
@@ -45,6 +46,7 @@ class WorkerView:
     rack: str | None = None
     replicas: dict[Held, Report] = field(default_factory=dict)
     _status: bytes = b""
+    _status_boot_ms: float = 0.0
 
     @property
     def suspect(self) -> bool:
@@ -65,8 +67,8 @@ class WorkerView:
         self.silent_reads = max(self.silent_reads, _SILENT_READS_TO_SUSPECT)
         self.slow_start.lose()
 
-    def take(self, body: bytes, status: Mapping[str, Any], now_boot_ms: float) -> None:
-        """Adopt a status, given both raw and parsed."""
+    def take(self, body: bytes, status: Mapping[str, Any], asked_boot_ms: float) -> None:
+        """Adopt a status, given both raw and parsed, and when it was asked for."""
         self.process_id = status.get("process_id", "")
         self.incarnation, self.sequence = status["incarnation"], status["sequence"]
         generation = status["generation"]
@@ -76,13 +78,19 @@ class WorkerView:
         self.rack = status.get("rack")
         self.replicas = {
             (sys.intern(row["store"]), row["partition"]): Report(
-                sys.intern(row["role"]), Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]), now_boot_ms
+                sys.intern(row["role"]), Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]), asked_boot_ms
             )
             for row in status["tasks"]
         }
-        self._status = body
+        self._status, self._status_boot_ms = body, asked_boot_ms
 
     def rows(self) -> list[dict[str, Any]]:
-        """The ``tasks`` of its last status. They are seldom needed, and take ten times the memory when parsed."""
+        """The ``tasks`` of its last status, their lag as of now.
+
+        They are seldom needed, and take ten times the memory when parsed.
+        """
         rows: list[dict[str, Any]] = json.loads(self._status)["tasks"] if self._status else []
+        since_ms = boot_ms() - self._status_boot_ms
+        for row in rows:
+            row.update(Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]).aged(since_ms).document())
         return rows

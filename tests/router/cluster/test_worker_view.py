@@ -2,6 +2,7 @@ import json
 
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo
+from forebay_router.cluster import worker_view
 from forebay_router.cluster.worker_view import Report, WorkerView
 
 
@@ -14,8 +15,8 @@ def status(sequence, *tasks, **more):
     return {"incarnation": 7, "sequence": sequence, "generation": generation, "tasks": rows, **more}
 
 
-def taken(view, document):
-    view.take(json.dumps(document).encode(), document, 1000.0)
+def taken(view, document, asked_boot_ms=1000.0):
+    view.take(json.dumps(document).encode(), document, asked_boot_ms)
     return view
 
 
@@ -33,12 +34,14 @@ def test_a_status_says_who_holds_what_and_how_far_behind():
     assert view.well
 
 
-def test_its_rows_are_those_of_the_last_status():
+def test_its_rows_are_those_of_the_last_status_with_the_lag_that_they_may_have_by_now(monkeypatch):
+    monkeypatch.setattr(worker_view, "boot_ms", lambda: 3000.0)
     view = WorkerView(HostInfo("a", 1))
     assert view.rows() == []
     taken(view, status(1, ("counts", 0, "active")))
     last = status(2, ("counts", 1, "standby"))
-    assert taken(view, last).rows() == last["tasks"]
+    [row] = taken(view, last, asked_boot_ms=1400.0).rows()
+    assert row == {**last["tasks"][0], "time_lag_ms": 4.5 + 1600}
 
 
 def test_silence_on_a_poll_makes_it_suspect_until_its_next_status():
