@@ -12,6 +12,7 @@ from typing import Any
 
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import NotReady, Overloaded, Problem
+from forebay.lag import Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.parameters import Prefer, ReadParameters
@@ -136,6 +137,10 @@ class Router:
     def partitions(self, spec: StoreSpec, plain: bytes) -> Sequence[int]:
         """The partitions where a key may be: its own, or all if the partitioner is unknown."""
         return range(spec.partitions) if spec.stream_partitioner is None else (spec.partition_of(plain),)
+
+    def tolerance(self, spec: StoreSpec, parameters: ReadParameters) -> Tolerance:
+        """The bounds of a read as a whole: those requested, or the store's own, and every worker's ceiling."""
+        return parameters.tolerance_for(spec).held_to(self.cluster.ceiling)
 
     def candidates(self, spec: StoreSpec, partition: int, parameters: ReadParameters) -> list[HostInfo]:
         """The workers to ask for a partition, best first."""

@@ -1,6 +1,10 @@
 """Ceilings of lag, which apply to every read whatever it asks for."""
 
+import json
+import signal
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -59,3 +63,52 @@ def test_what_is_within_the_ceilings_is_answered_but_not_beyond_a_stricter_bound
         url = f"http://{router}/v1/stores/counts/keys/k1"
         assert httpx.get(url).json()["value"] == 1
         assert httpx.get(f"{url}?max_age_ms=0").status_code == 412
+
+
+KEYS = [f"k{i}" for i in range(20)]
+
+
+def stated_lag_ms(document: dict[str, Any]) -> int:
+    """The largest time lag with which anything is answered."""
+    told = document.get("results", [document])
+    return max(
+        (each["lag"]["time_lag_ms"] for each in told if each.get("lag") and each.get("status") != 412), default=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "counts/entries", None),
+        ("POST", "counts/batch-get", {"keys": KEYS}),
+        ("GET", "elsewhere/keys/nobody", None),
+    ],
+    ids=["list", "batch", "search"],
+)
+def test_what_waited_for_another_worker_is_held_to_the_ceiling(tmp_path, method, path, body):
+    topology = """
+application_id = "test"
+[[subtopology]]
+name = "a"
+partitions = 2
+[[subtopology.store]]
+name = "counts"
+[[subtopology.store]]
+name = "elsewhere"
+partitioner = "unknown"
+"""
+    options = ("--num-standby-replicas", "0", "--time-lag-ceiling-ms", "300", "--session-timeout-ms", "6000")
+    with running_cluster(tmp_path, topology_text=topology, worker_options=options) as cluster:
+        cluster.put("counts", {key.encode(): b"1" for key in KEYS})
+        cluster.log.append(
+            cluster.topology.stores["elsewhere"], {0: [(b"a", b"0", 1)], 1: [(b"b", b"1", 1)]}, "w", 9
+        )
+        stopped, _ = cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router, replicas=1)
+        worker = cluster.workers[stopped]
+        worker.send_signal(signal.SIGSTOP)
+        threading.Timer(0.8, worker.send_signal, (signal.SIGCONT,)).start()
+        url = f"http://{router}/v1/stores/{path}?wait_ms=3000&timeout_ms=5000"
+        answer = httpx.request(method, url, json=body, timeout=10)
+        assert stated_lag_ms(json.loads(answer.text)) <= 300

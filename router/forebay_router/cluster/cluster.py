@@ -8,7 +8,7 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import PartitionerMissing, UnknownStore
-from forebay.lag import UNKNOWN_LAG
+from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.metadata import NO_GENERATION, ClusterMap, HostInfo, StreamsMetadataState
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
@@ -37,6 +37,8 @@ class Cluster:
         self.fingerprint = ""
         self.metadata = StreamsMetadataState({})
         self.workers: dict[HostInfo, WorkerView] = {}
+        self.ceiling: Tolerance = UNLIMITED
+        """The strictest of the bounds that workers set to every read."""
         self.strangers = Strangers(application_id)
         self._holding: dict[Held, set[HostInfo]] = {}
         """The workers that report holding a partition."""
@@ -160,9 +162,11 @@ class Cluster:
             return False
         if not worker.live:
             log.info("worker %s is up", host)
-        before = worker.replicas.keys()
+        before, ceiling = worker.replicas.keys(), worker.ceiling
         worker.take(body, status, asked_boot_ms)
         self._holds(worker, before)
+        if worker.ceiling != ceiling:
+            self._find_ceiling()
         return True
 
     def hung(self, host: HostInfo) -> None:
@@ -175,6 +179,12 @@ class Cluster:
         worker = self.workers.pop(host, None)
         if worker is not None:
             self._holds(WorkerView(host), worker.replicas.keys())
+            self._find_ceiling()
+
+    def _find_ceiling(self) -> None:
+        self.ceiling = UNLIMITED
+        for worker in self.workers.values():
+            self.ceiling = self.ceiling.held_to(worker.ceiling)
 
     def adopt(self, fingerprint: str, specs: Sequence[StoreSpec], newer: ClusterMap) -> bool:
         """Adopt a worker's topology and map, unless the map is older than the known one; whether it was."""

@@ -53,7 +53,7 @@ async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: b
         spec = router.spec(store)
         require_kind(spec, "key-value", "versioned")
         with router.admitted():
-            tolerance = parameters.tolerance_for(spec)
+            tolerance = router.tolerance(spec, parameters)
             batch = _Batch(router, spec, keys, query, parameters, router.deadline(parameters), tolerance)
             results = await batch.results()
             answer = batch_answer(keys, results)

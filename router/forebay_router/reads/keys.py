@@ -57,7 +57,7 @@ async def _search(
     router: Router, spec: StoreSpec, target: bytes, parameters: ReadParameters, deadline_boot_ms: float
 ) -> Answer:
     """Ask every partition at once; once more if a miss has left its bounds while waiting for the last one."""
-    tolerance = parameters.tolerance_for(spec)
+    tolerance = router.tolerance(spec, parameters)
     until = deadline_boot_ms - time_to_ask_again_ms(tolerance, deadline_boot_ms - boot_ms())
     lag = UNKNOWN_LAG
     for until_boot_ms in (until, deadline_boot_ms):

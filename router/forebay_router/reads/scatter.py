@@ -13,7 +13,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import LagExceedsTolerance, NoReplica
-from forebay.lag import Lag, Tolerance, worst_lag
+from forebay.lag import UNLIMITED, Lag, Tolerance, worst_lag
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
@@ -145,7 +145,7 @@ class Gather:
                 first = (None, None) if cursor is None else (cursor.last, cursor.at)
                 gather.parts[partition] = _PartitionScan(partition, first)
         try:
-            left_ms = time_to_ask_again_ms(parameters.tolerance_for(scan.spec), deadline - boot_ms())
+            left_ms = time_to_ask_again_ms(router.tolerance(scan.spec, parameters), deadline - boot_ms())
             gather.deadline_boot_ms -= left_ms
             await gather._fetch(list(gather.parts.values()))
             gather.deadline_boot_ms += left_ms
@@ -166,7 +166,7 @@ class Gather:
 
     async def _renew_early(self) -> None:
         """Request again, once, first pages that left their bounds while waiting for others."""
-        tolerance = self.parameters.tolerance_for(self.scan.spec)
+        tolerance = self.router.tolerance(self.scan.spec, self.parameters)
         early = self._begin_again(tolerance)
         if early:
             await self._fetch([part for part, _ in early])
@@ -209,6 +209,7 @@ class Gather:
         yield list_head(self.scan)
         first = True
         left = self.parameters.limit
+        looked_boot_ms = boot_ms()
         while True:
             keys, items, told_to = self._merge()
             if len(items) > left:
@@ -218,13 +219,23 @@ class Gather:
                 first = False
             left -= len(items)
             drained = [part for part in self.parts.values() if part.drained]
-            if told_to is None or not left or boot_ms() >= self.no_page_after_boot_ms:
+            now = boot_ms()
+            out_of_time = now >= self.no_page_after_boot_ms or self._leaves_bounds(now - looked_boot_ms)
+            if told_to is None or not left or out_of_time:
                 break
+            looked_boot_ms = now
             try:
                 await self._fetch(drained)
             except ScanRefused as refused:
                 raise ScanBroken(f"a partition answered {refused.answer.status} in the middle of a scan") from None
         yield list_tail(self._sources(), self._cursor(told_to), self.missing)
+
+    def _leaves_bounds(self, in_ms: float) -> bool:
+        """Whether the list's lag, which grows while it is sent, will have left its bounds in some time."""
+        tolerance = self.router.tolerance(self.scan.spec, self.parameters)
+        return tolerance != UNLIMITED and not all(
+            tolerance.met_by(part.lag_now.aged(in_ms)) for part in [*self.parts.values(), *self.lost]
+        )
 
     def lag(self) -> Lag:
         """The largest lag of any partition."""

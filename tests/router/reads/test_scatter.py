@@ -46,7 +46,11 @@ class Workers:
 
     def router(self):
         return SimpleNamespace(
-            spec=lambda store: self.spec, ask=self.ask, deadline=lambda _: boot_ms() + 5_000, pages=self.pages
+            spec=lambda store: self.spec,
+            ask=self.ask,
+            deadline=lambda _: boot_ms() + 5_000,
+            tolerance=lambda spec, parameters: parameters.tolerance_for(spec),
+            pages=self.pages,
         )
 
     async def ask(self, request, parameters, deadline_boot_ms):
@@ -149,6 +153,25 @@ async def test_a_list_that_takes_too_long_ends_with_a_cursor_and_is_not_cut(monk
     gather = await onward.gather(b"cursor=" + document["next"].encode())
     document = json.loads(b"".join([piece async for piece in gather.body()]))
     assert [entry["key"] for entry in document["entries"]] == ["n"]
+
+
+async def test_a_list_that_would_leave_its_bounds_ends_with_a_cursor(monkeypatch):
+    now_ms = 1_000.0
+    monkeypatch.setattr("forebay_router.reads.scatter.boot_ms", lambda: now_ms)
+    workers = Workers([page(b"\x01%c" % letter, Lag(0, 0, 0), more=True) for letter in b"abcdefghijkl"])
+    ask = workers.ask
+
+    async def ask_slowly(*arguments):
+        nonlocal now_ms
+        now_ms += 30
+        return await ask(*arguments)
+
+    workers.ask = ask_slowly
+    gather = await workers.gather(b"max_time_lag_ms=100")
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert 50 < document["lag"]["time_lag_ms"] <= 100
+    assert 2 <= len(document["entries"]) < 6
+    assert document["next"] is not None
 
 
 async def test_what_a_lost_partition_was_behind_stays_in_the_lag_of_a_list_that_has_its_items():
