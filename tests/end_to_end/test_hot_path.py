@@ -159,7 +159,7 @@ def test_a_batch_among_other_requests_of_a_connection_is_answered_in_its_turn(se
 
 
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAEAAEAA", "Upgrade: h2c")
-"""Headers that Java's own client initially sends with every request."""
+"""Headers that Java's own client sends with every request."""
 
 
 @pytest.mark.parametrize("cut", [0, 30, 160, -10])

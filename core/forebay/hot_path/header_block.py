@@ -1,7 +1,8 @@
 """Judges the header block of a request: whether it is ordinary, and its relevant contents.
 
-Full HTTP parsers read everything judged ordinary here the same way; a transfer coding, an upgrade, an expectation,
-``Connection: close`` or an odd byte is left to them, so that request smuggling is impossible here.
+Full HTTP parsers read everything judged ordinary here the same way; a transfer coding, an expectation,
+``Connection: close`` or an odd byte is left to them, so that request smuggling is impossible here. An offer to
+speak HTTP/2, which Java's own client makes with every request, is ordinary, and declined (RFC 9110, section 7.8).
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ from forebay.rest.scans import FRAMES_MEDIA_TYPE
 
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
 _LENGTH = re.compile(rb"0|[1-9][0-9]{0,8}")
-_LEFT_TO_THE_PARSER = frozenset(
-    {b"transfer-encoding", b"expect", b"upgrade", b"connection", b"te", b"trailer", b"http2-settings"}
-)
-_JSON_ACCEPTED = frozenset({b"*/*", b"application/json"})
+_LEFT_TO_THE_PARSER = frozenset({b"transfer-encoding", b"expect", b"te", b"trailer"})
+_ORDINARY_VALUES = {
+    b"connection": frozenset({b"keep-alive", b"upgrade", b"http2-settings"}),
+    # Some parsers read it as the one above.
+    b"proxy-connection": frozenset({b"keep-alive"}),
+    b"upgrade": frozenset({b"h2c"}),
+}
+"""The elements that these may list; others are left to the parser."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 
 
 class HeaderBlock(NamedTuple):
     """The contents of an ordinary block; ``origin`` and ``authorization`` are empty if it has none.
 
-    ``length`` is the body's, None if no header states it; ``frames`` whether only frames are accepted, which
-    routers ask workers for.
+    ``length`` is the body's, None if no header states it; ``frames`` whether frames are accepted, which routers
+    ask workers for: all others get JSON, whatever they accept.
     """
 
     origin: bytes
@@ -44,9 +49,10 @@ def judge(block: bytes) -> HeaderBlock | None:
         if header is None:
             return None
         name, value = header[1].lower(), header[2] or b""
-        if name == b"connection" and value.lower() == b"keep-alive":
+        ordinary = _ORDINARY_VALUES.get(name)
+        if ordinary is not None and ordinary.issuperset(map(bytes.strip, value.lower().split(b","))):
             continue
-        if name in _LEFT_TO_THE_PARSER:
+        if ordinary is not None or name in _LEFT_TO_THE_PARSER:
             return None
         told.setdefault(name, []).append(value)
     origins, accepted = told.get(b"origin", []), told.get(b"accept", [])
@@ -59,7 +65,7 @@ def judge(block: bytes) -> HeaderBlock | None:
     if origins and b"cookie" in told:
         return None
     frames = accepted == [_FRAMES]
-    if not frames and not _JSON_ACCEPTED.issuperset(accepted):
+    if not frames and _FRAMES in accepted:
         return None
     length = None
     if b"content-length" in told:

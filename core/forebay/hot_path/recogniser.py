@@ -79,7 +79,7 @@ class _HeaderBlocks(dict[bytes, tuple[bytes, bytes] | None]):
         if len(self) >= _MOST_BLOCKS:
             self.clear()
         told = judge(block)
-        return self.setdefault(block, None if told is None or told.length is not None or told.frames else told[:2])
+        return self.setdefault(block, None if told is None or told.length or told.frames else told[:2])
 
 
 _BLOCKS = _HeaderBlocks()

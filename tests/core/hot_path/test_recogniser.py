@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.hot_path import Recogniser, recognise, recognise_batch
+from forebay.hot_path.upgrade import head_without_upgrade
 
 PLAIN = b"GET /v1/stores/counts/keys/a HTTP/1.1\r\nHost: x\r\n\r\n"
 BATCH = b"POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\n\r\n" + b'{"keys": []}'
@@ -23,7 +24,12 @@ class Parsed:
         self.complete = 0
         self.body = b""
         parser = httptools.HttpRequestParser(self)
-        parser.feed_data(data)
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            head = head_without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
+            self.__init__(head + data[upgrade.args[0] :])  # type: ignore[misc]
+            return
         self.method = parser.get_method()
         self.keep_alive = parser.should_keep_alive()
 
@@ -31,7 +37,7 @@ class Parsed:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        self.headers.append((name.lower(), value))
 
     def on_body(self, body: bytes) -> None:
         self.body += body
@@ -55,6 +61,7 @@ def by_h11(data: bytes) -> tuple[h11.Request, bytes]:
 TOKENS = st.sampled_from(
     [b"Host", b"host", b"Accept", b"User-Agent", b"X-Odd", b"Content-Length", b"Transfer-Encoding", b"Connection"]
     + [b"Expect", b"Upgrade", b"Origin", b"forebay-deadline-ms", b"Bad Name", b"", b" Leading", b"TE"]
+    + [b"Upgrade", b"Connection", b"HTTP2-Settings", b"Proxy-Connection"]
 )
 VALUES = st.one_of(
     st.sampled_from(
@@ -72,6 +79,12 @@ VALUES = st.one_of(
             b"a\x7f",
             b"\xff",
             b"a\tb",
+            b"h2c",
+            b"h2c, websocket",
+            b"Upgrade",
+            b"Upgrade, HTTP2-Settings",
+            b"keep-alive,upgrade",
+            b"upgrade, close",
         ]
     ),
     st.binary(max_size=6),
@@ -194,9 +207,11 @@ def test_a_batch_with_something_behind_it_is_left_alone(behind):
         b"Transfer-Encoding: identity",
         b"Expect: 100-continue",
         b"Connection: close",
-        b"Upgrade: h2c",
+        b"Connection: upgrade, close",
+        b"Proxy-Connection: close",
+        b"Upgrade: websocket",
         b"Origin: http://a\r\nCookie: a=b",
-        b"Accept: text/html",
+        b"Accept: application/vnd.forebay.frames\r\nAccept: */*",
         b"Host: y",
     ],
 )
@@ -263,19 +278,57 @@ def test_several_requests_are_recognised_one_after_another():
 @pytest.mark.parametrize(
     "header",
     [
-        b"Content-Length: 0",
+        b"Content-Length: 1",
+        b"Content-Length: 0\r\nContent-Length: 0",
         b"Transfer-Encoding: chunked",
         b"Expect: 100-continue",
-        b"Upgrade: h2c",
+        b"Upgrade: websocket",
+        b"Upgrade: h2c, websocket",
+        b"Proxy-Connection: close",
         b"Origin: http://a\r\nOrigin: http://b",
         b"Origin: http://a\r\nCookie: a=b",
         b"Origin:",
         b"Authorization: Bearer a\r\nAuthorization: Bearer b",
     ]
-    + [b"Connection: close", b"Connection: upgrade", b"Host: y", b"Accept: application/vnd.forebay.frames"],
+    + [
+        b"Connection: close",
+        b"Connection: upgrade, close",
+        b"Connection: ,",
+        b"Host: y",
+        b"Accept: application/vnd.forebay.frames",
+    ],
 )
 def test_what_needs_the_parser_is_left_to_it(header):
     assert recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\n") is None
+
+
+JAVA = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\nUser-Agent: Java/17"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        JAVA,
+        b"Content-Length: 0\r\n" + JAVA,
+        b"Accept: application/json, text/plain, */*",
+        b"Accept: text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8\r\nUpgrade-Insecure-Requests: 1",
+        b"Accept: application/json\r\nAccept: application/*+json",
+        b"Proxy-Connection: Keep-Alive",
+    ],
+    ids=["java", "java-17", "axios", "browser", "twice", "old-proxy"],
+)
+def test_what_widely_used_clients_send_is_ordinary(headers):
+    sent = PLAIN.replace(b"Host: x", b"Host: x\r\n" + headers)
+    get, plain = recognise(sent), recognise(PLAIN)
+    assert get is not None
+    assert plain is not None
+    assert (get.form, get.segment, get.end) == (plain.form, plain.segment, len(sent))
+    assert (Parsed(sent).complete, by_h11(sent)[1]) == (1, b"")
+    posted = BATCH.replace(b"Host: x", b"Host: x\r\n" + headers.replace(b"Content-Length: 0\r\n", b""))
+    batch = recognise_batch(posted)
+    assert batch is not None
+    assert not batch.frames
+    assert batch.body == Parsed(posted).body == by_h11(posted)[1]
 
 
 def test_the_origin_is_told():
