@@ -135,7 +135,8 @@ class RouterHotPath:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer, took_ms)
         elif answer is None or not is_final(answer):
-            self._go_on_as_ordinary(read, None)
+            refused = None if answer is None else (read.target.host, answer)
+            self._go_on_as_ordinary(read, refused=refused)
         else:
             read.done = True
             router.in_flight -= 1
@@ -152,19 +153,25 @@ class RouterHotPath:
         self._metrics.count_answer(_PATH, read.asked.spec.name, answer)
         read.slot.fill(answer)
 
-    def _go_on_as_ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
+    def _go_on_as_ordinary(
+        self, read: _Outstanding, *, silent: HostInfo | None = None, refused: tuple[HostInfo, Answer] | None = None
+    ) -> None:
         read.done = True
         self._router.in_flight -= 1
-        read.ordinary = self._begin(self._ordinary(read, silent))
+        read.ordinary = self._begin(self._ordinary(read, silent, refused))
 
-    async def _ordinary(self, read: _Outstanding, silent: HostInfo | None) -> None:
+    async def _ordinary(
+        self, read: _Outstanding, silent: HostInfo | None, refused: tuple[HostInfo, Answer] | None
+    ) -> None:
         asked = read.asked
         store = asked.spec.name
         path = b"/v1/stores/%b/keys/%b" % (asked.spec.name_bytes, read.segment)
         try:
             left_ms = int(self._left_ms(read))
             parameters = replace(asked.parameters, timeout_ms=max(1, left_ms))
-            answer = await read_key(self._router, store, read.segment, path, asked.query, parameters, silent)
+            answer = await read_key(
+                self._router, store, read.segment, path, asked.query, parameters, silent, refused
+            )
             self._router.counts["hedges_won"] += read.hedged and is_final(answer)
         except Problem as problem:
             answer = problem_answer(problem)
@@ -198,14 +205,14 @@ class RouterHotPath:
         elif router.budget.spend():
             router.counts["hedges"] += 1
             read.hedged = True
-            self._go_on_as_ordinary(read, read.target.host)
+            self._go_on_as_ordinary(read, silent=read.target.host)
         elif router.cluster.well(read.target.host):
             router.counts["hedges_refused"] += not read.refused
             read.refused = True
             self._wait(read)
         else:
             # The worker hangs: this is no hedge.
-            self._go_on_as_ordinary(read, read.target.host)
+            self._go_on_as_ordinary(read, silent=read.target.host)
 
     def _has_another(self, read: _Outstanding) -> bool:
         asked = read.asked
@@ -223,7 +230,7 @@ class RouterHotPath:
         if read.done:
             return
         if self._left_ms(read) <= 0:
-            self._go_on_as_ordinary(read, read.target.host)
+            self._go_on_as_ordinary(read, silent=read.target.host)
         else:
             self._hedge(read)
 

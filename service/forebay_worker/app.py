@@ -158,6 +158,9 @@ def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, s
     """How long to wait: as requested, within the time-out and what the router reports as left of it."""
     settings = worker.settings
     wait_ms = max(parameters.wait_ms, _CURSOR_WAIT_MS if parameters.cursor else 0)
+    if headers.get("forebay-wait-ms") == "0":
+        # The router asks each replica for what it can answer at once, before any is to wait.
+        wait_ms = 0
     left = headers.get("forebay-deadline-ms", "")
     # A router reports what is left of its own time; it may allow no more than any client.
     if left.isdecimal() and len(left) < 9:

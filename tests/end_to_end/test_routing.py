@@ -1,6 +1,7 @@
 """Which replicas a router asks, as its clients can choose and see."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from forebay.position import Position, encode_position, log_digest
 from tests.cluster import Cluster, running_cluster, wait_until
 
 READS = 60
@@ -222,3 +224,57 @@ def test_a_read_that_waits_for_a_worker_that_hangs_is_answered_by_the_one_that_t
             cluster.workers[hung].send_signal(signal.SIGCONT)
         assert (answer.status_code, answer.json().get("value")) == (200, 1)
         assert answer.json()["host"] != hung
+
+
+ONE_STORE = """
+application_id = "test"
+[[subtopology]]
+name = "a"
+partitions = 1
+[[subtopology.store]]
+name = "latest"
+"""
+
+
+def test_a_read_that_may_wait_is_answered_by_whoever_need_not(tmp_path):
+    with running_cluster(tmp_path, topology_text=ONE_STORE) as cluster:
+        cluster.put("latest", {b"k": b"0"})
+        slow = cluster.start_worker(None, "--apply-records-per-second", "1")
+        cluster.wait_ready(slow)
+        quick = cluster.start_worker()
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        for i in range(200):
+            ends = cluster.put("latest", {b"k": b"%d" % i})
+        log = log_digest(cluster.changelog.identity(cluster.topology.stores["latest"].topic))
+        token = encode_position(Position(log, dict(ends)))
+        store = f"http://{router}/v1/stores/latest"
+        waits = {"min_position": token, "wait_ms": 60_000, "timeout_ms": 120_000}
+        wait_until(
+            lambda: httpx.get(f"http://{quick}/v1/stores/latest/keys/k", params=waits).status_code == 200, "it"
+        )
+        # Long before the other would have to wait no more.
+        answer = httpx.get(f"{store}/keys/k", params=waits, timeout=15)
+        batch = httpx.post(f"{store}/batch-get", params=waits, json={"keys": ["k"]}, timeout=15)
+        entries = httpx.get(f"{store}/entries", params=waits, timeout=15)
+        found = [answer.json(), *batch.json()["results"], *entries.json()["partitions"]]
+        assert [each["host"] for each in found] == [quick] * 3
+
+
+def test_a_refusal_is_not_asked_for_twice(cluster):
+    cluster.put("counts", {b"k": b"0"})
+    workers = cluster.start_workers(2)
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+    # The hot path takes reads once all connections to a worker are open.
+    hosts(router, "/counts/keys/k")
+    asked = [refusals(worker) for worker in workers]
+    answer = httpx.get(f"http://{router}/v1/stores/counts/keys/k?max_age_ms=0")
+    assert answer.status_code == 412
+    assert {attempt["host"] for attempt in answer.json()["attempts"]} == set(workers)
+    assert [refusals(worker) - before for worker, before in zip(workers, asked, strict=True)] == [1, 1]
+
+
+def refusals(worker: str) -> float:
+    told = httpx.get(f"http://{worker}/metrics").text
+    return sum(map(float, re.findall(r'^forebay_reads_total\{.*status="412".*\} (\S+)', told, re.M)))

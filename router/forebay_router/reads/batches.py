@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -27,7 +27,7 @@ from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, refusal
 from forebay_router.reads.keys import decides, verdict
 from forebay_router.reads.lag_aging import aged, came_too_early, time_to_ask_again_ms
-from forebay_router.reads.replica_read import Came, ReplicaRead, ReplicaRequest
+from forebay_router.reads.replica_read import MAY_COME, Came, ReplicaRead, ReplicaRequest
 from forebay_router.router import Router
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
@@ -83,6 +83,8 @@ class _Batch:
     parameters: ReadParameters
     deadline_boot_ms: float
     tolerance: Tolerance
+    impatient: bool = False
+    """Workers are not to wait."""
 
     async def results(self) -> list[KeyResult]:
         """Each key's answer or problem, in order."""
@@ -94,17 +96,23 @@ class _Batch:
                 plains.append((index, from_json(key)))
             except Problem as problem:
                 results[index] = key_result(problem_answer(problem)), boot_ms()
-        look = self._in_every_partition if self.spec.stream_partitioner is None else self._where_they_are
         left_ms = self.deadline_boot_ms - boot_ms()
         until = self.deadline_boot_ms - time_to_ask_again_ms(self.tolerance, left_ms)
-        for index, result, came_boot_ms in await look(plains, until):
+        if self.parameters.wait_ms:
+            # First whatever some replica can answer at once.
+            for index, result, came_boot_ms in await replace(self, impatient=True)._look(plains, until):
+                results[index] = result, came_boot_ms
+            plains_left = [place for place in plains if results[place[0]][0][0] in MAY_COME]
+        else:
+            plains_left = plains
+        for index, result, came_boot_ms in await self._look(plains_left, until):
             results[index] = result, came_boot_ms
         bounded = self.tolerance != UNLIMITED
         early = {index for index, told in enumerate(results) if bounded and self._by_now(*told)[1] is not None}
         if early and boot_ms() < self.deadline_boot_ms:
             # Once more: those that kept the others waiting are not asked again.
             again = [place for place in plains if place[0] in early]
-            for index, result, came_boot_ms in await look(again, self.deadline_boot_ms):
+            for index, result, came_boot_ms in await self._look(again, self.deadline_boot_ms):
                 results[index] = result, came_boot_ms
         return [
             result if lag is None else key_result(came_too_early(self.spec.name, self.tolerance, lag))
@@ -119,6 +127,12 @@ class _Batch:
             return result, None
         body, lag = aged(body, waited_ms)
         return (status, body), None if lag is None or self.tolerance.met_by(lag) else lag
+
+    async def _look(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
+        """Ask for some keys."""
+        if self.spec.stream_partitioner is None:
+            return await self._in_every_partition(plains, until)
+        return await self._where_they_are(plains, until)
 
     async def _where_they_are(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
         """Ask for each key at its replicas, with one request for all partitions with the same candidates."""
@@ -223,4 +237,5 @@ class _Batch:
             alone=True,
             several=several,
             excluded=excluded,
+            impatient=self.impatient,
         )

@@ -77,8 +77,7 @@ class Choices:
         if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
             return None
         parameters = parse_parameters(form.query, KEY_PARAMETERS)
-        timeout_ms = parameters.timeout_ms
-        if parameters.wait_ms or (timeout_ms is not None and timeout_ms < MOST_DELAY_MS):
+        if parameters.wait_ms or self._router.timeout_ms(parameters) < MOST_DELAY_MS:
             # A slow one is noticed only after the hedge delay.
             return None
         if len(self._reads) >= _MOST_READS:

@@ -35,10 +35,12 @@ async def read_key(
     query: bytes,
     parameters: ReadParameters,
     silent: HostInfo | None = None,
+    refused: tuple[HostInfo, Answer] | None = None,
 ) -> Answer:
     """Answer a read of one key from the replica that best meets its tolerance; raises ``Problem``.
 
-    ``path`` and ``query`` are the request's own, as received. ``silent`` is a worker that was already asked.
+    ``path`` and ``query`` are the request's own, as received. ``silent`` is a worker that was already asked,
+    ``refused`` one that has answered, though not finally.
     """
     spec = router.spec(store)
     plain = from_segment(spec.key_codec, segment)
@@ -48,7 +50,12 @@ async def read_key(
         if spec.stream_partitioner is None:
             return await _search(router, spec, target, parameters, deadline)
         request = ReplicaRequest(
-            spec, spec.partition_of(plain), target, alone=parameters.wait_ms > 0, silent=silent
+            spec,
+            spec.partition_of(plain),
+            target,
+            alone=parameters.wait_ms > 0,
+            silent=silent,
+            refused=refused,
         )
         return await ask(router, request, parameters, deadline)
 

@@ -24,6 +24,8 @@ _LOOK_AGAIN_MS = 50.0
 """How soon a read notices that a worker it asked has been found to hang."""
 _LOOK_FOR_OTHERS_MS = 250.0
 """How soon a read whose last candidate hangs notices that another worker took over."""
+MAY_COME = frozenset({412, 503})
+"""Refusals of what a replica may be able to answer soon."""
 _LARGE_ANSWER_MS = 250.0
 """A page or a batch takes longer than the single keys from which the hedge delay is learnt."""
 
@@ -34,7 +36,8 @@ class ReplicaRequest:
 
     ``alone`` keeps it off shared connections. ``several`` means that it contains keys of several partitions with
     the same candidates. ``silent`` is a worker that was asked and has not answered yet: it comes last.
-    ``excluded`` workers are not asked.
+    ``refused`` is one with its answer, which was not final. ``excluded`` workers are not asked. If ``impatient``,
+    workers are told not to wait, whatever the client allows.
     """
 
     spec: StoreSpec
@@ -45,9 +48,11 @@ class ReplicaRequest:
     alone: bool = False
     several: bool = False
     silent: HostInfo | None = None
+    refused: tuple[HostInfo, Answer] | None = None
     excluded: frozenset[HostInfo] = frozenset()
+    impatient: bool = False
 
-    def render(self, host: HostInfo, left_ms: int, credentials: bytes) -> bytes:
+    def render(self, host: HostInfo, left_ms: int, credentials: bytes, *, waits: bool = True) -> bytes:
         """The request's bytes for one worker; ``credentials`` is the authorization line, if any."""
         method, target = b"GET" if self.body is None else b"POST", self.target
         if not self.several:
@@ -57,6 +62,8 @@ class ReplicaRequest:
             b"host: " + str(host).encode(),
             b"forebay-deadline-ms: %d" % left_ms,
         ]
+        if not waits:
+            lines.append(b"forebay-wait-ms: 0")
         if self.accept:
             lines.append(b"accept: " + self.accept)
         if self.body is not None:
@@ -80,7 +87,11 @@ async def ask(
 
 
 class ReplicaRead:
-    """One read in progress: the workers still to ask, those being asked, and the answers so far."""
+    """One read in progress: the workers still to ask, those being asked, and the answers so far.
+
+    If the client lets replicas wait for its bounds, each is first asked what it can answer at once. Only if none
+    can, all are asked again, to wait.
+    """
 
     def __init__(
         self,
@@ -103,6 +114,12 @@ class ReplicaRead:
         self._refused: set[HostInfo] = set()
         """Those whose answer was not final."""
         self._waiting: list[HostInfo] = []
+        self.attempts: list[Attempt] = []
+        """Those without a final answer, so far."""
+        self._overloads = 0
+        if request.refused is not None:
+            self._met.add(request.refused[0])
+            self._note_refusal(*request.refused)
         self._look()
         # A stable sort: all others stay in order.
         self._waiting.sort(key=lambda host: host == request.silent)
@@ -112,18 +129,18 @@ class ReplicaRead:
         self._hedge_refused = False
         self._silent: set[HostInfo] = set()
         self._hedges: set[asyncio.Task[Answer]] = set()
-        self.attempts: list[Attempt] = []
-        """Those without a final answer, so far."""
+        self._asks_again = parameters.wait_ms > 0 and len(self._waiting) > 1 and request.body is None
+        """Whether to ask again, to wait: of a batch's keys each may have to."""
+        self._lets_wait = not (self._asks_again or request.impatient)
         self.answered_by: HostInfo | None = None
         """The worker that gave the final answer."""
-        self._overloads = 0
         self._overloaded = False
         self._late = False
 
     async def run(self) -> Answer | None:
         """The first final answer, None if there is none."""
         try:
-            while self._waiting or self._asked or await self._look_again():
+            while self._waiting or self._asked or self._ask_again() or await self._look_again():
                 if not self._asked and not self._ask_next():
                     break
                 done = await self._wait()
@@ -191,7 +208,8 @@ class ReplicaRead:
     def _silence_ms(self) -> float:
         """How long those asked may be silent, including the time they were told to wait."""
         delay_ms = self._router.delay.delay_ms
-        return self._wait_ms + (max(delay_ms, _LARGE_ANSWER_MS) if self._alone else delay_ms)
+        wait_ms = self._wait_ms if self._lets_wait else 0
+        return wait_ms + (max(delay_ms, _LARGE_ANSWER_MS) if self._alone else delay_ms)
 
     def _ask_next(self) -> bool:
         """Ask the best remaining candidate that is not full; returns whether there was one."""
@@ -204,7 +222,7 @@ class ReplicaRead:
                 self.attempts.append(Attempt(host, "full"))
                 continue
             left_ms = max(1, int(self._deadline - boot_ms()))
-            request = self._request.render(host, left_ms, router.credentials())
+            request = self._request.render(host, left_ms, router.credentials(), waits=self._lets_wait)
             self._asked[self._ask(host, request)] = host
             now = boot_ms()
             self._asked_boot_ms[host] = now
@@ -212,6 +230,19 @@ class ReplicaRead:
             self._hedge_due_boot_ms = now + min(self._silence_ms(), (self._deadline - now) / 2)
             return True
         return False
+
+    def _ask_again(self) -> bool:
+        """Ask all that refused what they may be able to answer soon, to wait; returns whether there were any."""
+        if not self._asks_again:
+            return False
+        self._asks_again, self._lets_wait = False, True
+        waiting = [attempt for attempt in self.attempts if attempt.answer and attempt.answer.status in MAY_COME]
+        self.attempts = [attempt for attempt in self.attempts if attempt not in waiting]
+        self._waiting = [attempt.host for attempt in waiting]
+        self._refused.difference_update(self._waiting)
+        while self._ask_next():
+            pass
+        return bool(self._asked)
 
     def _ask(self, host: HostInfo, request: bytes) -> asyncio.Task[Answer]:
         claim = self._router.upstreams[host].claim()
@@ -230,6 +261,8 @@ class ReplicaRead:
     def _hurry(self) -> None:
         """No answer yet: record silent workers, and ask one more if those asked hang, or as a hedge."""
         cluster, now = self._router.cluster, boot_ms()
+        if not self._waiting and self._ask_again():
+            return
         if self._waiting:
             for host in self._asked.values():
                 if host not in self._silent and now - self._asked_boot_ms[host] >= self._silence_ms():
@@ -277,17 +310,17 @@ class ReplicaRead:
         if is_final(answer):
             self.answered_by = host
             return answer
+        self._note_refusal(host, answer)
+        return answer if answer.status == 429 and self._overloads > 1 else None
+
+    def _note_refusal(self, host: HostInfo, answer: Answer) -> None:
         self.attempts.append(Attempt(host, "answered", answer))
         self._refused.add(host)
         if answer.status in REFUSALS:
-            cluster.refused(host, answer.status)
+            self._router.cluster.refused(host, answer.status)
         if answer.status == NotHostedHere.status:
             self._router.discovery.refresh(host)
-        if answer.status == 429:
-            self._overloads += 1
-            if self._overloads > 1:
-                return answer
-        return None
+        self._overloads += answer.status == 429
 
 
 def is_final(answer: Answer) -> bool:
