@@ -5,6 +5,7 @@ import asyncio
 import inspect
 import json
 import signal
+import socket
 import ssl
 import threading
 import time
@@ -624,6 +625,32 @@ def test_a_server_that_let_a_whole_call_pass_is_not_asked_first_again():
     assert next(again).url.startswith("http://well/")
 
 
+def test_a_server_is_given_the_time_that_a_replica_may_wait_and_a_share_of_the_rest():
+    exchange = Exchange(["http://one", "http://two"], 1_000, lambda: 0.0)
+    first = next(exchange.ask(Request("/x", {"wait_ms": 3_000}), exchange.deadline(wait_ms=3_000)))
+    assert first.url == "http://one/x?wait_ms=3000&timeout_ms=3500"
+
+
+def test_a_server_that_hangs_leaves_another_the_time_to_answer(served, connect):
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        address = "{}:{}".format(*hangs.getsockname())
+        with connect(address, served[1], timeout_ms=2_000) as client:
+            assert client.get("names", "k0001").value == 1
+
+
+def test_a_key_that_no_path_can_hold_is_asked_for_again_like_any_other(connect):
+    def batch(result: dict[str, Any]) -> httpx.Response:
+        return httpx.Response(200, json={"results": [{"key": "", **result}]})
+
+    soon = batch({"problem": errors.NoReplica("Soon.", retry_after_s=0).document()})
+    miss = batch({"problem": {**errors.UnknownKey("None.").document(), "lag": ANSWER["lag"]}})
+    script = Scripted(soon, batch(ANSWER), soon, miss)
+    with connect("http://one", transport=script) as client:
+        assert client.get("s", "").value == 1
+        assert raised(errors.UnknownKey, lambda: client.get("s", "")).lag == Lag(0, 1, 2)
+    assert len(script.requests) == 4
+
+
 def test_a_sessions_stream_that_is_connected_anew_asks_for_all_that_the_session_saw(connect):
     asked = []
 
@@ -738,8 +765,9 @@ def test_the_time_that_is_left_is_what_the_next_server_is_told():
     plan = exchange.ask(Request("/x", {"max_record_lag": 0}), exchange.deadline())
     step = plan.send(None)
     assert isinstance(step, Send)
-    assert step.url == "http://one/x?max_record_lag=0&timeout_ms=1000"
-    assert step.timeout.connect == 0.5
+    # One that accepts connections and never answers must leave the other some time.
+    assert step.url == "http://one/x?max_record_lag=0&timeout_ms=500"
+    assert (step.timeout.connect, step.timeout.read) == (0.5, 0.6)
     now = 0.25
     step = plan.send(httpx.ConnectTimeout("no answer"))
     assert isinstance(step, Send)
@@ -751,7 +779,7 @@ def test_the_time_that_is_left_is_what_the_next_server_is_told():
     now = 0.5
     step = plan.send(None)
     assert isinstance(step, Send)
-    assert step.url == "http://two/x?max_record_lag=0&timeout_ms=500"
+    assert step.url == "http://two/x?max_record_lag=0&timeout_ms=250"
     now = 1.0
     with pytest.raises(errors.DeadlineExceeded):
         plan.send(httpx.ReadTimeout("no answer"))

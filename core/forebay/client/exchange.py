@@ -130,11 +130,16 @@ class Exchange:
         """The deadline of a call that begins now, in milliseconds of the clock: waits are beside the default."""
         return self._now_ms() + (self._timeout_ms + wait_ms if timeout_ms is None else timeout_ms)
 
-    def ask(self, request: Request, deadline_ms: float) -> Plan[dict[str, Any]]:
+    def ask(
+        self,
+        request: Request,
+        deadline_ms: float,
+        refusal_in: Callable[[dict[str, Any]], Problem | None] = lambda document: None,
+    ) -> Plan[dict[str, Any]]:
         """The document that answers a request; raises ``Problem``.
 
         On 429, 502, 503 and 504 the other servers are asked, then all again after ``Retry-After``, if time
-        permits.
+        permits; ``refusal_in`` tells what in a document counts as such an answer.
         """
         problem: Problem | None = None
         refused: dict[int, float] = {}
@@ -143,10 +148,14 @@ class Exchange:
             if response is not None:
                 assert isinstance(response, httpx.Response)
                 if response.status_code == 200:
-                    return _document(response)
-                problem = problem_of_response(response)
-                if response.status_code not in OF_THE_SERVER:
-                    raise problem
+                    document = _document(response)
+                    problem = refusal_in(document)
+                    if problem is None or problem.status not in OF_THE_SERVER:
+                        return document
+                else:
+                    problem = problem_of_response(response)
+                    if response.status_code not in OF_THE_SERVER:
+                        raise problem
                 refused[self._first % len(self._urls)] = _pause_s(problem)
                 self.turn()
             assert problem is not None
@@ -188,6 +197,7 @@ class Exchange:
         """The response of the first server that gives one, except those that refused; None if no other does."""
         attempts: list[dict[str, str]] = []
         first, tries = self._first, _TRIES_PER_URL * len(self._urls)
+        to_ask = sum(number not in refused for number in range(len(self._urls)))
         for turn in range(tries):
             number = (first + turn) % len(self._urls)
             if number in refused:
@@ -196,7 +206,7 @@ class Exchange:
             left_ms = deadline_ms - self._now_ms()
             if left_ms <= 0:
                 raise DeadlineExceeded("No server answered in time.", attempts=attempts)
-            reply = yield self._send(request, url, left_ms, max(1, len(self._urls) - turn))
+            reply = yield self._send(request, url, left_ms, max(1, to_ask - len(attempts)))
             if isinstance(reply, httpx.Response | Opened):
                 self._first = first + turn
                 return reply
@@ -211,12 +221,14 @@ class Exchange:
 
     def _send(self, request: Request, url: str, left_ms: float, urls_left: int) -> Send:
         parameters = dict(request.parameters)
+        # One that accepts connections and never answers must leave the others some time.
+        wait_ms = min(parameters.get("wait_ms") or 0, left_ms)
+        share_ms = wait_ms + (left_ms - wait_ms) / urls_left
         if request.timed:
-            parameters["timeout_ms"] = math.ceil(left_ms)
+            parameters["timeout_ms"] = math.ceil(share_ms)
         query = query_string(parameters)
         url += f"{request.path}{'?' if query else ''}{query}"
-        # Each server gets a share of the time for connecting; once connected, it gets all of it.
-        whole_s, connect_s = (left_ms + _GRACE_MS) / 1000, left_ms / urls_left / 1000
+        whole_s, connect_s = (share_ms + _GRACE_MS) / 1000, left_ms / urls_left / 1000
         timeout = httpx.Timeout(whole_s + (_STREAM_GRACE_S if request.streamed else 0.0), connect=connect_s)
         if request.streamed:
             return Open("GET", url, None, timeout, request.last_event_id)

@@ -93,7 +93,9 @@ class Reads:
         segment = to_segment(spec.key_codec, plain)
         result: Answer | Problem
         if segment in REWRITTEN or len(segment) > _LONGEST_SEGMENT:
-            [result] = yield from self._batch(store, [_key_text(key)], parameters, deadline_ms)
+            request = _batch(store, [_key_text(key)], parameters)
+            document = yield from self._exchange.ask(request, deadline_ms, _refusal_of_the_only)
+            result = _result(document["results"][0])
         else:
             request = Request(f"{_path(store)}/keys/{segment}", parameters)
             try:
@@ -159,9 +161,7 @@ class Reads:
         self, store: str, keys: Sequence[str], parameters: dict[str, Any], deadline_ms: float
     ) -> Plan[list[Answer | Problem]]:
         """Ask for keys whose JSON is given."""
-        body = f'{{"keys": [{",".join(keys)}]}}'.encode()
-        request = Request(f"{_path(store)}/batch-get", parameters, body)
-        document = yield from self._exchange.ask(request, deadline_ms)
+        document = yield from self._exchange.ask(_batch(store, keys, parameters), deadline_ms)
         return [_result(result) for result in document["results"]]
 
     def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[Opened]:
@@ -286,6 +286,17 @@ def _partition(spec: StoreSpec, plain: bytes) -> int | None:
     except PartitionerMissing:
         return None
     return None if partitioner is None else partitioner.partition(plain, spec.partitions)
+
+
+def _batch(store: str, keys: Sequence[str], parameters: dict[str, Any]) -> Request:
+    """A request for keys whose JSON is given."""
+    return Request(f"{_path(store)}/batch-get", parameters, f'{{"keys": [{",".join(keys)}]}}'.encode())
+
+
+def _refusal_of_the_only(batch: dict[str, Any]) -> Problem | None:
+    """The problem of a batch's only key."""
+    result = _result(batch["results"][0])
+    return result if isinstance(result, Problem) else None
 
 
 def _result(document: dict[str, Any]) -> Answer | Problem:
