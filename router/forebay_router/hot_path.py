@@ -151,7 +151,8 @@ class RouterHotPath:
     def _fill(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
         self._answer_ms.observe(took_ms)
         self._metrics.count_answer(_PATH, read.asked.spec.name, answer)
-        read.slot.fill(answer)
+        asked = read.asked
+        read.slot.fill(answer, (asked.spec.name, asked.tolerance.held_to(self._router.cluster.ceiling)))
 
     def _go_on_as_ordinary(
         self, read: _Outstanding, *, silent: HostInfo | None = None, refused: tuple[HostInfo, Answer] | None = None

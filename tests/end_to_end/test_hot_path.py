@@ -329,3 +329,24 @@ def test_a_preflight_that_is_refused_is_a_problem(served):
         assert answer.status_code == 400
         assert answer.headers["content-type"] == "application/problem+json"
         assert "access-control-allow-origin" not in answer.headers
+
+
+def test_an_answer_that_waits_for_an_earlier_one_is_as_old_as_it_is_when_it_is_sent(tmp_path):
+    with running_cluster(tmp_path, worker_options=("--num-standby-replicas", "0")) as cluster:
+        cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
+        hangs, well = cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router, replicas=1)
+        of = {cluster.active_for(router, "counts", f"k{i}"): f"/v1/stores/counts/keys/k{i}" for i in range(50)}
+        # The hot path takes reads once all connections to a worker are open.
+        exchange(router, b"".join(map(request, of.values())) * 20, 40)
+        cluster.kill(hangs, signal.SIGSTOP)
+        sent = [f"{of[hangs]}?timeout_ms=1000", f"{of[well]}?max_time_lag_ms=200", of[well]]
+        none, refused, late = exchange(router, b"".join(map(request, sent)), 3)
+        cluster.kill(hangs, signal.SIGCONT)
+        assert none.startswith(b"HTTP/1.1 504 ")
+        assert refused.startswith(b"HTTP/1.1 412 ")
+        assert b"once earlier requests had been answered" in refused
+        document = json.loads(late.partition(b"\r\n\r\n")[2])
+        assert document["lag"]["time_lag_ms"] > 200
+        assert b"forebay-time-lag-ms: %d\r\n" % document["lag"]["time_lag_ms"] in late

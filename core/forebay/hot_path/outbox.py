@@ -7,6 +7,9 @@ from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from forebay.clock import boot_ms
+from forebay.lag import Tolerance
+from forebay.rest.aging import answer_by_now
 from forebay.rest.answers import Answer
 
 
@@ -39,18 +42,36 @@ def render(answer: Answer, lines: bytes = b"") -> bytes:
 class Slot:
     """The place of one answer in a connection's order of answers."""
 
-    __slots__ = ("_connection", "_lines", "answer")
+    __slots__ = ("_answer", "_bounds", "_connection", "_filled_boot_ms", "_lines")
 
     def __init__(self, connection: Connection, lines: bytes) -> None:
         self._connection = connection
         self._lines = lines
-        self.answer: bytes | None = None
+        self._answer: Answer | None = None
 
-    def fill(self, answer: Answer) -> None:
-        """Set the answer; only the first counts, and it is sent once all earlier ones are."""
-        if self.answer is None:
-            self.answer = render(answer, self._lines)
+    def fill(self, answer: Answer, bounds: tuple[str, Tolerance] | None = None) -> None:
+        """Set the answer; only the first counts, and it is sent once all earlier ones are.
+
+        ``bounds`` are the store and the tolerance of a read of one key, and still hold when it is sent.
+        """
+        if self._answer is None:
+            self._answer, self._bounds = answer, bounds
+            self._filled_boot_ms = boot_ms()
             self._connection.send_filled()
+
+    @property
+    def filled(self) -> bool:
+        """Whether there is an answer."""
+        return self._answer is not None
+
+    def render(self) -> bytes:
+        """The answer's bytes as of now."""
+        answer = self._answer
+        assert answer is not None
+        if self._bounds is not None:
+            store, tolerance = self._bounds
+            answer = answer_by_now(answer, boot_ms() - self._filled_boot_ms, tolerance, store)
+        return render(answer, self._lines)
 
 
 class Outbox:

@@ -17,6 +17,7 @@ from forebay.hot_path.outbox import Outbox, Slot, render
 from forebay.hot_path.recogniser import HotBatch, HotRequest, Recogniser, recognise, recognise_batch
 from forebay.hot_path.stall import StallWatch
 from forebay.hot_path.upgrade import head_without_upgrade
+from forebay.lag import UNLIMITED
 from forebay.rest.answers import Answer, problem_answer
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class HotPathProtocol(HttpToolsProtocol):
             elif self._slots:
                 slot = self.slot(request)
                 self._slots.append(slot)
-                slot.fill(outcome)
+                slot.fill(outcome, (request.form.store, UNLIMITED))
             else:
                 self._send(render(outcome, self._lines(request)))
             at = request.end
@@ -230,8 +231,8 @@ class HotPathProtocol(HttpToolsProtocol):
     def send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and continue with the input held back for them."""
         slots = self._slots
-        while slots and (answer := slots[0].answer) is not None and not self.flow.write_paused:
-            slots.popleft()
+        while slots and slots[0].filled and not self.flow.write_paused:
+            answer = slots.popleft().render()
             if len(answer) * self._most_slots > _MOST_SLOT_BYTES:
                 self._most_slots = max(1, self._most_slots // 2)
             elif self._most_slots < _MOST_SLOTS:

@@ -16,6 +16,7 @@ from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere, Problem
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
+from forebay.rest.aging import aged, came_too_early
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import KeyResult, batch_answer, key_result, read_batch_frames, read_batch_keys
 from forebay.rest.parameters import ReadParameters, parse_parameters
@@ -26,8 +27,7 @@ from forebay.topology import StoreSpec
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, refusal
 from forebay_router.reads.keys import decides, verdict
-from forebay_router.reads.lag_aging import aged, came_too_early, time_to_ask_again_ms
-from forebay_router.reads.replica_read import MAY_COME, Came, ReplicaRead, ReplicaRequest
+from forebay_router.reads.replica_read import MAY_COME, Came, ReplicaRead, ReplicaRequest, time_to_ask_again_ms
 from forebay_router.router import Router
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()

@@ -15,13 +15,13 @@ from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag, worst_lag
 from forebay.metadata import HostInfo
+from forebay.rest.aging import aged, came_too_early
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
 from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL
 from forebay.topology import StoreSpec
-from forebay_router.reads.lag_aging import aged, came_too_early, time_to_ask_again_ms
-from forebay_router.reads.replica_read import Came, ReplicaRequest, ask
+from forebay_router.reads.replica_read import Came, ReplicaRequest, ask, time_to_ask_again_ms
 from forebay_router.router import Router
 
 _GRAVEST_FIRST = (503, 504, 429, 412)

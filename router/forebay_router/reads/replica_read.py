@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
+from forebay.lag import Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
 from forebay.rest.parameters import ReadParameters
@@ -26,6 +27,8 @@ _LOOK_FOR_OTHERS_MS = 250.0
 """How soon a read whose last candidate hangs notices that another worker took over."""
 MAY_COME = frozenset({412, 503})
 """Refusals of what a replica may be able to answer soon."""
+_LEFT_TO_ASK_AGAIN = 0.1
+"""Fraction of the time of a read with time bounds."""
 _LARGE_ANSWER_MS = 250.0
 """A page or a batch takes longer than the single keys from which the hedge delay is learnt."""
 
@@ -321,6 +324,12 @@ class ReplicaRead:
         if answer.status == NotHostedHere.status:
             self._router.discovery.refresh(host)
         self._overloads += answer.status == 429
+
+
+def time_to_ask_again_ms(tolerance: Tolerance, time_ms: float) -> float:
+    """How much of a read's time is reserved for re-reading answers that left their bounds while waiting."""
+    in_time = tolerance.max_time_lag_ms is not None or tolerance.max_age_ms is not None
+    return _LEFT_TO_ASK_AGAIN * time_ms if in_time else 0.0
 
 
 def is_final(answer: Answer) -> bool:

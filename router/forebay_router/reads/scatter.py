@@ -14,13 +14,13 @@ from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import LagExceedsTolerance, NoReplica
 from forebay.lag import UNLIMITED, Lag, Tolerance, worst_lag
+from forebay.rest.aging import came_too_early
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, first_end, make_scan, merge
 from forebay.rest.statuses import TRANSIENT
-from forebay_router.reads.lag_aging import came_too_early, time_to_ask_again_ms
-from forebay_router.reads.replica_read import Came, ReplicaRequest, ask
+from forebay_router.reads.replica_read import Came, ReplicaRequest, ask, time_to_ask_again_ms
 from forebay_router.router import Router
 
 _FIRST_PAGE = 1_000

@@ -1,4 +1,4 @@
-"""Answers that waited in the router for others: their lag grows meanwhile, and may leave its bounds."""
+"""Answers that waited before they are sent: their lag grows meanwhile, and may leave its bounds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import re
 from forebay.errors import LagExceedsTolerance
 from forebay.lag import Lag, Tolerance
 from forebay.rest.answers import Answer, lag_head, lag_json, problem_answer
+from forebay.rest.statuses import WITH_LAG
 
 _MEMBER = b'"lag":{'
 _LAG = re.compile(rb'"lag":\{"record_lag":(null|\d+),"time_lag_ms":(null|\d+),"age_ms":(null|\d+)\}')
-_LEFT_TO_ASK_AGAIN = 0.1
-"""Fraction of the time of a read with time bounds."""
 _LEAST_MS = 1.0
 """Figures are whole milliseconds, rounded up."""
 
@@ -32,17 +31,22 @@ def aged(body: bytes, waited_ms: float) -> tuple[bytes, Lag | None]:
     return b'%b"lag":%b%b' % (body[:at], lag_json(lag), body[found.end() :]), lag
 
 
-def time_to_ask_again_ms(tolerance: Tolerance, time_ms: float) -> float:
-    """How much of a read's time is reserved for re-reading answers that left their bounds while waiting."""
-    in_time = tolerance.max_time_lag_ms is not None or tolerance.max_age_ms is not None
-    return _LEFT_TO_ASK_AGAIN * time_ms if in_time else 0.0
+def answer_by_now(answer: Answer, waited_ms: float, tolerance: Tolerance, store: str) -> Answer:
+    """A single key's answer after it has waited: with its present lag; a refusal if that is beyond the bounds."""
+    if waited_ms < _LEAST_MS or answer.status not in WITH_LAG:
+        return answer
+    before, (body, lag) = aged(answer.body, 0)[1], aged(answer.body, waited_ms)
+    if before is None or lag is None:
+        return answer
+    if not tolerance.met_by(lag):
+        return came_too_early(store, tolerance, lag, "earlier requests had been answered")
+    return Answer(answer.status, answer.head.replace(lag_head(before), lag_head(lag), 1), body)
 
 
-def came_too_early(store: str, tolerance: Tolerance, lag: Lag) -> Answer:
+def came_too_early(store: str, tolerance: Tolerance, lag: Lag, then: str = "the others had answered") -> Answer:
     """The problem of an answer that was within its bounds on arrival, but no longer is."""
     problem = LagExceedsTolerance(
-        "A replica's answer met the tolerance when it arrived, but no longer did once the other "
-        "replicas had answered.",
+        f"A replica's answer met the tolerance when it arrived, but no longer did once {then}.",
         retry_after_s=1,
         store=store,
         tolerance={bound: figure for bound, figure in tolerance._asdict().items() if figure is not None},
