@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from forebay.changelog import Changelog
-from forebay.metadata import Generation
+from forebay.metadata import Generation, HostInfo
 from forebay.tasks import TaskId
 from forebay.topology import Topology
 from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, Placement, assign
@@ -92,15 +92,13 @@ class Leader:
         """
         before = self.before(previous)
         hosts = {name: subscription.host for name, subscription in present.items()}
-        racks = {**{name: subscription.rack for name, subscription in present.items()}, **absent}
+        racks = _fail_together(present, absent, {} if previous is None else previous.hosts)
         same_hosts = previous is not None and before is previous.assignment and dict(previous.hosts) == hosts
         if same_hosts and previous is not None and self._found_settled == (previous.generation, racks):
             return None
         lags = self.lags({name: subscription.offsets for name, subscription in present.items()})
-        members = [
-            Member(name, lags.get(name, {}), rack=subscription.rack) for name, subscription in present.items()
-        ]
-        members += [Member(name, absent=True, rack=rack) for name, rack in absent.items()]
+        members = [Member(name, lags.get(name, {}), rack=racks[name]) for name in present]
+        members += [Member(name, absent=True, rack=racks[name]) for name in absent]
         outcome = assign(self.topology.tasks, members, before, self.policy)
         if same_hosts and previous is not None and outcome == before:
             if outcome.settled:
@@ -136,6 +134,20 @@ class Leader:
             name: {task: behind(task, offset) for task, offset in held.items() if task in sums}
             for name, held in offsets.items()
         }
+
+
+def _fail_together(
+    present: Mapping[str, SubscriptionInfo], absent: Mapping[str, str | None], hosts: Mapping[str, HostInfo]
+) -> dict[str, str | None]:
+    """What each member shares its failures with: its rack, or its machine while all are on one rack.
+
+    ``hosts`` are those that absent members had.
+    """
+    racks = {**{name: subscription.rack for name, subscription in present.items()}, **absent}
+    if len(set(racks.values())) > 1:
+        return racks
+    machines = {name: hosts[name].host for name in absent if name in hosts}
+    return racks | machines | {name: subscription.host.host for name, subscription in present.items()}
 
 
 def may_lead(mine: str, fingerprints: Iterable[str], *, led: bool) -> bool:

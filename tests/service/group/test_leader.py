@@ -2,12 +2,12 @@
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.metadata import Generation
+from forebay.metadata import Generation, HostInfo
 from forebay.tasks import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.leader import Leader
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
-from forebay_worker.group.wire import AssignmentInfo
+from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.offsets import CAUGHT_UP
 
 STORES = [{"name": "a"}, {"name": "b"}]
@@ -41,3 +41,32 @@ def test_placements_of_another_topology_are_those_of_the_same_stores():
     told = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
     before = Leader(turned, None, AssignmentPolicy()).before(told)
     assert before.intended == before.actual == {TaskId(1 - ordinal, p): held[ordinal, p] for ordinal, p in held}
+
+
+def test_workers_of_one_rack_are_told_apart_by_their_machines(tmp_path):
+    topology = parse_topology(
+        {"application_id": "app", "subtopology": [{"name": "s", "partitions": 8, "store": [{"name": "a"}]}]}
+    )
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure(topology.stores["a"])
+    leader = Leader(topology, changelog, AssignmentPolicy(num_standby_replicas=1))
+    # By name, those on one machine would be next to each other.
+    machines = {"a": "left", "b": "left", "c": "right", "d": "right"}
+    members = {
+        name: SubscriptionInfo(name, 1, HostInfo(machine, port), topology.fingerprint, rack="zone1")
+        for port, (name, machine) in enumerate(machines.items(), 8081)
+    }
+    first = leader.next_assignment(members, {}, None, Generation(1, 1))
+    assert {placement_on(machines, placement) for placement in first.assignment.intended.values()} == {
+        frozenset({"left", "right"})
+    }
+    # One that is expected back is still where it was.
+    del members["d"]
+    second = leader.next_assignment(members, {"d": "zone1"}, first, Generation(1, 2))
+    assert {placement_on(machines, placement) for placement in second.assignment.intended.values()} == {
+        frozenset({"left", "right"})
+    }
+
+
+def placement_on(machines: dict[str, str], placement: Placement) -> frozenset[str]:
+    return frozenset(machines[member] for member in placement.members)
