@@ -149,7 +149,11 @@ def _prefer(name: str, text: str) -> str:
 
 
 def parse_time(name: str, raw: bytes) -> int:
-    """Epoch milliseconds of a time given as such or as RFC 3339; raises ``BadParameter`` naming ``name``."""
+    """Epoch milliseconds of a time given as such or as RFC 3339; raises ``BadParameter`` naming ``name``.
+
+    Fractions of a millisecond are rounded up in ``from`` and ``to``: the same whole milliseconds are at or after
+    them. Otherwise they are left out.
+    """
     text = raw.decode("utf-8", "replace")
     if _EPOCH_MS.fullmatch(text):
         return int(text)
@@ -164,7 +168,8 @@ def parse_time(name: str, raw: bytes) -> int:
         ) from None
     if moment.tzinfo is None:
         raise BadParameter(f"{name}={text!r} has no time zone; add Z or an offset.", parameter=name)
-    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+    fraction_us = since.microseconds + (999 if name in ("from", "to") else 0)
+    return (since.days * 86_400 + since.seconds) * 1000 + fraction_us // 1000
 
 
 def _text(name: str, text: str) -> str:
