@@ -27,6 +27,7 @@ from forebay_router.reads.choices import Choices, KeyRead, Target
 from forebay_router.reads.keys import read_key
 from forebay_router.reads.replica_read import is_final
 from forebay_router.router import Router
+from forebay_router.upstream.credentials import REFUSALS
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +136,9 @@ class RouterHotPath:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer, took_ms)
         elif answer is None or not is_final(answer):
-            refused = None if answer is None else (read.target.host, answer)
-            self._go_on_as_ordinary(read, refused=refused)
+            # A refusal of the router's token does not count: there may be another since the request was made.
+            counts = answer is not None and answer.status not in REFUSALS
+            self._go_on_as_ordinary(read, refused=(read.target.host, answer) if answer and counts else None)
         else:
             read.done = True
             router.in_flight -= 1

@@ -27,7 +27,14 @@ from forebay.topology import StoreSpec
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, refusal
 from forebay_router.reads.keys import decides, verdict
-from forebay_router.reads.replica_read import MAY_COME, Came, ReplicaRead, ReplicaRequest, time_to_ask_again_ms
+from forebay_router.reads.replica_read import (
+    MAY_COME,
+    Came,
+    ReplicaRead,
+    ReplicaRequest,
+    may_be_elsewhere,
+    time_to_ask_again_ms,
+)
 from forebay_router.router import Router
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
@@ -98,7 +105,7 @@ class _Batch:
                 results[index] = key_result(problem_answer(problem)), boot_ms()
         left_ms = self.deadline_boot_ms - boot_ms()
         until = self.deadline_boot_ms - time_to_ask_again_ms(self.tolerance, left_ms)
-        if self.parameters.wait_ms:
+        if may_be_elsewhere(self.parameters):
             # First whatever some replica can answer at once.
             for index, result, came_boot_ms in await replace(self, impatient=True)._look(plains, until):
                 results[index] = result, came_boot_ms

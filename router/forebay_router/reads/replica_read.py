@@ -132,7 +132,7 @@ class ReplicaRead:
         self._hedge_refused = False
         self._silent: set[HostInfo] = set()
         self._hedges: set[asyncio.Task[Answer]] = set()
-        self._asks_again = parameters.wait_ms > 0 and len(self._waiting) > 1 and request.body is None
+        self._asks_again = may_be_elsewhere(parameters) and len(self._waiting) > 1 and request.body is None
         """Whether to ask again, to wait: of a batch's keys each may have to."""
         self._lets_wait = not (self._asks_again or request.impatient)
         self.answered_by: HostInfo | None = None
@@ -324,6 +324,11 @@ class ReplicaRead:
         if answer.status == NotHostedHere.status:
             self._router.discovery.refresh(host)
         self._overloads += answer.status == 429
+
+
+def may_be_elsewhere(parameters: ReadParameters) -> bool:
+    """Whether a replica that would have to wait may not be the only one to ask."""
+    return parameters.wait_ms > 0 and not parameters.require_active
 
 
 def time_to_ask_again_ms(tolerance: Tolerance, time_ms: float) -> float:

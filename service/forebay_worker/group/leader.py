@@ -144,10 +144,19 @@ def _fail_together(
     ``hosts`` are those that absent members had.
     """
     racks = {**{name: subscription.rack for name, subscription in present.items()}, **absent}
-    if len(set(racks.values())) > 1:
+    if len(set(racks.values()) - {None}) > 1:
         return racks
     machines = {name: hosts[name].host for name in absent if name in hosts}
     return racks | machines | {name: subscription.host.host for name, subscription in present.items()}
+
+
+def superseded(by: HostInfo | str, mine: HostInfo) -> str:
+    """The complaint of a worker whose process id another one has, that was started later."""
+    return (
+        f"The worker at {by} was started later with this one's process id: the state directory of one is a copy "
+        f"of the other's. This one, at {mine}, gets no tasks. Stop one, and remove process.json from its state "
+        "directory."
+    )
 
 
 def may_lead(mine: str, fingerprints: Iterable[str], *, led: bool) -> bool:

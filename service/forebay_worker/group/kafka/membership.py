@@ -21,7 +21,7 @@ from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError
-from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead
+from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead, superseded
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
 
 log = logging.getLogger(__name__)
@@ -215,6 +215,10 @@ class KafkaMembership:
                 info.fingerprint,
                 self._topology.fingerprint,
             )
+        mine = self._subscription()
+        by = info.hosts.get(mine.process_id, mine.host)
+        if by != mine.host:
+            log.error("%s", superseded(by, mine.host))
         if info.generation > self._known:
             self._newest = info
             if info.fingerprint == self._topology.fingerprint:
@@ -297,15 +301,6 @@ def _one_each(told: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInf
     """By process: if one crashed and came back, both are members until the first one's session ends."""
     newest: dict[str, SubscriptionInfo] = {}
     for info in sorted(told.values(), key=lambda info: info.incarnation):
-        earlier = newest.get(info.process_id)
-        if earlier is not None and earlier.host != info.host:
-            log.error(
-                "the worker at %s gets no tasks: the one at %s was started later with the same process id. The "
-                "state directory of one is a copy of the other's; stop one, and remove process.json from its "
-                "state directory.",
-                earlier.host,
-                info.host,
-            )
         newest[info.process_id] = info
     return newest
 

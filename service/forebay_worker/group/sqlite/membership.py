@@ -22,7 +22,7 @@ from forebay.errors import AdvertisedByAnother, ConfigurationError, ForebayError
 from forebay.metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
-from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead
+from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead, superseded
 from forebay_worker.group.sqlite.database import GroupDatabase, GroupTransaction, LivingMember
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage
 
@@ -294,11 +294,7 @@ def _refuse_copy(living: list[LivingMember], mine: SubscriptionInfo) -> None:
     for row in living:
         later = row.process_id == mine.process_id and row.incarnation > mine.incarnation
         if later and row.host != str(mine.host):
-            raise ConfigurationError(
-                f"The worker at {row.host} was started later with this one's process id: the state directory of "
-                f"one is a copy of the other's. This one, at {mine.host}, gets no tasks. Stop one, and remove "
-                "process.json from its state directory."
-            )
+            raise ConfigurationError(superseded(row.host, mine.host))
 
 
 @lru_cache(maxsize=2)
