@@ -136,9 +136,11 @@ class RouterHotPath:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer, took_ms)
         elif answer is None or not is_final(answer):
-            # A refusal of the router's token does not count: there may be another since the request was made.
-            counts = answer is not None and answer.status not in REFUSALS
-            self._go_on_as_ordinary(read, refused=(read.target.host, answer) if answer and counts else None)
+            refused = None
+            if answer is not None and answer.status not in REFUSALS:
+                # One that refused the router's token is asked again: it may have another since.
+                refused = (read.target.host, answer)
+            self._go_on_as_ordinary(read, refused=refused)
         else:
             read.done = True
             router.in_flight -= 1
