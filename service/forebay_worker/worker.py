@@ -9,7 +9,7 @@ import shutil
 from typing import Any
 
 from forebay.changelog import open_changelog
-from forebay.clock import epoch_ms
+from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
@@ -19,6 +19,7 @@ from forebay.topology import StoreSpec, load_topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimes
 from forebay_worker.group.opening import open_membership
+from forebay_worker.group.standing import Obstruction
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.queries.admission import Admission
 from forebay_worker.queries.reads import Reads
@@ -82,6 +83,7 @@ class Worker:
             ),
             settings.state_cleanup_delay_ms,
         )
+        self._obstruction = Obstruction(settings.standby_rebuild_delay_ms)
         self.metadata = StreamsMetadataState(self.topology.stores, local_lags=self.local_lags)
         self._ceiling = Tolerance(
             settings.record_lag_ceiling, settings.time_lag_ceiling_ms, settings.age_ceiling_ms
@@ -231,6 +233,7 @@ class Worker:
             self.topology.fingerprint,
             offsets,
             rack=self._rack,
+            standing=self._obstruction.standing(self.tasks.obstacle, boot_ms()),
         )
 
     @property

@@ -79,6 +79,25 @@ def test_a_full_disk_under_a_worker(disk, tmp_path):
         wait_until(lambda: get(address, key).json().get("value") == 2, "what was written last")
 
 
+def test_another_worker_is_active_while_the_disk_is_full(disk, tmp_path):
+    with worker_on(disk, tmp_path) as (cluster, full):
+        other = cluster.start_worker()
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        before = cluster.roles(router, "counts")
+        assert full in [host for roles in before.values() for host, role in roles.items() if role == "active"]
+        filler = fill(disk)
+        overwrite(cluster)
+
+        def served_by(key: str) -> str | None:
+            answer = get(router, f"/v1/stores/counts/keys/{key}?require_active=true&max_record_lag=0")
+            return answer.json()["host"] if answer.status_code == 200 else None
+
+        wait_until(lambda: {served_by(f"k{i}") for i in range(50)} == {other}, "the other being active for all")
+        filler.unlink()
+        wait_until(lambda: cluster.roles(router, "counts") == before, "the roles from before", 30)
+
+
 def test_a_worker_that_starts_on_a_full_disk_waits_for_room_and_rebuilds_nothing(disk, tmp_path):
     with worker_on(disk, tmp_path) as (cluster, address):
         cluster.kill(address)

@@ -20,21 +20,28 @@ class Situation:
     """The inputs for the next step towards the intended placement, by task."""
 
     present: frozenset[str]
+    obstructed: frozenset[str]
     copies: Copies
     intended: Mapping[TaskId, Placement]
     before: Mapping[TaskId, Placement]
     policy: AssignmentPolicy
 
     def near(self, task: TaskId) -> list[str]:
-        """The members that are caught up, nearest first."""
+        """The members that are caught up, nearest first; obstructed ones only where there is no other."""
         limit = self.policy.acceptable_recovery_lag
-        return [name for name, lag in self.copies[task].items() if lag <= limit]
+        near = [name for name, lag in self.copies[task].items() if lag <= limit]
+        return [name for name in near if name not in self.obstructed] or near
 
     def had(self, task: TaskId) -> tuple[str, ...]:
         """The present members that held the task; if that is no longer known, those that are caught up."""
         if task not in self.before:
             return tuple(self.near(task))
         return tuple(name for name in self.before[task].members if name in self.present)
+
+    @property
+    def fit(self) -> frozenset[str]:
+        """The present members that could take something; all if none could."""
+        return self.present - self.obstructed or self.present
 
     def absent(self, task: TaskId) -> int:
         """How many of the intended holders are expected back."""
@@ -70,7 +77,7 @@ def _actives(tasks: list[TaskId], now: Situation) -> dict[TaskId, str]:
     for task, name in evident.items():
         if name is None:
             goal = now.intended[task].members
-            choice = now.near(task) or now.present
+            choice = now.near(task) or now.fit
             name = min(choice, key=lambda name: (name not in goal, serving[name], name))
             serving[name] += 1
         actives[task] = name
@@ -93,7 +100,7 @@ def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | N
         if was is not None and copies.get(was, math.inf) <= least + now.policy.acceptable_recovery_lag:
             return was
         return min(copies, key=lambda name: (copies[name], name != goal, name))
-    return next((name for name in (was, goal) if name in now.present), None)
+    return next((name for name in (was, goal) if name in now.fit), None)
 
 
 def _held_standbys(task: TaskId, active: str, now: Situation) -> list[str]:
@@ -117,9 +124,17 @@ def _held_standbys(task: TaskId, active: str, now: Situation) -> list[str]:
 
 def _warming(task: TaskId, standbys: list[str], now: Situation) -> int:
     """How many of a task's standbys are warm-ups: beyond ``num_standby_replicas``, and not caught up."""
-    extra = len(standbys) + now.absent(task) - now.policy.num_standby_replicas
+    counted = _in_place(task, standbys, now)
+    extra = len(counted) + now.absent(task) - now.policy.num_standby_replicas
+    advancing = [name for name in counted if name not in now.obstructed]
     near = now.near(task)
-    return max(0, min(extra, sum(name not in near for name in standbys)))
+    return max(0, min(extra, sum(name not in near for name in advancing)))
+
+
+def _in_place(task: TaskId, standbys: list[str], now: Situation) -> list[str]:
+    """The standbys that count: all but obstructed ones whose place is given to others."""
+    intended = now.intended[task].members
+    return [name for name in standbys if name not in now.obstructed or name in intended]
 
 
 def _build(task: TaskId, active: str, standbys: list[str], warm_ups: int, now: Situation) -> int:
@@ -131,9 +146,9 @@ def _build(task: TaskId, active: str, standbys: list[str], warm_ups: int, now: S
         return 0
     taken = 0
     for name in now.intended[task].members:
-        if name == active or name in standbys:
+        if name == active or name in standbys or name in now.obstructed:
             continue
-        extra = len(standbys) >= now.policy.num_standby_replicas
+        extra = len(_in_place(task, standbys, now)) >= now.policy.num_standby_replicas
         if not extra or taken < warm_ups:
             standbys.append(name)
             taken += extra

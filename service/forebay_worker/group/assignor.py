@@ -11,12 +11,15 @@ each sub-topology and in total, of actives and of standbys > standbys on other r
 > stickiness. Rack preference therefore moves a standby if that spreads a task better without costing balance, and
 never moves an active. A member of unknown rack shares a rack with no other.
 
+A member whose machine refuses its writes is not caught up for long, so it does not count as such where another is,
+and gets nothing new (``Standing``). If that is true of all, of none.
+
 The work grows with replicas and with sub-topologies x members, not with tasks x members.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from forebay.tasks import TaskId
 from forebay_worker.group.actual import Situation, serve
@@ -29,6 +32,7 @@ from forebay_worker.group.placement import (
     Member,
     Placement,
 )
+from forebay_worker.group.standing import Standing
 
 __all__ = ["NO_ASSIGNMENT", "Assignment", "AssignmentPolicy", "Member", "Placement", "assign"]
 
@@ -43,9 +47,27 @@ def assign(
     if not present:
         return NO_ASSIGNMENT
     copies = _copies(ordered, present)
-    intended = intend(ordered, everyone, copies, previous.intended, policy)
-    situation = Situation(frozenset(member.id for member in present), copies, intended, previous.actual, policy)
+    expected = _expected(everyone, previous) or everyone
+    intended = intend(ordered, expected, copies, previous.intended, policy)
+    situation = Situation(
+        frozenset(member.id for member in present),
+        frozenset(member.id for member in present if member.standing is not Standing.FIT),
+        copies,
+        intended,
+        previous.actual,
+        policy,
+    )
     return Assignment(serve(ordered, situation), intended)
+
+
+def _expected(everyone: Mapping[str, Member], previous: Assignment) -> dict[str, Member]:
+    """The members that may have a place: one that is obstructed keeps it, but is given none."""
+    placed = {name for placement in previous.intended.values() for name in placement.members}
+    return {
+        name: member
+        for name, member in everyone.items()
+        if member.standing is Standing.FIT or (member.standing is Standing.OBSTRUCTED and name in placed)
+    }
 
 
 def _copies(tasks: list[TaskId], present: list[Member]) -> Copies:

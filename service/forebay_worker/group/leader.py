@@ -12,6 +12,7 @@ from forebay.metadata import Generation, HostInfo
 from forebay.tasks import TaskId
 from forebay.topology import Topology
 from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, Placement, assign
+from forebay_worker.group.standing import Standing
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.offsets import CAUGHT_UP
 
@@ -33,8 +34,9 @@ class Leader:
     topology: Topology
     changelog: Changelog
     policy: AssignmentPolicy
-    _found_settled: tuple[Generation, Mapping[str, str | None]] | None = None
-    """The generation in which this leader found nothing to change, and its members' racks at that time."""
+    _found_settled: tuple[Generation, Mapping[str, str | None], Mapping[str, Standing]] | None = None
+    """The generation in which this leader found nothing to change, and its members' racks and standings at that
+    time."""
 
     def alike(self, subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
         """Those with the leader's topology."""
@@ -93,16 +95,19 @@ class Leader:
         before = self.before(previous)
         hosts = {name: subscription.host for name, subscription in present.items()}
         racks = _fail_together(present, absent, {} if previous is None else previous.hosts)
+        standings = {name: subscription.standing for name, subscription in present.items()}
         same_hosts = previous is not None and before is previous.assignment and dict(previous.hosts) == hosts
-        if same_hosts and previous is not None and self._found_settled == (previous.generation, racks):
+        if same_hosts and previous is not None and self._found_settled == (previous.generation, racks, standings):
             return None
         lags = self.lags({name: subscription.offsets for name, subscription in present.items()})
-        members = [Member(name, lags.get(name, {}), rack=racks[name]) for name in present]
+        members = [
+            Member(name, lags.get(name, {}), rack=racks[name], standing=standings[name]) for name in present
+        ]
         members += [Member(name, absent=True, rack=racks[name]) for name in absent]
         outcome = assign(self.topology.tasks, members, before, self.policy)
         if same_hosts and previous is not None and outcome == before:
             if outcome.settled:
-                self._found_settled = (previous.generation, racks)
+                self._found_settled = (previous.generation, racks, standings)
             return None
         return AssignmentInfo(
             generation, self.topology.fingerprint, hosts, outcome, dict(self.topology.ordinal_by_store)

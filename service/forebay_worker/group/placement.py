@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forebay.tasks import TaskId
+from forebay_worker.group.standing import Standing
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Member:
     lags: Mapping[TaskId, int] = field(default_factory=dict)
     absent: bool = False
     rack: str | None = None
+    standing: Standing = Standing.FIT
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, cl
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import Assignment, Placement
+from forebay_worker.group.standing import Standing
 
 VERSION = 1
 _LEAST = 1
@@ -45,6 +46,7 @@ class SubscriptionInfo:
     offsets: Mapping[TaskId, int] = field(default_factory=dict)
     known_generation: Generation = NO_GENERATION
     rack: str | None = None
+    standing: Standing = Standing.FIT
 
     def encode(self) -> bytes:
         """The message's bytes."""
@@ -57,6 +59,7 @@ class SubscriptionInfo:
                 "offsets": [[*task, offset] for task, offset in sorted(self.offsets.items())],
                 "known": self.known_generation,
                 "rack": self.rack,
+                "standing": self.standing,
             }
         )
 
@@ -72,6 +75,7 @@ class SubscriptionInfo:
                 {TaskId(ordinal, partition): offset for ordinal, partition, offset in document["offsets"]},
                 Generation(*document["known"]),
                 document.get("rack"),
+                Standing(document.get("standing", Standing.FIT)),
             )
 
 

@@ -11,7 +11,7 @@ from forebay.clock import boot_ms
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.obstacles import obstacle
+from forebay_worker.state.obstacles import obstacle, require_room
 from forebay_worker.state.offset_record import read_positions, record_positions
 from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.opening import StoreOpener
@@ -135,7 +135,6 @@ class TaskManager:
         self._never_opened &= tasks
         until = boot_ms() + _OPENING_TURN_MS
         missing = tasks - {replica.task for replica in self.replicas.values()} - self._unopenable
-        self._unopened = None
         if not self._unopenable:
             self._reopen_boot_ms = None
         elif self._reopen_boot_ms is None:
@@ -149,6 +148,8 @@ class TaskManager:
             if boot_ms() >= until:
                 self.applier.run(self._hold_wanted)
                 break
+        else:
+            self._unopened = None if missing else self._unopened and self._refusal()
         # The latest request counts: a role that was lost must not come back.
         self._designate(self.replicas, self._wanted[1])
 
@@ -189,6 +190,15 @@ class TaskManager:
         self._never_opened.discard(task)
         self._on_disk.drop(task)
         return True
+
+    def _refusal(self) -> str | None:
+        """What still keeps stores from being opened, now that none is to be: the disk, or nothing."""
+        try:
+            require_room(self._directory.path)
+        except OSError as error:
+            self._reopen_boot_ms = boot_ms() + _REOPEN_MS
+            return self._obstacle_in(error)
+        return None
 
     def _obstacle_in(self, error: Exception) -> str | None:
         return obstacle(error, self._directory.path)

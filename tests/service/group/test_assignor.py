@@ -17,6 +17,7 @@ from forebay_worker.group.assignor import (
     Placement,
     assign,
 )
+from forebay_worker.group.standing import Standing
 from forebay_worker.group.wire import AssignmentInfo
 
 properties = settings(
@@ -548,3 +549,81 @@ def test_where_nobody_knows_who_held_what_no_caught_up_copy_is_dropped() -> None
     first = assign(tasks, members, NO_ASSIGNMENT, AssignmentPolicy(num_standby_replicas=1))
     assert any("c" in placement.members for placement in first.intended.values())
     assert all({"a", "b"} <= set(placement.members) for placement in first.actual.values())
+
+
+# Members whose machines refuse their writes ------------------------------------------------------------------
+
+
+@properties
+@given(any_groups(), st.data())
+def test_obstructed_members_get_nothing_and_serve_only_where_no_other_is_caught_up(
+    group: Group, data: st.DataObject
+) -> None:
+    group = group.having(
+        *(replace(member, standing=data.draw(st.sampled_from(Standing))) for member in group.members.values())
+    )
+    fit = {name for name in group.present if group.members[name].standing is Standing.FIT}
+    decided = group.assigned().assignment.actual
+    for task, placement in decided.items():
+        before = set(group.assignment.actual[task].members) if task in group.assignment.actual else set()
+        assert set(placement.members) <= fit | before | group.holders(task) or not fit
+        assert placement.active in fit or not fit & group.near(task)
+
+
+@properties
+@given(settled_groups(), st.sampled_from([Standing.OBSTRUCTED, Standing.WRITTEN_OFF]))
+def test_a_joiner_with_a_full_disk_is_as_none_and_keeps_no_other_from_warming_up(
+    group: Group, standing: Standing
+) -> None:
+    full = group.having(Member("full", standing=standing)).assigned()
+    assert full.assignment == group.assigned().assignment
+    assert (
+        full.having(Member("joiner")).settled().assignment == group.having(Member("joiner")).settled().assignment
+    )
+
+
+@properties
+@given(settled_groups(), st.integers(1, 3), st.data())
+def test_warm_ups_on_a_disk_that_filled_up_take_no_others_place(
+    group: Group, joiners: int, data: st.DataObject
+) -> None:
+    group = group.having(Member("full")).assigned()
+    group = group.having(*(Member(f"joiner-{i}") for i in range(joiners)))
+    stuck = Member("full", standing=Standing.OBSTRUCTED)
+    for _ in range(group.bound()):
+        group = group.having(stuck).assigned().caught_up()
+    given = {name for placement in group.assignment.actual.values() for name in placement.members}
+    wanted = {name for placement in group.assignment.intended.values() for name in placement.members}
+    assert wanted - {"full"} <= given
+
+
+@properties
+@given(settled_groups(least=2), st.data())
+def test_an_obstructed_member_keeps_its_place_until_it_is_written_off(group: Group, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(group.names))
+    has = {task for task, placement in group.assignment.actual.items() if name in placement.members}
+    stuck = group.having(replace(group.members[name], standing=Standing.OBSTRUCTED)).assigned()
+    assert stuck.assignment.intended == group.assignment.intended
+    for task, placement in stuck.assignment.actual.items():
+        assert set(placement.members) == set(group.assignment.actual[task].members)
+        assert placement.active != name or not group.near(task) - {name}
+    off = stuck.having(replace(group.members[name], standing=Standing.WRITTEN_OFF))
+    for decided in off.rounds():
+        for task in has:
+            others = decided.near(task) - {name}
+            released = name not in decided.assignment.actual[task].members
+            assert not released or len(others) > group.policy.num_standby_replicas
+    if len(group.names) > group.policy.num_standby_replicas + 1:
+        assert not any(name in placement.members for placement in decided.assignment.actual.values())
+        assert decided.assignment.settled
+
+
+@properties
+@given(any_groups())
+def test_if_all_are_obstructed_each_keeps_what_it_has(group: Group) -> None:
+    """No copy is given up because everybody's disk is full."""
+    stuck = group.having(*(replace(m, standing=Standing.WRITTEN_OFF) for m in group.members.values()))
+    decided = stuck.assigned().assignment
+    assert decided.intended == group.assigned().assignment.intended
+    for task, placement in decided.actual.items():
+        assert placement.active in group.near(task) or not group.near(task)

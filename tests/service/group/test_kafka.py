@@ -27,6 +27,7 @@ from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer
 from forebay_worker.group.kafka.membership import KafkaMembership
 from forebay_worker.group.leader import GroupTimes, Leader
+from forebay_worker.group.standing import Standing
 from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo
 from tests.cluster import wait_until
 
@@ -76,6 +77,7 @@ class Node:
     map: ClusterMap = field(default_factory=ClusterMap)
     held_up: bool = False
     incarnation: int = 1
+    standing: Standing = Standing.FIT
     _loop: asyncio.AbstractEventLoop | None = None
     _thaw: threading.Event = field(default_factory=threading.Event)
 
@@ -91,7 +93,12 @@ class Node:
         with contextlib.suppress(RuntimeError):
             self._loop = asyncio.get_running_loop()
         return SubscriptionInfo(
-            self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
+            self.name,
+            self.incarnation,
+            self.host,
+            self.topology.fingerprint,
+            dict(self.offsets),
+            standing=self.standing,
         )
 
     def on_assignment(self, info: AssignmentInfo) -> None:
@@ -286,6 +293,18 @@ def test_a_lost_standby_is_built_after_the_delay_and_not_before(group):
 
     wait_until(built, "the copies lost being built")
     assert built_at[0] - left_at > 2_000
+
+
+def test_a_member_whose_disk_is_full_says_so_and_others_serve_until_it_has_room(group):
+    a, b = group.settled("a", "b")
+    before = roles(a, b)
+    # Neither leads nor joins anew: it has to ask for the rebalance itself.
+    full, other = (a, b) if b.leads else (b, a)
+    full.standing = Standing.OBSTRUCTED
+    wait_until(lambda: other.running_actives == set(group.topology.tasks), "the other serving all")
+    full.standing = Standing.FIT
+    wait_until(lambda: roles(a, b) == before, "the roles from before")
+    assert a.built | b.built == set()
 
 
 def test_a_warm_up_takes_over_as_soon_as_it_has_caught_up(group):

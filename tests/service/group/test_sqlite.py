@@ -23,6 +23,7 @@ from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimes
 from forebay_worker.group.sqlite import database as group_database
 from forebay_worker.group.sqlite.membership import SqliteMembership
+from forebay_worker.group.standing import Standing
 from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from tests.cluster import wait_until
 
@@ -89,13 +90,14 @@ class Node:
     map: ClusterMap = field(default_factory=ClusterMap)
     incarnation: int = 1
     rack: str | None = None
+    standing: Standing = Standing.FIT
 
     def __post_init__(self) -> None:
         self.host = HostInfo(self.name, 1)
 
     def subscription(self) -> SubscriptionInfo:
         told = self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
-        return SubscriptionInfo(*told, rack=self.rack)
+        return SubscriptionInfo(*told, rack=self.rack, standing=self.standing)
 
     def on_assignment(self, info: AssignmentInfo) -> None:
         self.map = info.map(self.topology)
@@ -248,6 +250,27 @@ def test_a_member_that_leaves_gives_its_actives_away_at_once(group):
     group.round(a, b, a)
     assert a.running_actives | b.running_actives == set(TOPOLOGY.tasks)
     assert a.built | b.built == set()
+
+
+def test_the_actives_of_a_member_whose_disk_is_full_move_at_once_and_later_its_place(group):
+    a, b, full = group.settled("a", "b", "c")
+    before = roles(a, b, full)
+    full.standing = Standing.OBSTRUCTED
+    group.go_on(a, b, full, for_ms=2 * TICK_MS)
+    assert full.running_actives == frozenset()
+    assert len(full.standbys) == sum(map(len, before[2]))
+    group.assert_served_by(a, b, full)
+    assert a.built | b.built == set()
+    full.standing = Standing.FIT
+    group.go_on(a, b, full, for_ms=2 * TICK_MS)
+    assert roles(a, b, full) == before
+    full.standing = Standing.WRITTEN_OFF
+    group.go_on(a, b, full, for_ms=SESSION_MS)
+    group.assert_served_by(a, b)
+    assert full.offsets == {}
+    full.standing = Standing.FIT
+    group.go_on(a, b, full, for_ms=2 * SESSION_MS)
+    assert [len(held) for node in (a, b, full) for held in (node.running_actives, node.standbys)] == [2] * 6
 
 
 def test_a_leader_that_leaves_is_followed_at_once(group):

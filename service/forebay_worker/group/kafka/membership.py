@@ -22,6 +22,7 @@ from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError
 from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead, superseded
+from forebay_worker.group.standing import Standing
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class KafkaMembership:
         self._newest: AssignmentInfo | None = None
         self._fingerprint: str | None = None
         self._near_at_join: frozenset[TaskId] = frozenset()
+        self._standing_at_join = Standing.FIT
         self._rejoin_at = float("inf")
         self._leads = self._led_before = self._steps_down = False
         self._follows = False
@@ -152,8 +154,9 @@ class KafkaMembership:
             self.lease_until_boot_ms = sent_boot_ms + self._times.session_timeout_ms
 
     def _wants_rebalance(self) -> bool:
-        """Whether a copy has caught up enough since the join, or the leader's next rebalance is due."""
-        if boot_ms() >= self._rejoin_at:
+        """Whether since the join a copy has caught up enough or the standing has changed, or the leader's next
+        rebalance is due."""
+        if boot_ms() >= self._rejoin_at or self._subscription().standing is not self._standing_at_join:
             return True
         newest = self._newest
         if newest is None or newest.assignment.settled or self.state != "member":
@@ -170,7 +173,9 @@ class KafkaMembership:
         self._led_before, self._leads = self._leads, False
         newest = self._newest
         self._near_at_join = frozenset() if newest is None or newest.assignment.settled else self._near()
-        return replace(self._subscription(), known_generation=self._known).encode()
+        mine = self._subscription()
+        self._standing_at_join = mine.standing
+        return replace(mine, known_generation=self._known).encode()
 
     def lead(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
         """Turns all members' messages into the message for each."""
