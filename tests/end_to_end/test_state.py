@@ -82,3 +82,53 @@ def test_state_is_not_given_up_for_an_empty_log_that_is_a_slip(cluster, tmp_path
     assert forebay("topology", "apply", *options).returncode == 0
     cluster.start_worker(worker, "--changelog", slip)
     assert value() is None
+
+
+VERSIONS = """
+application_id = "test"
+[[subtopology]]
+name = "s"
+partitions = 1
+[[subtopology.store]]
+name = "plain"
+[[subtopology.store]]
+name = "history"
+kind = "versioned"
+history_retention_ms = 100000
+"""
+
+
+def test_a_store_with_a_damaged_block_leaves_nothing_out_and_is_rebuilt(tmp_path):
+    with running_cluster(tmp_path, topology_text=VERSIONS) as cluster:
+        keys = [f"k{i:04}" for i in range(3_000)]
+        rows = [(key.encode(), b'"%b"' % os.urandom(40).hex().encode(), 1_000) for key in keys]
+        for spec in cluster.topology.stores.values():
+            cluster.log.append(spec, {0: rows}, "writer", 1)
+        worker = cluster.start_worker()
+        cluster.wait_settled(worker, replicas=1)
+        cluster.kill(worker, signal.SIGTERM)
+        damaged = [damage(path) for path in (cluster.directory / "state-0").rglob("*.sst")]
+        assert len(damaged) >= 2
+        cluster.start_worker(worker)
+        with httpx.Client(base_url=f"http://{worker}/v1/stores/") as client:
+            whole = f"plain/entries?limit={len(keys)}"
+            assert client.get(whole).status_code == 503
+
+            def statuses() -> set[int]:
+                return {client.get(f"history/keys/{key}").status_code for key in keys}
+
+            # The search for expired versions may have found the damage first.
+            assert statuses() <= {200, 503}
+            wait_until(lambda: statuses() == {200}, "the rebuild of versions")
+            wait_until(lambda: client.get(whole).status_code == 200, "the rebuild of entries")
+            assert len(client.get(whole).json()["entries"]) == len(keys)
+        assert cluster.logs().count("is rebuilt") == 2
+
+
+def damage(file: Path) -> Path:
+    """Turn some bits in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 40] = bytes(byte ^ 0xFF for byte in content[middle : middle + 40])
+    file.write_bytes(content)
+    return file

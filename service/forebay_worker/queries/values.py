@@ -9,7 +9,9 @@ from forebay.errors import BadParameter, NotReady, Problem
 from forebay.rest.parameters import ReadParameters
 from forebay.retention import history_begins_ms
 from forebay.stored_versions import decode_version
+from forebay.stores import StateStore
 from forebay.topology import StoreSpec
+from forebay_worker.state.rocksdb import is_damage
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -17,10 +19,11 @@ log = logging.getLogger(__name__)
 
 def scanned(replica: Replica, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
     """A scan of the store of a replica; raises ``NotReady``."""
+    store = replica.store
     try:
-        yield from replica.store.scan(start, end, reverse=reverse)
+        yield from store.scan(start, end, reverse=reverse)
     except Exception as error:
-        raise unreadable(replica, error) from error
+        raise _unreadable(replica, store, error) from error
 
 
 def value_of(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
@@ -28,10 +31,11 @@ def value_of(replica: Replica, plain: bytes, parameters: ReadParameters) -> byte
     keys = replica.spec.stored_keys
     if keys.kind != "key-value":
         return _version(replica, plain, parameters)
+    store = replica.store
     try:
-        return replica.store.get(keys.prefix(plain))
+        return store.get(keys.prefix(plain))
     except Exception as error:
-        raise unreadable(replica, error) from error
+        raise _unreadable(replica, store, error) from error
 
 
 def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
@@ -70,8 +74,13 @@ def is_forgotten(replica: Replica, plain: bytes, as_of_ms: int | None) -> bool:
     return oldest is not None and replica.spec.stored_keys.parse(oldest).times_ms[0] > as_of_ms
 
 
-def unreadable(replica: Replica, error: Exception) -> Problem:
-    """The problem for a store that cannot be read: it may just be closing, and another replica has it."""
+def _unreadable(replica: Replica, store: StateStore, error: Exception) -> Problem:
+    """The problem for a store that cannot be read: it may just be closing, and another replica has it.
+
+    A damaged one is rebuilt.
+    """
+    if is_damage(error):
+        replica.on_damage(store, f"its store is damaged ({error})")
     log.warning("%s of task %s could not be read: %r", replica.spec.name, replica.task, error)
     return NotReady("The store could not be read; it may be closing or being reopened.", retry_after_s=1)
 
@@ -82,10 +91,11 @@ def values_of(replica: Replica, plains: list[bytes], parameters: ReadParameters)
     if keys.kind != "key-value":
         return [_version(replica, plain, parameters) for plain in plains]
     stored = [keys.prefix(plain) for plain in plains]
+    store = replica.store
     try:
-        return replica.store.get_many(stored)
+        return store.get_many(stored)
     except Exception as error:
-        raise unreadable(replica, error) from error
+        raise _unreadable(replica, store, error) from error
 
 
 def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:

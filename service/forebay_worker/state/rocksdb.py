@@ -7,12 +7,13 @@ requires exactly this atomicity).
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from rocksdict import (
     IngestExternalFileOptions,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     SstFileWriter,
     WriteBatch,
@@ -46,7 +48,6 @@ OFFSET_KEY = RESERVED_TAG + b"offset"
 IDENTITY_KEY = RESERVED_TAG + b"identity"
 _SIZES = ("live-sst-files-size", "cur-size-all-mem-tables", "estimate-num-keys")
 
-_Items = Iterator[tuple[bytes, bytes]]
 _BLOOM_BITS_PER_KEY = 10
 _WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
 _KEYS_PER_SYNC = 20_000
@@ -147,6 +148,21 @@ class StoreLost(Exception):
     """A store that was open is damaged or gone: it has to be rebuilt."""
 
 
+def is_damage(error: Exception) -> bool:
+    """Whether an error means that a store's files are damaged or gone; RocksDB's are recognised by their text."""
+    text = str(error)
+    return text.startswith("Corruption: ") or os.strerror(errno.ENOENT) in text
+
+
+def _walk(cursor: RdictIter, step: Callable[[], object]) -> Iterator[tuple[bytes, bytes]]:
+    """What is at a cursor and after it. ``Rdict.items`` would take damage for the end, and leave out the rest."""
+    valid, key, value = cursor.valid, cursor.key, cursor.value
+    while valid():
+        yield key(), value()
+        step()
+    cursor.status()
+
+
 class StoreSize(NamedTuple):
     """What a store takes: bytes of its files and of its write buffers, and RocksDB's estimate of its keys."""
 
@@ -200,11 +216,14 @@ class RocksDbStore:
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values with ``start <= key < end``, as of the call."""
         options = ReadOptions()
+        # Not the lower bound: rocksdict 0.3.29 sets it as the upper one.
         options.set_iterate_upper_bound(end)
+        cursor = self._db.iter(options)
         if reverse:
-            found = cast(_Items, self._db.items(backwards=True, read_opt=options))
-            return itertools.takewhile(lambda item: item[0] >= start, found)
-        return iter(cast(_Items, self._db.items(from_key=start, read_opt=options)))
+            cursor.seek_to_last()
+            return itertools.takewhile(lambda item: item[0] >= start, _walk(cursor, cursor.prev))
+        cursor.seek(start)
+        return _walk(cursor, cursor.next)
 
     def size(self) -> StoreSize:
         """What the store takes; costs some microseconds, whatever its size."""

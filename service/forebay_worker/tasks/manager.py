@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
+from forebay.stores import StateStore
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
@@ -214,6 +215,9 @@ class TaskManager:
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
         opened = self._opener.open(task, spec)
         replica = Replica(spec, task, opened.store, opened.log, identify=opened.identify)
+        replica.on_damage = lambda store, reason: self.applier.run(
+            lambda: self._rebuild_damaged(replica, store, reason)
+        )
         try:
             self._recovery.begin(replica)
         except BaseException:
@@ -222,6 +226,11 @@ class TaskManager:
                 self._recovery.end(replica)
             raise
         return replica
+
+    def _rebuild_damaged(self, replica: Replica, store: StateStore, reason: str) -> None:
+        """Rebuild a store that reads found damaged, unless another took its place meanwhile."""
+        if replica.store is store and self._writable(replica):
+            self._recovery.rebuild(replica, reason)
 
     def _close(self, replica: Replica) -> None:
         self._sweeper.forget(replica)

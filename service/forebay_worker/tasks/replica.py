@@ -22,6 +22,10 @@ def _note_nothing(log: str) -> None:
     """A store that keeps no identity."""
 
 
+def _ignore_damage(store: StateStore, reason: str) -> None:
+    """A store that nothing could rebuild."""
+
+
 @dataclass
 class Replica:
     """The state of one store partition that reads need.
@@ -58,6 +62,9 @@ class Replica:
     watches: Watches = field(default_factory=Watches)
     identify: Callable[[str], None] = _note_nothing
     """Makes the store record, from its next commit on, which log it was built from."""
+
+    on_damage: Callable[[StateStore, str], None] = _ignore_damage
+    """Has a store rebuilt that was found damaged, and why; may be called by any thread, and repeatedly."""
 
     admitted: object = None
     """The replica's state as found by the last read, cached by the queries while valid."""
