@@ -34,7 +34,10 @@ MOST_BYTES_IN_MEMORY = 96 << 20
 """Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
 _RETRY_S = 1.0
+_MOST_DOUBLINGS = 4
 _MOST_ATTEMPTS = 5
+_SILENCE_MS = 60_000.0
+"""A process that does something says so every few seconds."""
 
 
 @dataclass
@@ -48,12 +51,22 @@ class Restoration:
     cancelled: bool = False
     begun_position: int = 0
     fruitless: int = 0
-    """Attempts, one after the other, whose processes ended or failed for good without having done anything."""
+    """Attempts, one after the other, whose processes ended or failed for good without having done anything, or
+    could not be started."""
+    refused: int = 0
+    """Attempts, one after the other, that the machine refused."""
+    obstacle: str | None = None
+    """Why it refused the last one."""
 
     @property
     def given_up(self) -> bool:
         """Whether its processes failed too often, as where memory is short: it needs another way."""
         return self.fruitless >= _MOST_ATTEMPTS
+
+    @property
+    def retry_s(self) -> float:
+        """The pause before the next attempt: one that takes up the last space would leave none to others."""
+        return _RETRY_S * 2.0 ** min(self.refused, _MOST_DOUBLINGS)
 
     @property
     def records_per_second(self) -> float:
@@ -104,9 +117,28 @@ class BulkRestore:
         self._changed = threading.Condition()
         self._stopping = False
         self._children: list[subprocess.Popen[str]] = []
+        self._awaited_since: dict[subprocess.Popen[str], float] = {}
+        """Since when nothing was heard of each process that a thread listens to, in milliseconds since boot."""
         self._threads: list[threading.Thread] = []
         self.restorations: dict[TopicPartition, Restoration] = {}
         """Those under way or waiting."""
+
+    @property
+    def obstacles(self) -> list[str]:
+        """What keeps files from being written or ingested."""
+        return [found.obstacle for found in list(self.restorations.values()) if found.obstacle is not None]
+
+    def delete_leftovers(self) -> None:
+        """Delete what a killed worker's processes left: it takes up space that stores need to be opened."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def kill_silent(self) -> None:
+        """Kill processes that hang; another attempt is made without them."""
+        now = boot_ms()
+        for child, since in list(self._awaited_since.items()):
+            if now - since >= _SILENCE_MS:
+                log.error("a restore process said nothing for %.0f s and is killed", _SILENCE_MS / 1000)
+                child.kill()
 
     def submit(self, replica: Replica) -> None:
         """Queue a replica; in the applier's thread, where it must not be followed meanwhile.
@@ -114,9 +146,6 @@ class BulkRestore:
         Raises ``RuntimeError`` if no thread can be started.
         """
         restoration = Restoration(replica, next(self._numbers), boot_ms())
-        if not self._threads:
-            # Leftovers of a killed worker take up space.
-            shutil.rmtree(self._scratch, ignore_errors=True)
         with self._changed:
             if len(self._threads) < self._processes:
                 self._start_thread()
@@ -156,7 +185,7 @@ class BulkRestore:
                 child.kill()
         for thread in self._threads:
             thread.join()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self.delete_leftovers()
 
     def _run(self) -> None:
         child: subprocess.Popen[str] | None = None
@@ -173,22 +202,24 @@ class BulkRestore:
             if child is not None and child.poll() is not None:
                 self._end(child)
                 child = None
+            restored = False
             try:
                 child = child or self._spawn()
             except Exception as error:
+                restoration.fruitless += 1
                 restoration.replica.failure = f"no restore process could be started: {error}"
                 log.error("restoring %s: %s; it will be retried", _name(restoration), restoration.replica.failure)
-            if child is not None:
+            else:
                 restored = self._restored(child, restoration)
                 if not restored:
                     # Anything it may still report belongs to a finished job.
                     self._end(child)
                     child = None
-                if restored or restoration.given_up:
-                    self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
-                    continue
+            if restored or restoration.given_up:
+                self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
+                continue
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping, timeout=_RETRY_S)
+                self._changed.wait_for(lambda: self._stopping, timeout=restoration.retry_s)
                 if not restoration.cancelled:
                     self._waiting.append(restoration)
         if child is not None:
@@ -220,17 +251,20 @@ class BulkRestore:
     def _restore(self, child: subprocess.Popen[str], restoration: Restoration) -> bool:
         """Run one job; whether it came to its end."""
         assert child.stdin is not None
-        assert child.stdout is not None
         try:
             child.stdin.write(self._job(restoration).line())
             child.stdin.flush()
-            for line in child.stdout:
+            while line := self._next_line(child):
                 report = RestoreReport(**json.loads(line))
                 if report.error is not None:
                     restoration.replica.failure = report.error
                     restoration.fruitless += report.lasting
+                    restoration.obstacle = report.error if report.refused else None
+                    restoration.refused += report.refused
                     log.error("restoring %s failed: %s; it will be retried", _name(restoration), report.error)
                     return False
+                if report.alive:
+                    continue
                 if report.path is None:
                     return True
                 if not self._ingest_in_applier(restoration, report):
@@ -246,6 +280,15 @@ class BulkRestore:
             log.warning("a restore process ended in the middle of %s; it will be retried", _name(restoration))
         return False
 
+    def _next_line(self, child: subprocess.Popen[str]) -> str:
+        """The next line that a process says, empty if it has ended."""
+        assert child.stdout is not None
+        self._awaited_since[child] = boot_ms()
+        try:
+            return child.stdout.readline()
+        finally:
+            del self._awaited_since[child]
+
     def _ingest_in_applier(self, restoration: Restoration, report: RestoreReport) -> bool:
         """Pass a file to the applier's thread and wait, so that at most one file waits per process."""
         outcome: list[bool] = []
@@ -257,7 +300,8 @@ class BulkRestore:
             except StoreLost as error:
                 self._lost(restoration.replica, str(error))
             except Exception as error:
-                found = self._obstacle(error)
+                found = restoration.obstacle = self._obstacle(error)
+                restoration.refused += found is not None
                 restoration.replica.failure = found or str(error) or repr(error)
                 log.error(
                     "%s: a file could not be ingested; it will be retried. %s", _name(restoration), found or error
@@ -333,7 +377,8 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     replica.records_applied += report.records
     replica.records_skipped += report.skipped
     restoration.records += report.records
-    restoration.fruitless = 0
+    restoration.fruitless = restoration.refused = 0
+    restoration.obstacle = None
     log.info(
         "%s: %d records restored, %.0f a second; seconds left: %s",
         _name(restoration),

@@ -67,6 +67,7 @@ class TaskManager:
         """Read the offsets of what is on disk, and start to hold it as standby, before any assignment."""
         on_disk = {task for task, store in self._directory.stores_on_disk() if self._belongs(task, store)}
         self._never_opened = set(on_disk)
+        self.bulk_restore.delete_leftovers()
         self._on_disk.load(read_positions(self._directory, self._topology))
         self._wanted = (frozenset(on_disk), frozenset())
         self.applier.start()
@@ -95,7 +96,7 @@ class TaskManager:
     @property
     def obstacle(self) -> str | None:
         """What keeps stores from being opened or written, and the remedy; None if nothing does."""
-        return next(iter([*self.applier.obstacles.values(), self._unopened]), None)
+        return next(iter([*self.applier.obstacles.values(), *self.bulk_restore.obstacles, self._unopened]), None)
 
     @property
     def matches_assignment(self) -> bool:

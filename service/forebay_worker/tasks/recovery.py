@@ -130,6 +130,7 @@ class Recovery:
         for put_off in list(self._put_off.values()):
             if put_off.due_boot_ms <= now:
                 self._begin_anew(put_off.replica, untrusted=put_off.untrusted)
+        self.bulk_restore.kill_silent()
         self._observe_ends_of_restored()
         for replica in replicas:
             self._hasten(replica)

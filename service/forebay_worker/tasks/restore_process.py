@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -37,6 +38,7 @@ RECORDS_PER_POLL = 2_000
 _NICENESS = 10
 _SIZED_EVERY = 8
 _PAUSE_S = 0.005
+_PULSE_S = 5.0
 _NEVER_SET = Wake()
 
 
@@ -68,7 +70,8 @@ class RestoreJob:
 class RestoreReport:
     """A restore process's report: a file covering ``[position_from, committed)``, or the end of a job.
 
-    ``error`` says why a job was abandoned, and ``lasting`` whether another attempt is likely to end the same way.
+    ``error`` says why a job was abandoned, ``lasting`` whether another attempt is likely to end the same way, and
+    ``refused`` whether the machine refused it. ``alive`` says nothing but that the process is at work.
     """
 
     job: int
@@ -79,6 +82,8 @@ class RestoreReport:
     log: str = ""
     error: str | None = None
     lasting: bool = False
+    refused: bool = False
+    alive: bool = False
     skipped: int = 0
 
     @property
@@ -121,6 +126,7 @@ def _fold_files(
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
     run = Run()
     deadline = time.monotonic() + job.patience_s
+    pulse_due = time.monotonic() + _PULSE_S
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp, job.patience_s)
         if reason_for_distrust(job.log, committed, committed.current_until_epoch_ms, batch) is not None:
@@ -132,6 +138,9 @@ def _fold_files(
             raise ChangelogError(
                 f"The log {tp} answers, but nothing after offset {committed.position} is delivered."
             )
+        if time.monotonic() >= pulse_due:
+            pulse_due = time.monotonic() + _PULSE_S
+            yield RestoreReport(job.job, alive=True)
         target = batch.end.offset if target < 0 else target
         stopped_by = None
         if spec.validated:
@@ -148,7 +157,8 @@ def _fold_files(
             found = misplaced_key(spec, job.partition, batch.records, records)
             committed = committed._replace(misplaced_key=None if found is None else found.hex())
         records += len(batch.records)
-        some = batch.records[::_SIZED_EVERY]
+        # From anywhere, lest sizes that repeat with the same period all go unseen.
+        some = batch.records[random.randrange(_SIZED_EVERY) :: _SIZED_EVERY]
         held_bytes += _SIZED_EVERY * sum([len(record[1]) + len(record[2] or b"") + 100 for record in some])
         committed = advance(committed, batch, fold, committed.current_until_epoch_ms, epoch_ms())
         run.add(fold.changes)
@@ -157,7 +167,12 @@ def _fold_files(
         path = Path(job.scratch) / f"{job.job}-{number}.sst"
         # Never overwritten: a store may have ingested the file of an earlier attempt under this name.
         path.unlink(missing_ok=True)
-        write_sst(path, run.in_order(), tp, committed)
+        try:
+            write_sst(path, run.in_order(), tp, committed)
+        except BaseException:
+            # What there is of it takes up space that others need.
+            path.unlink(missing_ok=True)
+            raise
         yield RestoreReport(
             job.job, str(path), written_to, committed.document(), records, batch.identity, skipped=skipped
         )
@@ -193,9 +208,11 @@ def main() -> None:
             for report in restorer.run(job):
                 _say(report)
         except Exception as error:
+            refused = obstacle(error, Path(job.scratch).parent)
             # Brokers come back, and so does room on a disk.
-            lasting = not isinstance(error, OSError) and obstacle(error, Path(job.scratch)) is None
-            _say(RestoreReport(job.job, error=f"{type(error).__name__}: {error}", lasting=lasting))
+            lasting = refused is None and not isinstance(error, OSError)
+            told = refused or f"{type(error).__name__}: {error}"
+            _say(RestoreReport(job.job, error=told, lasting=lasting, refused=refused is not None))
     restorer.close()
 
 

@@ -13,6 +13,7 @@ import pytest
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.consumer import SqliteConsumer
+from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset
@@ -131,12 +132,9 @@ def test_what_a_killed_worker_left_of_a_file_that_a_store_took_over_is_not_writt
     for number in range(3):
         # RocksDB links a file to its new name before it removes the old one.
         os.link(taken_over, tmp_path / "scratch" / f"1-{number}.sst")
-    left = tmp_path / "scratch" / "99-0.sst"
-    left.write_bytes(b"of another job")
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     assert restore.finish() == folded
-    assert not left.exists()
     restore.close()
     assert taken_over.read_bytes() == b"what a store has"
 
@@ -215,6 +213,17 @@ def test_misses_are_worthless_where_a_restore_met_keys_of_another_partitioner(ch
     restore.close()
 
 
+def test_a_restore_that_no_process_can_be_started_for_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(bulk_restore.sys, "executable", str(tmp_path / "gone"))
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    assert restore.finish() == {}
+    assert restore.done[0].given_up
+    assert "no restore process could be started" in restore.replica.failure
+    restore.close()
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "no more processes"), RuntimeError("unforeseen")])
 def test_a_process_that_cannot_be_started_is_started_later(changelog, folded, tmp_path, monkeypatch, error):
     monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
@@ -257,11 +266,57 @@ def test_a_full_disk_delays_a_restore_and_makes_it_no_slower(changelog, folded, 
         restore = Restore(changelog, disk)
         filler = fill(disk)
         restore.bulk.submit(restore.replica)
-        wait_until(lambda: "No space left" in (restore.replica.failure or ""), "the refusal", 30)
+        wait_until(lambda: restore.bulk.obstacles, "the refusal", 30)
+        assert restore.bulk.obstacles == [restore.replica.failure]
+        assert f"{disk} cannot be written: No space left on device. Free some space" in restore.replica.failure
         filler.unlink()
         assert restore.finish() == folded
+        assert restore.bulk.obstacles == []
         assert not restore.done[0].given_up
         restore.close()
+
+
+def test_a_file_that_does_not_fit_is_not_left_and_the_next_attempt_waits_longer(changelog, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    with small_disk(tmp_path / "disk") as disk:
+        restore = Restore(changelog, disk)
+        filler = fill(disk)
+        # Less than the file needs, which is half a megabyte.
+        os.truncate(filler, filler.stat().st_size - (64 << 10))
+        restore.bulk.submit(restore.replica)
+        restoration = restore.bulk.restoring(restore.replica)
+        wait_until(lambda: restoration.refused == 2, "two refusals", 30)
+        assert restoration.retry_s == 0.04
+        wait_until(lambda: not list(disk.glob("scratch/*.sst")), "the room given back")
+        restore.close()
+
+
+@pytest.mark.parametrize("shift", range(8))
+def test_a_restore_keeps_to_its_memory_whatever_the_pattern_of_sizes(tmp_path, shift):
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure_topic("log", 1)
+    rows = [(b"k%d" % i, b"1" if i % 8 == shift else b'"%b"' % (b"x" * 2_000), 0) for i in range(8_000)]
+    sqlite_partition.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    job = RestoreJob(1, changelog.url, SPEC.document(), 0, {"position": 0}, None, str(tmp_path), 4 << 20, 5.0)
+    restorer = Restorer()
+    *files, end = restorer.run(job)
+    restorer.close()
+    assert (end.path, sum(file.records for file in files)) == (None, len(rows))
+    assert 3 <= len(files) <= 8
+
+
+def test_a_process_that_hangs_is_killed_and_another_does_its_work(changelog, folded, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(bulk_restore, "_SILENCE_MS", 300.0)
+    restore = Restore(changelog, tmp_path)
+    begun = boot_ms()
+    restore.bulk.submit(restore.replica)
+    os.kill(hung := restore.child(), signal.SIGSTOP)
+    wait_until(lambda: boot_ms() - begun >= 300, "the silence")
+    restore.bulk.kill_silent()
+    wait_until(lambda: hung not in [child.pid for child in restore.bulk._children], "the end of the process")
+    assert restore.finish() == folded
+    restore.close()
 
 
 def test_a_restored_store_has_filters_for_what_it_does_not_contain(changelog, tmp_path):

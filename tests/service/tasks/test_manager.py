@@ -38,6 +38,14 @@ def test_the_offsets_of_all_on_disk_are_known_before_any_store_is_open(tmp_path,
         wait_until(lambda: manager.offsets() == offsets(), "all logs followed")
 
 
+def test_what_restore_processes_left_is_deleted_before_any_store_needs_the_room(tmp_path, changelog):
+    left = tmp_path / "state" / "app" / ".restore" / "1-0.sst"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half of a file")
+    with started(tmp_path, changelog, SlowOpener):
+        assert not left.exists()
+
+
 def test_what_is_assigned_active_while_stores_are_opened_is_opened_next(tmp_path, changelog, monkeypatch):
     fill(tmp_path, changelog)
     monkeypatch.setattr("forebay_worker.tasks.manager._OPENING_TURN_MS", 0.001)
