@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,10 @@ from forebay.errors import ConfigurationError, StateDirectoryLocked
 from forebay.tasks import TaskId
 from forebay_worker.state import layout
 
+log = logging.getLogger(__name__)
+
 _PROCESS = "process.json"
+_DELETING = ".deleting-"
 
 
 class StateDirectory:
@@ -88,15 +93,26 @@ class StateDirectory:
         return [(*what, path) for what, path in found if what is not None]
 
     def discard_set_aside(self, store: str, partition: int) -> None:
-        """Delete what was set aside for a store's partition, under any ordinal and by any process."""
+        """Delete what was set aside for a store's partition, under any ordinal and by any process; raises
+        ``OSError``."""
         for task, name, path in self.set_asides():
             if (name, task.partition) == (store, partition):
                 _delete(path)
 
     def delete_store(self, task: TaskId, store: str) -> None:
-        """Delete a store; it is moved out of the way first, so that half of it is never found."""
-        with contextlib.suppress(FileNotFoundError):
-            _delete(self.set_aside(task, store))
+        """Delete a store, which need not exist; raises ``OSError``."""
+        path = self.store_path(task, store)
+        if path.exists():
+            _delete(path)
+
+    def delete_leftovers(self) -> None:
+        """Delete the rest of what an earlier process, or this one, could not delete completely."""
+        for pattern in (f"*/{layout.STORES}/{_DELETING}*", f"{layout.SET_ASIDE}/{_DELETING}*"):
+            for path in self.path.glob(pattern):
+                try:
+                    shutil.rmtree(path)
+                except OSError as error:
+                    log.error("%s could not be deleted: %s", path, error)
 
     def remove_if_empty(self, task: TaskId) -> None:
         """Remove a task's directory if there is no store left in it."""
@@ -143,4 +159,7 @@ def _unwritable(path: Path, error: OSError) -> ConfigurationError:
 
 
 def _delete(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    """Renamed first, so that half of it is never found; beside it, which takes no space on a full disk."""
+    doomed = path.with_name(f"{_DELETING}{time.time_ns()}")
+    os.rename(path, doomed)
+    shutil.rmtree(doomed)

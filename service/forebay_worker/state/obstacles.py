@@ -24,6 +24,7 @@ _REMEDIES = {
     errno.ESTALE: _LOST,
     errno.EAGAIN: "End the process that has the store open.",
 }
+_EVERYWHERE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 ROOM_TO_OPEN_BYTES = 32 << 20
 """Opening a store may write out everything in its log, up to a write buffer."""
 
@@ -33,12 +34,23 @@ def obstacle(error: Exception, directory: Path) -> str | None:
 
     RocksDB's errors can be recognised only by their text.
     """
-    number = error.errno if isinstance(error, OSError) else None
-    if number not in _REMEDIES:
-        number = next((known for known in _REMEDIES if os.strerror(known) in str(error)), None)
+    number = _number(error)
     if number is None:
         return None
-    return f"The state directory {directory} cannot be written: {os.strerror(number)}. {_REMEDIES[number]}"
+    what = "opened" if number == errno.EAGAIN else "written"
+    return f"The state directory {directory} cannot be {what}: {os.strerror(number)}. {_REMEDIES[number]}"
+
+
+def meets_all(error: Exception) -> bool:
+    """Whether an error is an obstacle that every store of this process would meet, wherever it was met first."""
+    return _number(error) in _EVERYWHERE
+
+
+def _number(error: Exception) -> int | None:
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _REMEDIES:
+        return number
+    return next((known for known in _REMEDIES if os.strerror(known) in str(error)), None)
 
 
 def in_use(error: Exception) -> bool:

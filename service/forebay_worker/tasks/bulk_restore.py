@@ -261,7 +261,7 @@ class BulkRestore:
                     restoration.fruitless += report.lasting
                     restoration.obstacle = report.error if report.refused else None
                     restoration.refused += report.refused
-                    log.error("restoring %s failed: %s; it will be retried", _name(restoration), report.error)
+                    log.error("restoring %s failed, and will be retried: %s", _name(restoration), report.error)
                     return False
                 if report.alive:
                     continue

@@ -12,7 +12,7 @@ from forebay.stores import StateStore
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.obstacles import obstacle, require_room
+from forebay_worker.state.obstacles import meets_all, obstacle, require_room
 from forebay_worker.state.offset_record import read_positions, record_positions
 from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.opening import StoreOpener
@@ -59,8 +59,9 @@ class TaskManager:
         self._never_opened: set[TaskId] = set()
         """Tasks found on disk at the start and not opened since."""
         self._unopened: str | None = None
-        self._unopenable: set[TaskId] = set()
-        """Tasks that could not be opened, for reasons of their own, since all were last tried."""
+        self._unopenable: dict[TaskId, str | None] = {}
+        """Tasks that could not be opened for reasons of their own since all were last tried, with the obstacle if
+        it was one."""
         self._reopen_boot_ms: float | None = None
 
     def start(self) -> None:
@@ -68,6 +69,7 @@ class TaskManager:
         on_disk = {task for task, store in self._directory.stores_on_disk() if self._belongs(task, store)}
         self._never_opened = set(on_disk)
         self.bulk_restore.delete_leftovers()
+        self._directory.delete_leftovers()
         self._on_disk.load(read_positions(self._directory, self._topology))
         self._wanted = (frozenset(on_disk), frozenset())
         self.applier.start()
@@ -96,7 +98,8 @@ class TaskManager:
     @property
     def obstacle(self) -> str | None:
         """What keeps stores from being opened or written, and the remedy; None if nothing does."""
-        return next(iter([*self.applier.obstacles.values(), *self.bulk_restore.obstacles, self._unopened]), None)
+        known = [*self.applier.obstacles.values(), *self.bulk_restore.obstacles, self._unopened]
+        return next((found for found in [*known, *self._unopenable.values()] if found is not None), None)
 
     @property
     def matches_assignment(self) -> bool:
@@ -136,7 +139,7 @@ class TaskManager:
             self._released.add(task)
         self._never_opened &= tasks
         until = boot_ms() + _OPENING_TURN_MS
-        missing = tasks - {replica.task for replica in self.replicas.values()} - self._unopenable
+        missing = tasks - {replica.task for replica in self.replicas.values()} - self._unopenable.keys()
         if not self._unopenable:
             self._reopen_boot_ms = None
         elif self._reopen_boot_ms is None:
@@ -174,19 +177,22 @@ class TaskManager:
             for spec in self._topology.stores_of(task):
                 opened[spec.name, task.partition] = self._open(task, spec)
         except Exception as error:
-            self._unopened = self._obstacle_in(error)
-            if self._unopened is None:
-                self._unopenable.add(task)
+            everywhere = meets_all(error)
+            found = obstacle(error, self._directory.path / ("" if everywhere else str(task)))
+            if everywhere:
+                self._unopened = found
+            else:
+                self._unopenable[task] = found
             self._reopen_boot_ms = boot_ms() + _REOPEN_MS
             self._close_all(opened.values())
             log.error(
                 "task %s could not be opened; retrying in %.0f s. %s",
                 task,
                 _REOPEN_MS / 1000,
-                self._unopened or error,
-                exc_info=self._unopened is None,
+                found or error,
+                exc_info=found is None,
             )
-            return self._unopened is None
+            return not everywhere
         self.replicas = {**self.replicas, **opened}
         self._released.discard(task)
         self._never_opened.discard(task)

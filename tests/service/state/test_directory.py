@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from forebay.tasks import TaskId
 from forebay_worker.state.directory import StateDirectory
+
+TASK = TaskId(0, 3)
 
 
 def opened(path: Path) -> StateDirectory:
@@ -30,4 +33,26 @@ def test_a_file_that_says_nothing_is_written_anew(tmp_path, content):
     directory = opened(tmp_path)
     assert directory.process_id
     assert directory.next_incarnation(7) == 7
+    directory.close()
+
+
+def test_what_was_not_deleted_completely_is_found_by_no_one_and_deleted_at_a_later_start(tmp_path, monkeypatch):
+    directory = StateDirectory(tmp_path, "app")
+    for store in ("deleted", "aside"):
+        (directory.store_path(TASK, store) / "some").mkdir(parents=True)
+    directory.set_aside(TASK, "aside")
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay_worker.state.directory.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            directory.delete_store(TASK, "deleted")
+        with pytest.raises(KeyboardInterrupt):
+            directory.discard_set_aside("aside", TASK.partition)
+    assert list(directory.stores_on_disk()) == directory.set_asides() == []
+    assert len(list(directory.path.rglob("some"))) == 2
+    directory.delete_leftovers()
+    assert list(directory.path.rglob("some")) == []
     directory.close()

@@ -2,6 +2,8 @@
 
 import errno
 import logging
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -115,6 +117,27 @@ def test_a_store_that_cannot_be_opened_keeps_no_other_closed(tmp_path, changelog
         manager.hold(TASKS, ())
         wait_until(lambda: held(manager) == set(TASKS[3:]), "all others are open")
         assert not manager.matches_assignment
+
+
+def test_a_store_that_another_process_has_open_keeps_no_other_closed_and_is_told(tmp_path, changelog, monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.manager._REOPEN_MS", 50.0)
+    fill(tmp_path, changelog)
+    locked = tmp_path / "state" / "app" / str(TASKS[1])
+    code = "import sys; from rocksdict import *; db = Rdict(sys.argv[1], Options(raw_mode=True)); print(); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, locked / "rocksdb" / "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        holder.stdout.readline()
+        with started(tmp_path, changelog, StoreOpener) as manager:
+            wait_until(lambda: held(manager) == set(TASKS) - {TASKS[1]}, "all others are open")
+            told = (
+                f"The state directory {locked} cannot be opened: Resource temporarily unavailable. End the process"
+            )
+            assert manager.obstacle.startswith(told)
+            holder.kill()
+            wait_until(lambda: manager.matches_assignment, "all are open")
+            assert manager.obstacle is None
 
 
 def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_long(tmp_path, changelog, caplog):
