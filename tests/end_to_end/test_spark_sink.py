@@ -302,6 +302,33 @@ def test_a_value_that_changed_before_its_batch_was_through_takes_the_place_of_th
     run(sink.write(more, "latest", key="k"), tmp_path)
 
 
+def test_a_checkpoint_from_before_what_the_log_has_brings_no_old_value_back(spark, sink, tmp_path):
+    import shutil
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+
+    def latest(files: int) -> Any:
+        counted = (
+            source.df
+            if files == 1
+            else spark.readStream.schema("k string, n int")
+            .option("maxFilesPerTrigger", files)
+            .json(str(source.directory))
+        )
+        return sink.write(counted.groupBy("k").max("n"), "latest", key="k")
+
+    source.add({"k": "a", "n": 1})
+    run(latest(1), tmp_path)
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "older")
+    for number, key in ((1, "f"), (5, "a"), (6, "a")):
+        source.add({"k": key, "n": number})
+    run(latest(1), tmp_path)
+    before = log_of(sink, "latest")
+    # From the older one, the batch that wrote "f" alone now has a value of "a" too, which is not the newest.
+    assert "which are not the newest" in refusal(latest(2), tmp_path, "older")
+    assert log_of(sink, "latest") == before
+
+
 def test_null_keys_fail_the_batch_with_column_and_count(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": None, "n": 1}, {"k": "a", "n": 2}, {"k": None, "n": 3})
@@ -325,6 +352,8 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
     maps = df.withColumn("m", dates).withColumn("deep", F.array(F.struct(F.create_map(F.lit(b"x"), "n"))))
     alike = df.withColumnsRenamed({"k": "N"})
     twice = df.select("k", "n", df["x"].alias("n"))
+    nested = df.withColumn("deep", F.array(F.struct("n", df["x"].alias("n"))))
+    local = df.withColumn("w", F.window(F.lit("2026-01-01").cast("timestamp_ntz"), "1 hour"))
     for bad, expected in (
         (lambda: sink.write(df, "nope", key="k"), "no store 'nope'"),
         (lambda: sink.write(df, "latest", key="q"), "no column 'q'"),
@@ -339,6 +368,9 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
         (lambda: sink.write(df, "hours", key="k"), "window store and needs one column"),
         (lambda: sink.write(twice, "latest", key="k"), "'n' occurs twice"),
         (lambda: sink.write(alike, "latest", key="x"), "'N' occurs twice"),
+        (lambda: sink.write(nested, "latest", key="k", value="deep"), "struct in which 'n' occurs twice"),
+        (lambda: sink.write(df, "latest", key="k", value=["n", "x", "n"]), "'n' for 'latest' twice"),
+        (lambda: sink.write(local, "hours", key="k"), "cast the event time to timestamp"),
         (lambda: sink.write(df, "latest", key=[]), "name one with key="),
         (lambda: sink.write(maps, "latest", key="k", value="m"), "keys of the type date"),
         (lambda: sink.write(maps, "latest", key="k", value="deep"), "keys of the type binary"),

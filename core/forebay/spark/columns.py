@@ -139,6 +139,9 @@ def lay_out(
     window = _window_column(df, spec)
     used = {*keys, window, delete}
     chosen = values if value is not None else tuple(name for name in names if name not in used)
+    repeated = next((name for name in chosen if chosen.count(name) > 1), None)
+    if repeated is not None:
+        raise SinkError(f"value= names the column {repeated!r} for {spec.name!r} twice.")
     if not chosen:
         raise SinkError(f"No column is left for the value of {spec.name!r}; name some with value=.")
     for name in chosen:
@@ -170,8 +173,16 @@ def _within(kind: T.DataType) -> Iterator[T.DataType]:
 
 
 def _check_value(spec: StoreSpec, name: str, kind: T.DataType) -> None:
-    """Refuse maps whose keys Spark turns into JSON as it stores them, dates as days and bytes as an address."""
+    """Refuse maps whose keys Spark turns into JSON as it stores them, dates as days and bytes as an address, and
+    structs with two members of one name."""
     for one in _within(kind):
+        inner = one.fieldNames() if isinstance(one, T.StructType) else []
+        twice = next((member for member in inner if inner.count(member) > 1), None)
+        if twice is not None:
+            raise SinkError(
+                f"The column {name!r} for {spec.name!r} contains a struct in which {twice!r} occurs twice; rename "
+                "one."
+            )
         if isinstance(one, T.MapType) and not isinstance(one.keyType, _MAP_KEYS):
             raise SinkError(
                 f"The column {name!r} for {spec.name!r} contains a map with keys of the type "
@@ -214,13 +225,18 @@ def _check_valid_from(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) ->
 def _window_column(df: DataFrame, spec: StoreSpec) -> str | None:
     if spec.kind not in ("window", "session"):
         return None
-    windows = [
-        field.name
+    starts = {
+        field.name: field.dataType["start"].dataType
         for field in df.schema.fields
-        if isinstance(field.dataType, T.StructType)
-        and field.dataType.fieldNames() == ["start", "end"]
-        and isinstance(field.dataType["start"].dataType, T.TimestampType)
-    ]
+        if isinstance(field.dataType, T.StructType) and field.dataType.fieldNames() == ["start", "end"]
+    }
+    windows = [name for name, start in starts.items() if isinstance(start, T.TimestampType)]
+    of_local_time = [name for name, start in starts.items() if isinstance(start, T.TimestampNTZType)]
+    if not windows and of_local_time:
+        raise SinkError(
+            f"The windows in {of_local_time[0]!r} for {spec.name!r} are of times without a zone (timestamp_ntz), "
+            "which are no points in time: cast the event time to timestamp before window() or session_window()."
+        )
     if len(windows) != 1:
         raise SinkError(
             f"{spec.name!r} is a {spec.kind} store and needs one column made by window() or session_window(); "

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from forebay.changelog import Changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog, naming
-from forebay.changelog.sqlite.partition import differs, rows_of_batch
+from forebay.changelog.sqlite.partition import differs, newest_batch, rows_of_batch
 from forebay.errors import SinkError
 from forebay.spark.executor import Target, keyed_records, write_rows
 from forebay.tasks import TopicPartition
@@ -66,8 +66,8 @@ class SqliteDestination:
 
     def __init__(self, changelog: SqliteChangelog) -> None:
         self._changelog = changelog
-        self._begun: dict[str, int] = {}
-        """By query, the newest batch that was begun here."""
+        self._newest: dict[tuple[str, str], int] = {}
+        """By query and topic, the newest batch of which some rows may be in the log."""
 
     def check(self, session: SparkSession) -> None:
         """Any session will do; executors elsewhere notice it themselves and refuse."""
@@ -87,11 +87,24 @@ class SqliteDestination:
             versioned=spec.kind == "versioned",
         )
         written = rows.mapInArrow(write_rows(target), "partition int, row_count bigint, next_offset bigint")
-        may_repeat = self._begun.get(batch.query_id) != batch.number - 1
-        self._begun[batch.query_id] = batch.number
+        repeats = batch.number <= self._newest_batch(spec, batch)
+        self._newest[batch.query_id, spec.topic] = max(batch.number, self._newest_batch(spec, batch))
         has_rows = {row.partition for row in _refusing(spec, written.collect)}
-        if may_repeat:
+        if repeats:
             self._check_absent(spec, batch, set(range(spec.partitions)) - has_rows)
+
+    def _newest_batch(self, spec: StoreSpec, batch: BatchId) -> int:
+        """The newest batch of this query that was begun; after a restart, that any partition has rows of."""
+        known = self._newest.get((batch.query_id, spec.topic))
+        if known is not None:
+            return known
+        newest = -1
+        for partition in range(spec.partitions):
+            path = self._changelog.path(TopicPartition(spec.topic, partition))
+            with naming(path):
+                found = newest_batch(path, batch.query_id, batch.writer)
+            newest = newest if found is None else max(newest, found)
+        return newest
 
     def _check_absent(self, spec: StoreSpec, batch: BatchId, partitions: set[int]) -> None:
         """Raise ``SinkError`` if an earlier attempt wrote rows where this one has none."""

@@ -147,6 +147,16 @@ def test_key_and_value_bytes_cannot_be_shifted_into_each_other_unnoticed(path: s
         append(path, [(b"abc", b"", 1)])
 
 
+def test_rows_of_a_batch_before_the_newest_that_had_none_are_refused(path: str) -> None:
+    append(path, rows_of("a=1"), 4)
+    append(path, rows_of("a=2"), 6)
+    before = logged(path), state(path)
+    with pytest.raises(WriteRefused, match=r"Batch 5 .* with 0 rows, and now has 1 others"):
+        append(path, rows_of("a=1"), 5)
+    assert (logged(path), state(path)) == before
+    assert append(path, [], 5) == (0, 2)
+
+
 def test_an_empty_value_is_no_tombstone_in_a_repeat(path: str) -> None:
     append(path, [(b"a", None, 1)])
     append(path, [(b"a", b"", 1)])

@@ -174,7 +174,8 @@ def append_batch(
     """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
 
     A batch that was already written is compared with its marker and skipped. Different rows take its place if it
-    is the query's newest batch and no key of it is missing among them; otherwise they raise ``WriteRefused``.
+    is the query's newest batch and no key of it is missing among them; otherwise they raise ``WriteRefused``, also
+    where the first attempt wrote none: they would come after those of newer batches.
     Returns the number of rows and the partition's next offset after them. ``timed`` rows have their own
     timestamps, as versions do; others have that of the attempt, which a repeat need not match.
     """
@@ -186,9 +187,7 @@ def append_batch(
             "WHERE query_id = ? AND write_name = ? AND batch_id = ?",
             (query_id, write_name, batch_id),
         ).fetchone()
-        (newest,) = connection.execute(
-            "SELECT max(batch_id) FROM batch WHERE query_id = ? AND write_name = ?", (query_id, write_name)
-        ).fetchone()
+        newest = _newest_batch(connection, query_id, write_name)
         if marker is None and newest is not None and batch_id <= newest - _BATCHES_KEPT:
             raise WriteRefused(
                 f"Batch {batch_id} of query {query_id} is older than everything the log remembers of it, so it is "
@@ -200,6 +199,8 @@ def append_batch(
         if marker is not None and (count, digest) == marker[:2]:
             connection.execute("ROLLBACK TO before_rows")
             return count, int(marker[2])
+        if marker is None and count and newest is not None and batch_id < newest:
+            raise differs(path, write_name, batch_id, 0, count)
         if marker is not None and (batch_id != newest or _misses_a_key(connection, marker, offset, timed)):
             raise differs(path, write_name, batch_id, marker[0], count)
         offset += count
@@ -213,6 +214,12 @@ def append_batch(
         )
         connection.execute("UPDATE state SET next_offset = ?", (offset,))
         return count, offset
+
+
+def newest_batch(path: str, query_id: str, write_name: str) -> int | None:
+    """The newest batch of a query that was written here, None if there is none."""
+    with contextlib.closing(connect(path)) as connection:
+        return _newest_batch(connection, query_id, write_name)
 
 
 def rows_of_batch(path: str, query_id: str, write_name: str, batch_id: int) -> int:
@@ -278,6 +285,13 @@ def reset(path: str, identity: str) -> None:
 def new_identity() -> str:
     """A fresh log identity."""
     return str(uuid.uuid4())
+
+
+def _newest_batch(connection: sqlite3.Connection, query_id: str, write_name: str) -> int | None:
+    (newest,) = connection.execute(
+        "SELECT max(batch_id) FROM batch WHERE query_id = ? AND write_name = ?", (query_id, write_name)
+    ).fetchone()
+    return None if newest is None else int(newest)
 
 
 def _append(
