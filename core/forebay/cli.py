@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -43,13 +45,21 @@ def commands() -> None:
 def main() -> None:
     """Run the command line; a known error is printed as one line on standard error.
 
-    It exits with the error's own status.
+    It exits with the error's own status; with 1 if standard output takes nothing more.
     """
+    if sys.stdout is None:
+        # Closed by the caller, who wants no output.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         commands()
     except ForebayError as error:
         click.echo(f"forebay: {error}", err=True)
         sys.exit(error.exit_status)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        click.echo(f"forebay: The output cannot be written: {error.strerror}. Write it elsewhere.", err=True)
+        sys.exit(1)
 
 
 def settings_options(tier: Tier) -> Callable[[Callable[..., None]], Callable[..., None]]:

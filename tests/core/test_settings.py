@@ -115,6 +115,40 @@ def test_a_misspelt_setting_in_a_config_file_is_refused(tmp_path: Path) -> None:
         load_settings("router", ROUTER_FLAGS, {}, config)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("FOREBAY_AUTH_TOKEN_FILE", "did you mean FOREBAY_AUTH_TOKENS_FILE"),
+        ("FOREBAY_ZZZZZZ", "see docs/settings.md"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(name: str, said: str) -> None:
+    with pytest.raises(SettingError, match=f"{name} is no setting; {said}"):
+        load_settings("router", ROUTER_FLAGS, {name: "x"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FOREBAY_STATE_DIR",
+        "FOREBAY_URL",
+        "FOREBAY_ROUTER_SERVICE_HOST",
+        "FOREBAY_ROUTER_SERVICE_PORT_HTTP",
+        "FOREBAY_PORT",
+        "FOREBAY_ROUTER_PORT_8080_TCP_ADDR",
+    ],
+)
+def test_variables_of_the_other_tier_of_commands_and_of_kubernetes_services_are_none_of_its_business(
+    name: str,
+) -> None:
+    assert load_settings("router", ROUTER_FLAGS, {name: "x"}) == load_settings("router", ROUTER_FLAGS, {})
+
+
+def test_a_number_beyond_what_a_machine_bears_is_refused() -> None:
+    with pytest.raises(SettingError, match="--processes: 1000000 is more than 256"):
+        load_settings("router", {**ROUTER_FLAGS, "processes": "1000000"}, {})
+
+
 def test_a_setting_of_the_other_tier_in_a_config_file_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "forebay.toml"
     config.write_text("max_in_flight = 3\n")

@@ -57,8 +57,20 @@ def list_logs(topology: Path, changelog: str) -> None:
 @changelog.command("compact")
 @worker_settings("topology", "changelog")
 @click.argument("store")
-@click.option("--min-compaction-lag-ms", default=_LIMITS.min_compaction_lag_ms, show_default=True)
-@click.option("--delete-retention-ms", default=_LIMITS.delete_retention_ms, show_default=True)
+@click.option(
+    "--min-compaction-lag-ms",
+    type=click.IntRange(min=0),
+    default=_LIMITS.min_compaction_lag_ms,
+    show_default=True,
+    help="Records younger than this stay, so that replicas that are behind find a whole history.",
+)
+@click.option(
+    "--delete-retention-ms",
+    type=click.IntRange(min=0),
+    default=_LIMITS.delete_retention_ms,
+    show_default=True,
+    help="Tombstones younger than this stay; a worker that was away for longer is rebuilt.",
+)
 def compact(topology: Path, changelog: str, store: str, **durations: Any) -> None:
     """Remove from the log of STORE what is no longer needed; younger records and tombstones stay."""
     opened, loaded = _open(topology, changelog)

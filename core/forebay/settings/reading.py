@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
@@ -11,8 +12,15 @@ from typing import Any
 
 from forebay.errors import SettingError
 from forebay.metadata import HostInfo
-from forebay.settings.table import Setting, Tier, settings_for
+from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
 
+_OTHER_VARIABLES = {f"{ENVIRONMENT_PREFIX}{name}" for name in ("URL", "TOKEN")}
+"""Those of commands that read from servers."""
+_NOT_OURS = re.compile(
+    ENVIRONMENT_PREFIX
+    + r"(TEST_.*|.*_SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_[0-9]+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)"
+)
+"""The tests', and what Kubernetes sets for services whose names begin with this project's."""
 _IN_ORDER = (("drain_ms", "shutdown_timeout_ms"), ("request_timeout_ms", "max_request_timeout_ms"))
 
 
@@ -27,6 +35,8 @@ def load_settings(
 
     ``flags`` holds what the command line gave, as text. Raises ``SettingError`` naming setting and source.
     """
+    environment = os.environ if environment is None else environment
+    _refuse_unknown(environment)
     values = load_some(tier, [setting.name for setting in settings_for(tier)], flags, environment, config)
     _check_together(values)
     return values
@@ -59,6 +69,17 @@ def load_some(
             source, raw = "default", setting.default
         values[setting.name] = None if raw is None else parse_setting(setting, raw, source)
     return values
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    """Refuse variables that mean nothing: a process whose tokens are misspelt would serve without them."""
+    known = {setting.environment for setting in SETTINGS} | _OTHER_VARIABLES
+    for name in sorted(environment):
+        ours = name.startswith(ENVIRONMENT_PREFIX) and environment[name] and not _NOT_OURS.fullmatch(name)
+        if ours and name not in known:
+            like = difflib.get_close_matches(name, known, 1, cutoff=0.8)
+            meant = f"did you mean {like[0]}?" if like else "see docs/settings.md."
+            raise SettingError(f"The environment variable {name} is no setting; {meant}")
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
@@ -96,6 +117,8 @@ def parse_setting(setting: Setting, raw: Any, source: str) -> Any:
         case "integer":
             if not re.fullmatch(r"-?[0-9]{1,18}", text) or int(text) < setting.least:
                 raise SettingError(f"{source}: {text!r} is not a whole number of at least {setting.least}.")
+            if setting.most is not None and int(text) > setting.most:
+                raise SettingError(f"{source}: {text} is more than {setting.most}.")
             return int(text)
         case "boolean":
             if text.lower() not in ("true", "false"):

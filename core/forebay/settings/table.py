@@ -26,6 +26,7 @@ class Setting:
     help: str
     required: bool = False
     least: int = 0
+    most: int | None = None
     choices: tuple[str, ...] = ()
 
     @property
@@ -84,6 +85,7 @@ SETTINGS: tuple[Setting, ...] = (
         ROUTER,
         "Processes that share the address; each has its own limits and connections.",
         least=1,
+        most=256,
     ),
     Setting(
         "advertise",
