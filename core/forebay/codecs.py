@@ -82,7 +82,9 @@ class StringKey:
 
     def from_json(self, value: Any) -> bytes:
         if not isinstance(value, str):
-            raise BadKey(f"The key {value!r} is not a string, as the key codec 'string' requires.")
+            raise BadKey(
+                f"The key {json.dumps(value, default=repr)} is not a string, as the key codec 'string' requires."
+            )
         try:
             return value.encode()
         except UnicodeEncodeError:

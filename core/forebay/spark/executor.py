@@ -105,8 +105,7 @@ def partition_rows(
         if nulls:
             shown = ", ".join(repr(name) for name in columns.names)
             raise WriteRefused(
-                f"{nulls} rows of this task have a null key (column {shown}). Filter them before the sink, "
-                "and document that."
+                f"{nulls} rows of this task have a null key (column {shown}). Filter them before the sink."
             )
         if timeless:
             raise WriteRefused(

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 
 from forebay.clock import boot_ms, epoch_ms
 from forebay.stores import CommittedOffset, StateStore
 from forebay.tasks import TopicPartition
 from forebay_worker.state.checkpoint import CheckpointFile
+from forebay_worker.state.durable import write_durably
+from forebay_worker.state.layout import STORES
 
+_BESIDE_NAME = ".offset"
 RECORDS_PER_CHECKPOINT = 10_000
 """A checkpoint is written after this many records even before its interval has passed."""
 
@@ -19,6 +23,10 @@ class CheckpointedStore:
 
     After a crash its content may be ahead of the checkpoint, so until replay passes the end that the log had at
     open, the replica is at no point of history, as ``pending_end`` records.
+
+    A checkpoint has room for a position only. What else belongs to it (who writes, stream time, a misplaced key)
+    is in a file in the store's directory, which goes where the store goes, and is written first: after a crash in
+    between, it is of a later position, and says less.
     """
 
     manages_offsets = True
@@ -44,12 +52,12 @@ class CheckpointedStore:
         self._written_boot_ms = clock()
         self._records_since = 0
         self._committed_epoch_ms = checkpoint.moment_epoch_ms() or epoch_ms()
+        self._beside = checkpoint.path.parent / STORES / inner.name / _BESIDE_NAME
         position = checkpoint.read().get(topic_partition) if inner.persistent else None
         self._committed = (
             None
             if position is None
-            else CommittedOffset(
-                position,
+            else self._known_beside(position)._replace(
                 pending_end=max(end_offset, position),
                 replay_since_epoch_ms=checkpoint.moment_epoch_ms(),
             )
@@ -94,11 +102,29 @@ class CheckpointedStore:
         finally:
             self._inner.close()
 
+    def _known_beside(self, position: int) -> CommittedOffset:
+        """The offset at a position, with what is known beside it; of a later one only what holds here too."""
+        try:
+            found = CommittedOffset.from_document(json.loads(self._beside.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return CommittedOffset(position)
+        known = CommittedOffset(
+            position,
+            as_of_epoch_ms=dict.fromkeys(found.as_of_epoch_ms),
+            stream_time_ms=found.stream_time_ms,
+            queries=found.queries,
+            misplaced_key=found.misplaced_key,
+        )
+        if found.position != position:
+            return known
+        return known._replace(as_of_epoch_ms=found.as_of_epoch_ms, tombstone_floor=found.tombstone_floor)
+
     def _write(self) -> None:
         if self._committed is None or not self._inner.persistent:
             return
         # The offset never gets ahead of what is durable.
         self._inner.flush()
+        write_durably(self._beside, json.dumps(self._committed.document()))
         self._checkpoint.drop_malformed()
         self._checkpoint.add(self._topic_partition, self._committed.position, self._committed_epoch_ms)
         self._written_boot_ms = self._clock()

@@ -173,6 +173,40 @@ def test_after_a_crash_a_legacy_store_is_at_no_point_of_history_before_the_end_a
     assert (found.position, found.consistent_position, found.pending_end) == (5, None, 40)
 
 
+WHOLE = CommittedOffset(
+    5,
+    as_of_epoch_ms={"alive": 9_000.0, "silent": 1_000.0},
+    stream_time_ms=7_000,
+    queries={"alive": "q1", "silent": "q2"},
+    misplaced_key="6b",
+    tombstone_floor=3,
+)
+
+
+def test_what_belongs_to_an_offset_outlives_a_restart_of_a_legacy_store(tmp_path, clock):
+    store = checkpointed(tmp_path, clock)
+    store.commit({TP: WHOLE})
+    store.close()
+    found = checkpointed(tmp_path, clock).committed_offset(TP)
+    assert found._replace(pending_end=None, replay_since_epoch_ms=None) == WHOLE
+
+
+def test_what_belongs_to_a_later_offset_than_the_checkpoint_has_vouches_for_nothing(tmp_path, clock):
+    store = checkpointed(tmp_path, clock)
+    store.commit({TP: WHOLE._replace(position=4)})
+    store.close()
+    before = CheckpointFile.of(tmp_path).path.read_text()
+    again = checkpointed(tmp_path, clock)
+    again.commit({TP: WHOLE})
+    again.close()
+    # As if killed between the two files.
+    CheckpointFile.of(tmp_path).path.write_text(before)
+    found = checkpointed(tmp_path, clock).committed_offset(TP)
+    assert found.position == 4
+    assert found.as_of_epoch_ms == {"alive": None, "silent": None}
+    assert (found.stream_time_ms, found.misplaced_key, found.tombstone_floor) == (7_000, "6b", 0)
+
+
 def test_a_checkpoint_is_as_old_as_what_the_store_last_committed(tmp_path, clock):
     store, file = checkpointed(tmp_path, clock), CheckpointFile.of(tmp_path)
     store.commit({TP: CommittedOffset(5, 5)})
