@@ -76,6 +76,8 @@ class HotPathProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._held = b""
         self._ended = False
+        self._refusal = ""
+        """Why nothing more of what is received can be understood, while an earlier request is being answered."""
         self._running: RequestResponseCycle | None = None
         """The framework's request under way; the parser's may be a later one."""
         self._hot_requests = 0
@@ -110,6 +112,8 @@ class HotPathProtocol(HttpToolsProtocol):
         self._receive_more(data)
 
     def _receive_more(self, data: bytes) -> None:
+        if self._refusal:
+            return
         if self._held:
             self._held += data
             return
@@ -266,6 +270,8 @@ class HotPathProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The framework has answered a request."""
         super().on_response_complete()
+        if self._refusal and not self._answers_earlier() and not self.transport.is_closing():
+            self.send_400_response(self._refusal)
         self._watch_close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -343,10 +349,22 @@ class HotPathProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not an HTTP request with a problem, like every error, and close."""
+        """Answer bytes that are not an HTTP request with a problem, like every error, and close.
+
+        It is sent after the answers to the requests before it.
+        """
+        if self._answers_earlier():
+            self._refusal = msg
+            return
         answer = problem_answer(BadRequest(msg))
         self.transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
         self._close()
+
+    def _answers_earlier(self) -> bool:
+        """Whether the framework is answering a request that the parser has read to its end."""
+        running = self._running
+        whole = not self._in_message or self._in_head or running is not self.cycle
+        return running is not None and not running.response_complete and whole
 
     def shutdown(self) -> None:
         """Close once every answer is sent."""

@@ -322,3 +322,45 @@ async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_it
     await asyncio.sleep(0)
     assert taken == [b"{}", b"{}"]
     assert re.findall(rb"\r\n\r\n(batch|key)", peer.written) == [b"batch", b"key", b"batch"]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\x00\x01 no request\r\n\r\n", b"GET / HTTP/1.1\r\nno header\r\n\r\n", b"GET /\xfc HTTP/1.1\r\n\r\n"],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_what_is_no_request_is_refused_after_the_answer_to_the_one_before_it(garbage, at_once):
+    goes_on = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await goes_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    protocol = bound(lambda request, protocol: None)(*wiring(slow), asyncio.get_running_loop())
+    peer = SlowPeer()
+    peer.protocol = protocol
+    protocol.connection_made(peer)
+    for piece in [REQUEST * 2 + garbage] if at_once else [REQUEST, REQUEST, garbage, garbage]:
+        protocol.data_received(piece)
+        await asyncio.sleep(0)
+    assert (peer.written, peer.closed) == (b"", False)
+    goes_on.set()
+    await until(lambda: peer.closed)
+    assert re.findall(rb"HTTP/1.1 (\d+)", peer.written) == [b"200", b"200", b"400"]
+
+
+async def test_a_body_that_is_none_is_refused_though_its_request_is_being_answered():
+    async def patient(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    protocol = bound(lambda request, protocol: None)(*wiring(patient), asyncio.get_running_loop())
+    peer = SlowPeer()
+    peer.protocol = protocol
+    protocol.connection_made(peer)
+    protocol.data_received(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+    protocol.data_received(b"no length\r\n")
+    assert peer.closed
+    assert peer.written.startswith(b"HTTP/1.1 400")
+    protocol.connection_lost(None)
