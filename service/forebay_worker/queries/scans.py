@@ -29,7 +29,6 @@ from forebay.rest.scans import (
     make_scan,
     merge,
 )
-from forebay.retention import oldest_kept_ms
 from forebay_worker.queries.admission import Admission, Admitted
 from forebay_worker.queries.misses import why_unproven
 from forebay_worker.queries.values import oldest_version, scanned
@@ -111,7 +110,7 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) 
     if scan.route.items == "versions" and scan.plain is not None:
         start = max(start, oldest_version(replica, scan.plain) or start)
     found = scanned(replica, start, end, reverse=scan.reverse)
-    oldest_ms = oldest_kept_ms(scan.spec, replica.stream_time_ms)
+    oldest_ms = replica.oldest_kept_ms
     page, looked_at, size, chunk = Page(), 0, 0, min(_FIRST_CHUNK, limit + 1)
     while pairs := list(itertools.islice(found, chunk)):
         looked_at, chunk = looked_at + len(pairs), min(_CHUNK, 2 * chunk)

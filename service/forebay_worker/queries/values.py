@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from forebay.errors import BadParameter, NotReady, Problem
 from forebay.rest.parameters import ReadParameters
-from forebay.retention import history_begins_ms
 from forebay.stored_versions import decode_version
 from forebay.stores import StateStore
 from forebay.topology import StoreSpec
@@ -55,7 +54,7 @@ def oldest_version(replica: Replica, plain: bytes) -> bytes | None:
 
     That is the one in force when the store's history begins; those before it may have been deleted.
     """
-    begins_ms = history_begins_ms(replica.spec, replica.stream_time_ms)
+    begins_ms = replica.history_begins_ms
     if begins_ms is None:
         return None
     keys = replica.spec.stored_keys
@@ -67,7 +66,7 @@ def is_forgotten(replica: Replica, plain: bytes, as_of_ms: int | None) -> bool:
     """Whether a key's value at a time has expired."""
     if as_of_ms is None:
         return False
-    begins_ms = history_begins_ms(replica.spec, replica.stream_time_ms)
+    begins_ms = replica.history_begins_ms
     if begins_ms is None or as_of_ms >= begins_ms:
         return False
     oldest = oldest_version(replica, plain)

@@ -7,6 +7,7 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.lag import EndOffset, Progress
 from forebay.stores import CommittedOffset
 from forebay_worker.tasks.distrust import reason_for_distrust
+from forebay_worker.tasks.expiry import swept_to_ms
 from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key
 from forebay_worker.tasks.foreign import fitting
 from forebay_worker.tasks.replica import Replica
@@ -20,6 +21,7 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
     """Publish how far a replica's store is, before anything more is applied to it."""
     _note_completeness(replica, committed)
     replica.stream_time_ms = committed.stream_time_ms
+    replica.swept_to_ms = swept_to_ms(replica.store)
     if replica.misplaced_key is None and committed.misplaced_key is not None:
         # With the topology's present partitioner, it may be in the right partition.
         key = bytes.fromhex(committed.misplaced_key)

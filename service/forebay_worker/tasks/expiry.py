@@ -6,14 +6,21 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 from forebay.retention import history_begins_ms, oldest_kept_ms
-from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stored_keys import END_OF_USER_KEYS, RESERVED_TAG, USER_TAG
 from forebay.stores import StateStore
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.replica import Replica
 
+_SWEPT_KEY = RESERVED_TAG + b"swept"
 _ENTRIES_PER_SWEEP = 2_000
 _PASSES_PER_HISTORY = 16
 """How much (as a fraction of its retention) a versioned store may exceed its minimum size."""
+
+
+def swept_to_ms(store: StateStore) -> int | None:
+    """Up to when a store's entries, or moments of its history, were deleted by any retention it ever had."""
+    found = store.get(_SWEPT_KEY)
+    return None if found is None else int(found)
 
 
 @dataclass
@@ -61,6 +68,10 @@ class Expiry:
         for key in expired:
             store.delete(key)
         if expired:
+            if replica.swept_to_ms is None or replica.swept_to_ms < at.oldest_ms:
+                # With a longer retention, it is still to be known that there was more.
+                store.put(_SWEPT_KEY, b"%d" % at.oldest_ms)
+                replica.swept_to_ms = at.oldest_ms
             store.commit({})
         if len(seen) < _ENTRIES_PER_SWEEP:
             search.under_way, search.done_to_ms = None, at.oldest_ms

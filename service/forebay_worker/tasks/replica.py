@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forebay.lag import EMPTY_PROGRESS, EndOffsets, Progress
+from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.stores import StateStore
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
@@ -48,6 +49,8 @@ class Replica:
     partitions_found: int | None = None
     """How many partitions the log was found to have, None if that cannot change."""
     stream_time_ms: int | None = None
+    swept_to_ms: int | None = None
+    """Up to when its store's entries were deleted as expired, by a shorter retention maybe."""
     designated_boot_ms: float | None = None
     """Since when the newest known generation designates this replica active; None if it does not."""
     ends: EndOffsets = field(default_factory=EndOffsets)
@@ -73,6 +76,21 @@ class Replica:
     def topic_partition(self) -> TopicPartition:
         """The changelog partition that the replica replays."""
         return TopicPartition(self.spec.topic, self.task.partition)
+
+    @property
+    def oldest_kept_ms(self) -> int | None:
+        """The first time of the oldest entry that is kept, as in ``forebay.retention``; None if all are."""
+        return self._later(oldest_kept_ms(self.spec, self.stream_time_ms))
+
+    @property
+    def history_begins_ms(self) -> int | None:
+        """The time since which all versions are kept, as in ``forebay.retention``; None if all ever were."""
+        return self._later(history_begins_ms(self.spec, self.stream_time_ms))
+
+    def _later(self, by_retention_ms: int | None) -> int | None:
+        if by_retention_ms is None or self.swept_to_ms is None:
+            return by_retention_ms
+        return max(by_retention_ms, self.swept_to_ms)
 
     def learn_log(self, log: str) -> None:
         """Record its log's identity with the next commit, if that was not known when it was opened."""

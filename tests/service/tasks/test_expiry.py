@@ -1,5 +1,6 @@
 """Expiry follows stream time: replicas that saw an entry arrive and those built later have the same content."""
 
+from dataclasses import replace
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay.tasks import TaskId
+from forebay.stores import CommittedOffset
+from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
+from forebay_worker.tasks.commit import resume
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 
@@ -92,6 +95,24 @@ def test_a_rebuilt_store_is_swept_by_its_own_stream_time(in_the_middle):
             assert expiry.sweep(replica) == 0
         add_windows(replica, 1_500)
         assert sum(expiry.sweep(replica) for _ in range(5)) == 6
+
+
+@pytest.mark.parametrize("spec", [VERSIONS, WINDOWS], ids=["versions", "windows"])
+def test_what_a_shorter_retention_deleted_is_known_to_be_missing_under_a_longer_one(spec):
+    tp = TopicPartition("t", 0)
+    replica = Replica(spec, TaskId(0, 0), MemoryStore("s"))
+    for at_ms in (1_000, 2_000, 5_000):
+        replica.store.put(spec.stored_keys.stored(b"a", at_ms), b"1")
+    replica.store.commit({tp: CommittedOffset(3, 3, stream_time_ms=5_000)})
+    resume(replica, replica.store.committed_offset(tp))
+    expiry = Expiry()
+    while expiry.sweep(replica):
+        pass
+    begins_ms = replica.history_begins_ms if spec is VERSIONS else replica.oldest_kept_ms
+    longer = replace(spec, retention_ms=9_000) if spec is WINDOWS else replace(spec, history_retention_ms=9_000)
+    again = Replica(longer, TaskId(0, 0), replica.store)
+    resume(again, again.store.committed_offset(tp))
+    assert (again.history_begins_ms if spec is VERSIONS else again.oldest_kept_ms) == begins_ms
 
 
 def test_what_has_no_retention_stays():
