@@ -233,7 +233,7 @@ class Worker:
             self.topology.fingerprint,
             offsets,
             rack=self._rack,
-            standing=self._obstruction.standing(self.tasks.obstacle, boot_ms()),
+            standing=self._obstruction.standing(self.tasks.machine_obstacle, boot_ms()),
         )
 
     @property

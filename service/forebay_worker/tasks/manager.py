@@ -98,8 +98,13 @@ class TaskManager:
     @property
     def obstacle(self) -> str | None:
         """What keeps stores from being opened or written, and the remedy; None if nothing does."""
-        known = [*self.applier.obstacles.values(), *self.bulk_restore.obstacles, self._unopened]
-        return next((found for found in [*known, *self._unopenable.values()] if found is not None), None)
+        of_single_tasks = [found for found in list(self._unopenable.values()) if found is not None]
+        return self.machine_obstacle or next(iter(of_single_tasks), None)
+
+    @property
+    def machine_obstacle(self) -> str | None:
+        """The same, of what any task would meet here."""
+        return next(iter([*self.applier.obstacles.values(), *self.bulk_restore.obstacles, self._unopened]), None)
 
     @property
     def matches_assignment(self) -> bool:
@@ -109,13 +114,16 @@ class TaskManager:
     def offsets(self) -> dict[TaskId, int]:
         """Sum of the store positions of every task on disk, held or not; an incomplete store counts 0.
 
-        A task with a store that is missing or of unknown offset is left out unless it is held.
+        A task with a store that is missing or of unknown offset is left out unless it is held, and so is one that
+        cannot be opened: another's copy must take over.
         """
         ordinals = len(self._topology.subtopologies)
         sums = {
             task: sum(stores.values())
             for task, stores in self._on_disk.positions().items()
-            if task.ordinal < ordinals and stores.keys() >= {spec.name for spec in self._topology.stores_of(task)}
+            if task.ordinal < ordinals
+            and task not in self._unopenable
+            and stores.keys() >= {spec.name for spec in self._topology.stores_of(task)}
         }
         replicas = self.replicas.values()
         for task in {replica.task for replica in replicas}:

@@ -135,6 +135,8 @@ def test_a_store_that_another_process_has_open_keeps_no_other_closed_and_is_told
                 f"The state directory {locked} cannot be opened: Resource temporarily unavailable. End the process"
             )
             assert manager.obstacle.startswith(told)
+            # Of this task, another worker's copy counts.
+            assert (manager.offsets().keys(), manager.machine_obstacle) == (set(TASKS) - {TASKS[1]}, None)
             holder.kill()
             wait_until(lambda: manager.matches_assignment, "all are open")
             assert manager.obstacle is None
