@@ -79,6 +79,8 @@ def _setting(setting: Setting) -> dict[str, Any]:
     match setting.kind:
         case "integer":
             schema |= {"type": "integer", "minimum": setting.least}
+            if setting.most is not None:
+                schema["maximum"] = setting.most
         case "boolean":
             schema |= {"type": "boolean"}
         case "choice":

@@ -151,7 +151,7 @@ def test_every_setting_arrives(tier):
         match setting.kind:
             case "integer":
                 # As a float it would be written as 1e+06.
-                given[setting.name] = min(max(setting.least, 1_000_000), setting.most or 1_000_000)
+                given[setting.name] = setting.most or max(setting.least, 1_000_000)
             case "boolean":
                 given[setting.name] = not setting.default
             case "choice":
