@@ -211,3 +211,20 @@ def test_a_wildcard_address_is_warned_of(cluster, tmp_path):
     cluster.start_worker(f"0.0.0.0:{port}", "--advertise", f"127.0.0.1:{port}", ready=False)
     cluster.wait_ready(f"0.0.0.0:{port}")
     assert "requests are not authenticated" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "said"),
+    [("> /dev/full", 1, "The output cannot be written: No space left on device"), (">&-", 0, "")],
+)
+def test_an_output_that_takes_nothing(cluster, output, status, said):
+    show = f'"{sys.executable}" -m forebay topology show --topology "{cluster.topology_path}" {output}'
+    done = subprocess.run(["sh", "-c", show], stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False)
+    assert said in done.stderr
+
+
+def test_a_compaction_lag_below_nothing(cluster):
+    log = ["--topology", cluster.topology_path, "--changelog", cluster.changelog.url]
+    message = refused(forebay("changelog", "compact", "counts", *log, "--min-compaction-lag-ms", "-5"))
+    assert "-5 is not in the range" in message
