@@ -850,7 +850,7 @@ def test_lag_between_changes_is_told_where_it_is_asked_for(served, client):
 
 
 def test_a_bound_that_nobody_meets_is_a_problem_among_the_changes(client):
-    with client.changes("names", "k0001", max_age_ms=0, timeout_ms=200) as changes:
+    with client.changes("names", "k0001", max_age_ms=0, timeout_ms=1_000) as changes:
         for _ in range(2):
             assert isinstance(next(changes), errors.LagExceedsTolerance)
 
@@ -865,7 +865,7 @@ def test_a_session_follows_from_what_it_has_seen_and_reads_what_it_has_followed(
     ahead = decode_position(seen)
     unreached = encode_position(Position(ahead.log, {p: offset + 1000 for p, offset in ahead.offsets.items()}))
     session.read_after("names", unreached)
-    with session.changes("names", "k0003", timeout_ms=200) as changes:
+    with session.changes("names", "k0003", timeout_ms=1_000) as changes:
         assert isinstance(next(changes), errors.PositionNotReached)
 
 
