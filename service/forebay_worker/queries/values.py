@@ -79,7 +79,7 @@ def _unreadable(replica: Replica, store: StateStore, error: Exception) -> Proble
     A damaged one is rebuilt.
     """
     if is_damage(error):
-        replica.on_damage(store, f"its store is damaged ({error})")
+        replica.on_damage(replica, store, f"its store is damaged ({error})")
     log.warning("%s of task %s could not be read: %r", replica.spec.name, replica.task, error)
     return NotReady("The store could not be read; it may be closing or being reopened.", retry_after_s=1)
 

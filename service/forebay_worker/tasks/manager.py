@@ -230,9 +230,7 @@ class TaskManager:
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
         opened = self._opener.open(task, spec)
         replica = Replica(spec, task, opened.store, opened.log, identify=opened.identify)
-        replica.on_damage = lambda store, reason: self.applier.run(
-            lambda: self._rebuild_damaged(replica, store, reason)
-        )
+        replica.on_damage = self._have_rebuilt
         try:
             self._recovery.begin(replica)
         except BaseException:
@@ -242,10 +240,14 @@ class TaskManager:
             raise
         return replica
 
-    def _rebuild_damaged(self, replica: Replica, store: StateStore, reason: str) -> None:
-        """Rebuild a store that reads found damaged, unless another took its place meanwhile."""
-        if replica.store is store and self._writable(replica):
-            self._recovery.rebuild(replica, reason)
+    def _have_rebuilt(self, replica: Replica, store: StateStore, reason: str) -> None:
+        """Have a store rebuilt that reads found damaged, unless another takes its place meanwhile."""
+
+        def rebuild() -> None:
+            if replica.store is store and self._writable(replica):
+                self._recovery.rebuild(replica, reason)
+
+        self.applier.run(rebuild)
 
     def _close(self, replica: Replica) -> None:
         self._sweeper.forget(replica)

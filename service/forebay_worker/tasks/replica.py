@@ -23,7 +23,7 @@ def _note_nothing(log: str) -> None:
     """A store that keeps no identity."""
 
 
-def _ignore_damage(store: StateStore, reason: str) -> None:
+def _ignore_damage(replica: Replica, store: StateStore, reason: str) -> None:
     """A store that nothing could rebuild."""
 
 
@@ -66,8 +66,8 @@ class Replica:
     identify: Callable[[str], None] = _note_nothing
     """Makes the store record, from its next commit on, which log it was built from."""
 
-    on_damage: Callable[[StateStore, str], None] = _ignore_damage
-    """Has a store rebuilt that was found damaged, and why; may be called by any thread, and repeatedly."""
+    on_damage: Callable[[Replica, StateStore, str], None] = _ignore_damage
+    """Has this replica's store rebuilt, which was found damaged, and why; any thread may call it, repeatedly."""
 
     admitted: object = None
     """The replica's state as found by the last read, cached by the queries while valid."""
