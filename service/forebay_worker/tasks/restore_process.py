@@ -10,16 +10,15 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.changelog import Batch, Consumer, Record, Wake, open_changelog
+from forebay.changelog import Batch, Consumer, Wake, open_changelog
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogError
 from forebay.linux import end_with_parent
@@ -36,8 +35,8 @@ from forebay_worker.tasks.run import Run
 RECORDS_PER_POLL = 2_000
 """Records folded at once should fit the processor's cache: with 50,000 each took a third longer."""
 _NICENESS = 10
-_SIZED_EVERY = 8
-"""One of so many records is looked at: all of them took a thirtieth of the time."""
+_BYTES_BESIDE = 100
+"""About what a record takes in memory beside its key and value."""
 _PAUSE_S = 0.005
 _PULSE_S = 5.0
 _NEVER_SET = Wake()
@@ -158,7 +157,7 @@ def _fold_files(
             found = misplaced_key(spec, job.partition, batch.records, records)
             committed = committed._replace(misplaced_key=None if found is None else found.hex())
         records += len(batch.records)
-        held_bytes += _size(batch.records)
+        held_bytes += sum([len(record[1]) + len(record[2] or b"") + _BYTES_BESIDE for record in batch.records])
         committed = advance(committed, batch, fold, committed.current_until_epoch_ms, epoch_ms())
         run.add(fold.changes)
         if held_bytes < job.most_bytes and committed.position < target:
@@ -181,14 +180,6 @@ def _fold_files(
         run = Run()
         # Writing, and waiting until it is ingested, may have taken any time.
         deadline = time.monotonic() + job.patience_s
-
-
-def _size(records: Sequence[Record]) -> int:
-    """About how many bytes records take, by some of them; chosen at random, as sizes may follow a pattern."""
-    if not records:
-        return 0
-    some = random.choices(records, k=len(records) // _SIZED_EVERY + 1)
-    return len(records) * sum([len(record[1]) + len(record[2] or b"") + 100 for record in some]) // len(some)
 
 
 def _next_batch(consumer: Consumer, tp: TopicPartition, patience_s: float) -> Batch:
