@@ -588,10 +588,12 @@ def test_warm_ups_on_a_disk_that_filled_up_take_no_others_place(
     group: Group, joiners: int, data: st.DataObject
 ) -> None:
     group = group.having(Member("full")).assigned()
+    begun = {task for task, placement in group.assignment.actual.items() if "full" in placement.members}
     group = group.having(*(Member(f"joiner-{i}") for i in range(joiners)))
     stuck = Member("full", standing=Standing.OBSTRUCTED)
     for _ in range(group.bound()):
         group = group.having(stuck).assigned().caught_up()
+    assert {task for task, placement in group.assignment.actual.items() if "full" in placement.members} <= begun
     given = {name for placement in group.assignment.actual.values() for name in placement.members}
     wanted = {name for placement in group.assignment.intended.values() for name in placement.members}
     assert wanted - {"full"} <= given
