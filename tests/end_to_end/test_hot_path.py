@@ -15,8 +15,23 @@ import httpx
 import msgpack
 import pytest
 
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.cluster import TOPOLOGY, Cluster, running_cluster, wait_until
 
+MORE_STORES = """
+[[subtopology.store]]
+name = "prices"
+kind = "versioned"
+history_retention_ms = 1000000
+
+[[subtopology.store]]
+name = "raw"
+key = "bytes"
+value = "bytes"
+
+[[subtopology.store]]
+name = "odd"
+partitioner = "unknown"
+"""
 PATHS = [
     "/v1/stores/counts/keys/a",
     "/v1/stores/counts/keys/%C3%A9",
@@ -33,6 +48,43 @@ PATHS = [
     "/v1/stores/counts/keys/a?timeout_ms=500",
     "/v1/stores/counts/keys/a?unknown=1",
     "/v1/stores/counts/keys/a?min_position=zz",
+    "/v1/stores/counts/keys/",
+    "/v1/stores/counts/keys/a%2Fb",
+    "/v1/stores/raw/keys/_wA",
+    "/v1/stores/raw/keys/YWJj=",
+    "/v1/stores/pairs/keys/%5B%22a%22%2C%201%5D",
+    "/v1/stores/pairs/keys/x",
+    "/v1/stores/odd/keys/b",
+    "/v1/stores/odd/keys/nobody",
+]
+QUERIES = [
+    *("as_of=1500", "as_of=500", "as_of=-1", "as_of=now", "as_of=1500&max_record_lag=0&timeout_ms=500"),
+    *(
+        "partition=0",
+        "partition=9",
+        "partition=x",
+        "prefer=active",
+        "prefer=",
+        "require_active",
+        "require_active=",
+    ),
+    *(
+        "max_record_lag=",
+        "max_record_lag=1&max_record_lag=2",
+        "max_record_lag=%31",
+        "%6Dax_record_lag=0",
+        "&limit=3",
+    ),
+    *("max_record_lag=+1", "max_record_lag=007", "max_record_lag=1.0", "max_record_lag=99999999999999999999"),
+    *(
+        "max_time_lag_ms=0",
+        "timeout_ms=0",
+        "timeout_ms=99999999",
+        "wait_ms=0",
+        "wait_ms=-1",
+        "min_position=",
+        "=1",
+    ),
 ]
 # Time passes between two answers, and whether the figure has one digit or three is no difference of path.
 VARYING = re.compile(
@@ -42,9 +94,16 @@ VARYING = re.compile(
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str, str]]:
-    with running_cluster(tmp_path_factory.mktemp("hot")) as cluster:
+    with running_cluster(tmp_path_factory.mktemp("hot"), topology_text=TOPOLOGY + MORE_STORES) as cluster:
         cluster.put("counts", {b"a": b'{"n":1}', "é".encode(): b"2", **{b"k%d" % i: b"%d" % i for i in range(50)}})
         cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b"7"})
+        cluster.put("pairs", {b'["a",1]': b"1"})
+        cluster.put("raw", {b"\xff\x00": b"\xfe"})
+        for store, rows in (
+            ("odd", [(b"b", b"2", 0)]),
+            ("prices", [(b"milk", b"1", 1_000), (b"milk", b"2", 2_000)]),
+        ):
+            cluster.log.append(cluster.topology.stores[store], {1: rows}, store, 1)
         allowed = ("--cors-allow-origins", "https://a.example")
         (worker,) = cluster.start_workers(1, *allowed)
         router = cluster.start_router(*allowed)
@@ -112,6 +171,19 @@ def test_the_same_bytes_as_the_route(served, path, origin):
             return steady(hot) == steady(cold)
 
         wait_until(same, f"the same bytes from {address}", 5)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("key", ["counts/keys/a", "counts/keys/nobody", "numbers/keys/-7", "prices/keys/milk"])
+def test_the_same_bytes_whatever_a_parameter_says(served, key, query):
+    test_the_same_bytes_as_the_route(served, f"/v1/stores/{key}?{query}", [])
+
+
+def test_the_version_of_a_time_is_answered_by_either_tier(served):
+    _, *addresses = served
+    for address in addresses:
+        (answer,) = exchange(address, request("/v1/stores/prices/keys/milk?as_of=1500"), 1)
+        assert b'"value":1,' in answer
 
 
 BATCHES = [
