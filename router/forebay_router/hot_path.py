@@ -24,7 +24,7 @@ from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.choices import Choices, KeyRead, Target
-from forebay_router.reads.keys import read_key
+from forebay_router.reads.keys import read_admitted_key
 from forebay_router.reads.replica_read import is_final
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
@@ -162,20 +162,25 @@ class RouterHotPath:
         self, read: _Outstanding, *, silent: HostInfo | None = None, refused: tuple[HostInfo, Answer] | None = None
     ) -> None:
         read.done = True
-        self._router.in_flight -= 1
         read.ordinary = self._begin(self._ordinary(read, silent, refused))
+        # It keeps its place among those in flight: who was admitted is not refused for others that came later.
+        read.ordinary.add_done_callback(self._leave)
+
+    def _leave(self, _: asyncio.Task[None]) -> None:
+        self._router.in_flight -= 1
 
     async def _ordinary(
         self, read: _Outstanding, silent: HostInfo | None, refused: tuple[HostInfo, Answer] | None
     ) -> None:
         asked = read.asked
-        store = asked.spec.name
         path = b"/v1/stores/%b/keys/%b" % (asked.spec.name_bytes, read.segment)
         try:
+            spec = self._router.spec(asked.spec.name)
+            plain = from_segment(spec.key_codec, read.segment)
             left_ms = int(self._left_ms(read))
             parameters = replace(asked.parameters, timeout_ms=max(1, left_ms))
-            answer = await read_key(
-                self._router, store, read.segment, path, asked.query, parameters, silent, refused
+            answer = await read_admitted_key(
+                self._router, spec, plain, path, asked.query, parameters, silent, refused
             )
             self._router.counts["hedges_won"] += read.hedged and is_final(answer)
         except Problem as problem:

@@ -1,15 +1,21 @@
+from __future__ import annotations
+
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, RequestForm, Slot
-from forebay.metadata import StreamsMetadataState
+from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import Answer
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
 from forebay_router.hot_path import RouterHotPath
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads import choices
+from forebay_router.reads.choices import Target
 from forebay_router.router import Router
+from forebay_router.upstream.upstreams import Upstream
+from tests.cluster import until
 
 PROTOCOL = cast(HotPathProtocol, None)
 """Nothing here gets as far as to touch it."""
@@ -29,6 +35,41 @@ def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatc
             assert path.key(HotRequest(form, b"k%d" % key, 0), PROTOCOL) is None
             most = max(most, sum(map(len, path._choices._choices.values())))
     assert 50 <= most <= 100
+
+
+async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_flight(monkeypatch):
+    asked: list[Callable[[Answer | None], None]] = []
+
+    class Worker:
+        def send(self, sent: bytes, then: Callable[[Answer | None], None], most: int) -> bool:
+            asked.append(then)
+            return True
+
+    class Client:
+        def slot(self, request: HotRequest) -> Client:
+            return self
+
+        def fill(self, answer: Answer, *_: object) -> None:
+            answered.set_result(answer.status)
+
+    settings = load_settings("router", {"seeds": "127.0.0.1:1", "max_in_flight": "1"}, {})
+    router = Router(RouterSettings(**settings))
+    spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
+    router.cluster.metadata = StreamsMetadataState({"s": spec})
+    path, answered = RouterHotPath(router, RouterMetrics(router)), asyncio.get_running_loop().create_future()
+    target = Target(HostInfo("w", 1), cast(Upstream, Worker()), b"")
+    monkeypatch.setattr(path._choices, "choose", lambda *_: target)
+    request, client = HotRequest(RequestForm("s", b"", b"", b""), b"k", 0), cast(HotPathProtocol, Client())
+    assert path.key(request, client) is client
+    (lose,) = asked
+    lose(None)
+    # Another comes before it is asked elsewhere.
+    later = path.key(request, PROTOCOL)
+    assert isinstance(later, Answer)
+    assert later.status == 429
+    # Nobody else holds anything.
+    assert await asyncio.wait_for(answered, 10) == 503
+    await until(lambda: router.in_flight == 0)
 
 
 async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):

@@ -34,30 +34,44 @@ async def read_key(
     path: bytes,
     query: bytes,
     parameters: ReadParameters,
-    silent: HostInfo | None = None,
-    refused: tuple[HostInfo, Answer] | None = None,
 ) -> Answer:
     """Answer a read of one key from the replica that best meets its tolerance; raises ``Problem``.
 
-    ``path`` and ``query`` are the request's own, as received. ``silent`` is a worker that was already asked,
-    ``refused`` one that has answered, though not finally.
+    ``path`` and ``query`` are the request's own, as received.
     """
     spec = router.spec(store)
     plain = from_segment(spec.key_codec, segment)
-    target = path + b"?" + query if query else path
     with router.admitted():
-        deadline = router.deadline(parameters)
-        if spec.stream_partitioner is None:
-            return await _search(router, spec, target, parameters, deadline)
-        request = ReplicaRequest(
-            spec,
-            spec.partition_of(plain),
-            target,
-            alone=parameters.wait_ms > 0,
-            silent=silent,
-            refused=refused,
-        )
-        return await ask(router, request, parameters, deadline)
+        return await read_admitted_key(router, spec, plain, path, query, parameters)
+
+
+async def read_admitted_key(
+    router: Router,
+    spec: StoreSpec,
+    plain: bytes,
+    path: bytes,
+    query: bytes,
+    parameters: ReadParameters,
+    silent: HostInfo | None = None,
+    refused: tuple[HostInfo, Answer] | None = None,
+) -> Answer:
+    """The same for a read that is already counted as in flight.
+
+    ``silent`` is a worker that was already asked, ``refused`` one that has answered, though not finally.
+    """
+    target = path + b"?" + query if query else path
+    deadline = router.deadline(parameters)
+    if spec.stream_partitioner is None:
+        return await _search(router, spec, target, parameters, deadline)
+    request = ReplicaRequest(
+        spec,
+        spec.partition_of(plain),
+        target,
+        alone=parameters.wait_ms > 0,
+        silent=silent,
+        refused=refused,
+    )
+    return await ask(router, request, parameters, deadline)
 
 
 async def _search(
