@@ -175,14 +175,17 @@ class Admission:
             admitted.tolerated_by = parameters
         return admitted
 
+    def tolerance(self, spec: StoreSpec, parameters: ReadParameters) -> Tolerance:
+        """The bounds of a read: those requested, or the store's own, and this worker's ceiling."""
+        tolerance = parameters.tolerance_for(spec)
+        return tolerance if self._ceiling == UNLIMITED else tolerance.held_to(self._ceiling)
+
     def _hold(self, admitted: Admitted, parameters: ReadParameters) -> None:
         if parameters.require_active and admitted.role != "active":
             raise self.refusal(
                 admitted, NotActive(f"This replica is {admitted.role}, and require_active was asked for.")
             )
-        tolerance = parameters.tolerance_for(admitted.replica.spec)
-        if self._ceiling != UNLIMITED:
-            tolerance = tolerance.held_to(self._ceiling)
+        tolerance = self.tolerance(admitted.replica.spec, parameters)
         if tolerance != UNLIMITED and not tolerance.met_by(lag := self._provable(admitted)):
             raise self.refusal(
                 admitted,

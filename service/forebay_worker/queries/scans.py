@@ -9,6 +9,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
 from forebay.lag import Lag
+from forebay.rest.aging import came_too_early
 from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
@@ -65,8 +66,11 @@ class Scans:
                 await asyncio.sleep(0)
             read_boot_ms.append(boot_ms())
             pages.append(self._page(scan, partition, cursor, parameters))
+        tolerance = self._admission.tolerance(scan.spec, parameters)
         for page, at_boot_ms in zip(pages[:-1], read_boot_ms, strict=False):
             lag = Lag(**page.source["lag"]).aged(boot_ms() - at_boot_ms)
+            if not tolerance.met_by(lag):
+                return came_too_early(store, tolerance, lag, "the partitions after it had been read")
             page.source = {**page.source, "lag": lag.document()}
         if frames:
             return Answer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())

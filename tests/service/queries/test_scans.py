@@ -9,12 +9,14 @@ from dataclasses import replace
 import msgpack
 import pytest
 
+from forebay.clock import boot_ms
 from forebay.errors import BadParameter
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import READ_ROUTES
 from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
+from forebay_worker.queries import scans
 from forebay_worker.queries.admission import Admission
 from forebay_worker.queries.scans import Scans
 from tests.service.queries.held import held
@@ -58,6 +60,30 @@ async def test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and
         query = f"from=29990&to=29995&cursor={document['next']}"
     assert found == list(range(29990, 29995))
     assert pages >= 3
+
+
+@pytest.mark.parametrize("took_ms", [500, 5_000])
+async def test_a_list_whose_first_partition_leaves_its_bounds_while_others_are_read_is_refused(
+    tmp_path, monkeypatch, took_ms
+):
+    _, first = held(tmp_path / "0")
+    admission, second = held(tmp_path / "1", partition=1)
+    admission._replicas()["counts", 0] = first
+    passed_ms, scan = 0, second.store.scan
+
+    def slow(start: bytes, end: bytes, *, reverse: bool = False):
+        nonlocal passed_ms
+        passed_ms = took_ms
+        return scan(start, end, reverse=reverse)
+
+    second.store.scan = slow
+    monkeypatch.setattr(scans, "boot_ms", lambda: boot_ms() + passed_ms)
+    document = await listed(admission, "entries", "max_time_lag_ms=3000")
+    if took_ms < 3_000:
+        assert [source["lag"]["time_lag_ms"] >= took_ms for source in document["partitions"]] == [True, False]
+    else:
+        assert (document["status"], document["tolerance"]) == (412, {"max_time_lag_ms": 3_000})
+        assert document["lag"]["time_lag_ms"] >= took_ms
 
 
 async def test_the_times_that_pass_are_those_that_are_asked_for_and_kept(tmp_path):
