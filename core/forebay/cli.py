@@ -59,6 +59,8 @@ def main() -> None:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         click.echo(f"forebay: The output cannot be written: {error.strerror}. Write it elsewhere.", err=True)
+        # What could not be written is tried again at exit, which would have its own status then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
