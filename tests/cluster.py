@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from examples.ports import free_ports
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.topology import StoreSpec, load_topology
@@ -54,20 +54,9 @@ key = "json"
 Rows = Mapping[bytes, bytes | None]
 
 
-_given: set[int] = set()
-
-
 def free_port() -> int:
-    """A free one that nobody was given before; each process that runs tests chooses from its own share."""
-    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port // 2 % shares == share and port not in _given:
-            _given.add(port)
-            return port
+    """A free one that nobody was given before."""
+    return free_ports(1)[0]
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 20.0) -> None:
@@ -87,9 +76,17 @@ async def until(condition: Callable[[], Any], deadline_s: float = 20.0) -> None:
 
 def restore_processes(worker: int) -> list[int]:
     """Those of a worker's process that have begun to run: stopped any earlier, they would stop the worker."""
-    texts = [path.read_text() for path in Path(f"/proc/{worker}/task").glob("*/children")]
+    texts = [_content(path) for path in Path(f"/proc/{worker}/task").glob("*/children")]
     children = [int(child) for text in texts for child in text.split()]
-    return [child for child in children if b"restore_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children if b"restore_process" in _content(Path(f"/proc/{child}/cmdline"))]
+
+
+def _content(path: Path) -> bytes:
+    """What the kernel says there, nothing of a thread or process that has just ended."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def heed_interrupts() -> None:
