@@ -70,7 +70,7 @@ class KafkaLog:
                 )
                 if produced % 50_000 == 0:
                     self._producer.flush()
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(60) == 0
 
 
 def _beat(changelog: Changelog, spec: StoreSpec, writer: str, batch: int) -> dict[int, int]:
