@@ -15,6 +15,7 @@ from forebay.changelog import Batch, Changelog, Consumer, Wake
 from forebay.clock import boot_ms
 from forebay.errors import ForebayError
 from forebay.lag import EndOffset
+from forebay.repeats import Repeats
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.state.rocksdb import StoreLost
@@ -70,6 +71,7 @@ class Applier:
         self._retry_at: dict[TopicPartition, float] = {}
         self.obstacles: dict[TopicPartition, str] = {}
         """What keeps records from being applied, and the remedy."""
+        self._logged = Repeats()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._wake = Wake()
         self._stopping = False
@@ -202,14 +204,16 @@ class Applier:
             return
         tp = replica.topic_partition
         obstacle = self._obstacle(error)
-        again = f"retrying in {_RETRY_MS / 1000:.0f} s"
+        again = f"retrying every {_RETRY_MS / 1000:.0f} s"
         replica.failure = obstacle or str(error) or repr(error)
-        if obstacle is None:
+        if obstacle is not None:
+            self.obstacles[tp] = obstacle
+            # A full disk fails every store, and the log may be on it.
+            if self._logged.is_news(obstacle):
+                log.error("%s, and what meets the same, could not be applied; %s. %s", tp, again, obstacle)
+        elif self._logged.is_news(f"{tp}: {replica.failure}"):
             unforeseen = not isinstance(error, ForebayError)
             log.error("%s could not be applied; %s: %s", tp, again, error, exc_info=unforeseen and error)
-        else:
-            log.error("%s could not be applied; %s. %s", tp, again, obstacle)
-            self.obstacles[tp] = obstacle
         self._consumer.unassign(tp)
         self._retry_at[tp] = boot_ms() + _RETRY_MS
         # A store that is broken may not say its offset either.
@@ -276,5 +280,6 @@ class Applier:
         try:
             self._consumer.assign(tp, committed.position)
         except Exception as error:
-            log.error("%s cannot be read; retrying in %.0f s: %s", tp, _RETRY_MS / 1000, error)
+            if self._logged.is_news(f"{tp}: {error}"):
+                log.error("%s cannot be read; retrying every %.0f s: %s", tp, _RETRY_MS / 1000, error)
             self._retry_at[tp] = boot_ms() + _RETRY_MS

@@ -17,6 +17,7 @@ from forebay.changelog import Changelog
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
 from forebay.lag import EndOffset
+from forebay.repeats import Repeats
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay_worker.state.directory import StateDirectory
@@ -74,6 +75,7 @@ class Recovery:
         self._changelog = changelog
         self._directory = directory
         self._opener = opener
+        self._logged = Repeats()
         self.applier = Applier(
             changelog,
             policy.poll_interval_ms,
@@ -262,9 +264,11 @@ class Recovery:
         if found is not None:
             self.applier.obstacles[tp] = found
         self._put_off[tp] = _PutOff(replica, boot_ms() + _RETRY_MS, untrusted)
-        log.error(
-            "the rebuild of %s could not be started; retrying in %.0f s: %s", tp, _RETRY_MS / 1000, replica.failure
-        )
+        if self._logged.is_news(f"{tp}: {replica.failure}" if found is None else found):
+            every_s = _RETRY_MS / 1000
+            log.error(
+                "the rebuild of %s could not be started; retrying every %.0f s: %s", tp, every_s, replica.failure
+            )
 
     def _discard_set_aside(self, replica: Replica) -> None:
         try:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,9 +183,18 @@ def content(replica: Replica) -> dict[bytes, bytes]:
     return {key[1:]: value for key, value in replica.store.scan(USER_TAG, END_OF_USER_KEYS)}
 
 
-def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_out(log, replica, monkeypatch):
-    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 100.0)
+def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_out(
+    log, replica, monkeypatch, caplog
+):
+    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 20.0)
     applier = Applier(log.changelog, 10, 0, lambda error: None, pytest.fail, lambda replica: None, lambda: None)
+    follow, tried = applier._assign, []
+
+    def try_again(*arguments: Any) -> None:
+        tried.append(arguments)
+        follow(*arguments)
+
+    monkeypatch.setattr(applier, "_assign", try_again)
     applier.start()
     try:
         applier.call(lambda: applier.follow(replica)).result()
@@ -194,6 +204,9 @@ def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_ou
         log.append((b"c", b"3"))
         # The lag says what is missing.
         wait_until(lambda: replica.progress.end_offset == 4, "another try")
+        wait_until(lambda: len(tried) > 5, "several more")
+        # The disk is not to be filled with one line.
+        assert caplog.text.count("could not be applied") == 1
         assert (content(replica), replica.progress.position) == ({b"a": b"1"}, 1)
         replica.spec = SKIPS
         wait_until(lambda: replica.complete, "the end of the log")
