@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 
 from forebay.errors import BadParameter, NotReady, Problem
+from forebay.repeats import Repeats
 from forebay.rest.parameters import ReadParameters
 from forebay.stored_versions import decode_version
 from forebay.stores import StateStore
@@ -14,6 +15,9 @@ from forebay_worker.state.rocksdb import is_damage
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
+
+_LOGGED = Repeats()
+"""A store that cannot be read would otherwise be logged with every read of it."""
 
 
 def scanned(replica: Replica, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -80,7 +84,8 @@ def _unreadable(replica: Replica, store: StateStore, error: Exception) -> Proble
     """
     if is_damage(error):
         replica.on_damage(replica, store, f"its store is damaged ({error})")
-    log.warning("%s of task %s could not be read: %r", replica.spec.name, replica.task, error)
+    if _LOGGED.is_news(f"{replica.spec.name} {replica.task} {error!r}"):
+        log.warning("%s of task %s could not be read: %r", replica.spec.name, replica.task, error)
     return NotReady("The store could not be read; it may be closing or being reopened.", retry_after_s=1)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
+from forebay.repeats import Repeats
 from forebay.stores import StateStore
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
@@ -48,6 +49,7 @@ class TaskManager:
         self._topology = topology
         self._directory = directory
         self._opener = opener
+        self._logged = Repeats()
         self._recovery = Recovery(changelog, directory, opener, policy, self._keep_house)
         self.applier = self._recovery.applier
         self.bulk_restore = self._recovery.bulk_restore
@@ -193,13 +195,14 @@ class TaskManager:
                 self._unopenable[task] = found
             self._reopen_boot_ms = boot_ms() + _REOPEN_MS
             self._close_all(opened.values())
-            log.error(
-                "task %s could not be opened; retrying in %.0f s. %s",
-                task,
-                _REOPEN_MS / 1000,
-                found or error,
-                exc_info=found is None,
-            )
+            if self._logged.is_news(f"{found or error}" if everywhere else f"{task}: {found or error}"):
+                log.error(
+                    "task %s could not be opened; retrying every %.0f s. %s",
+                    task,
+                    _REOPEN_MS / 1000,
+                    found or error,
+                    exc_info=found is None,
+                )
             return not everywhere
         self.replicas = {**self.replicas, **opened}
         self._released.discard(task)
