@@ -223,6 +223,28 @@ def test_of_more_partitions_than_are_asked_for_at_once_each_has_its_turn(changel
     assert not set.intersection(*looks.values())
 
 
+def test_an_end_that_cannot_be_learnt_keeps_no_other_from_being_known(changelog, admin):
+    store = spec(partitions=2)
+    changelog.ensure(store)
+    good, unknown = (TopicPartition(store.topic, partition) for partition in (0, 7))
+    consumer, looks = changelog.consumer(), set[float]()
+    try:
+
+        def looked(least: int) -> bool:
+            consumer.wait(Wake(), 0.02)
+            consumer.poll(10)
+            looked_boot_ms, current = consumer.current()
+            looks.update([looked_boot_ms] if good in current else [])
+            return len(looks) >= least
+
+        consumer.assign(good, 0)
+        wait_until(lambda: looked(2), "two looks at the end")
+        consumer.assign(unknown, 0)
+        wait_until(lambda: looked(30), "as many beside a partition that there is not")
+    finally:
+        consumer.close()
+
+
 @TAIL_AND_REPLAY
 def test_a_heartbeat_is_told_by_its_header_and_its_key(changelog, admin, replay):
     store = spec(partitions=3)
@@ -328,6 +350,15 @@ def test_a_superseded_query_that_is_restarted_does_not_take_the_name_back(change
         beat("first")
     changelog.retire_writer(store.topic, "w")
     assert beat("first"), "nobody has the name of a retired writer"
+
+
+@pytest.mark.parametrize("timeout", ["delivery", "request", "socket", "message"])
+def test_a_long_timeout_of_the_urls_keeps_no_heartbeat_from_being_written(changelog, kafka_url, timeout):
+    store = spec()
+    changelog.ensure(store)
+    through = KafkaChangelog(f"{kafka_url}?{timeout}.timeout.ms=120000")
+    value = Heartbeat(1, "q", 1).value()
+    assert through.append_heartbeat(store.topic, writer="w", query_id="q", value=value)
 
 
 def test_a_writer_that_nobody_knows_is_not_retired(changelog):

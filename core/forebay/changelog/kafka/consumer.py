@@ -65,15 +65,18 @@ class KafkaConsumer:
         self._told: set[tuple[TopicPartition, str]] = set()
         self._to_ask: list[TopicPartition] = []
         self._ends = Question(
-            _END_INTERVAL_MS, lambda admin: ask_offsets(admin, self._ends_to_ask(), OffsetSpec.latest())
+            _END_INTERVAL_MS, lambda admin: ask_offsets(admin, self._known_in_turn(), OffsetSpec.latest())
+        )
+        # Asked for by itself: while one cannot be learnt, such as without a leader, all others are to stay known.
+        self._first_ends = Question(
+            _END_INTERVAL_MS, lambda admin: ask_offsets(admin, self._unknown(), OffsetSpec.latest())
         )
         self._beginnings = Question(
             _BEGINNING_INTERVAL_MS, lambda admin: ask_offsets(admin, list(self._assigned), OffsetSpec.earliest())
         )
         self._states = TopicStates(lambda: sorted({tp.topic for tp in self._assigned}))
-        self._questions = Questions(
-            topics, self._ends, self._beginnings, self._states.describing, self._states.configuring
-        )
+        of_partitions = (self._ends, self._first_ends, self._beginnings)
+        self._questions = Questions(topics, *of_partitions, self._states.describing, self._states.configuring)
 
     def _renew_fetcher(self) -> None:
         """Start again with a client that has never seen the replaced topic.
@@ -99,7 +102,7 @@ class KafkaConsumer:
         self.unassign(topic_partition)
         self._assigned[topic_partition] = _Assigned(position, boot_ms())
         self._not_fetched.add(topic_partition)
-        self._ends.at_once = self._beginnings.at_once = True
+        self._first_ends.at_once = self._beginnings.at_once = True
         if self._states.get(topic_partition.topic) is None:
             self._states.describing.at_once = self._states.configuring.at_once = True
 
@@ -155,7 +158,7 @@ class KafkaConsumer:
             assigned.lost, assigned.since_boot_ms = True, boot_ms()
             assigned.truncated |= fetched.truncated and assigned.position > 0
             assigned.end = assigned.beginning = None
-            self._ends.at_once = self._beginnings.at_once = True
+            self._first_ends.at_once = self._beginnings.at_once = True
         elif not fetched.lasting:
             log.debug("%s: %s", tp, fetched.error)
         elif (tp, str(fetched.error)) not in self._told:
@@ -200,13 +203,14 @@ class KafkaConsumer:
         )
 
     def _take_answers(self) -> None:
-        for tp, found in self._ends.answers():
-            assigned = self._assigned.get(tp)
-            if assigned is not None and found.offset >= 0 and _counts(self._ends, assigned, assigned.end):
-                self._take_end(tp, assigned, EndOffset(found.offset, self._ends.sent_boot_ms))
-        # A topic that is being replaced has no end for a moment.
-        if self._ends.failed and self._states.describing.sent_boot_ms < self._ends.sent_boot_ms:
-            self._states.describing.at_once = True
+        for ends in (self._ends, self._first_ends):
+            for tp, found in ends.answers():
+                assigned = self._assigned.get(tp)
+                if assigned is not None and found.offset >= 0 and _counts(ends, assigned, assigned.end):
+                    self._take_end(tp, assigned, EndOffset(found.offset, ends.sent_boot_ms))
+            # A topic that is being replaced has no end for a moment.
+            if ends.failed and self._states.describing.sent_boot_ms < ends.sent_boot_ms:
+                self._states.describing.at_once = True
         for tp, found in self._beginnings.answers():
             assigned = self._assigned.get(tp)
             if assigned is not None and _counts(self._beginnings, assigned, assigned.beginning):
@@ -219,10 +223,12 @@ class KafkaConsumer:
             self._renew_fetcher()
 
     def _take_end(self, tp: TopicPartition, assigned: _Assigned, end: EndOffset) -> None:
-        if self._current_boot_ms != end.sent_boot_ms:
-            self._current, self._current_boot_ms = [], end.sent_boot_ms
         known = assigned.end
+        if known is not None and known.sent_boot_ms > end.sent_boot_ms:
+            return
         if assigned.at_end and known is not None and known.offset == end.offset == assigned.position:
+            if self._current_boot_ms != end.sent_boot_ms:
+                self._current, self._current_boot_ms = [], end.sent_boot_ms
             self._current.append(tp)
         else:
             self._news.add(tp)
@@ -246,12 +252,13 @@ class KafkaConsumer:
             self._fetcher.stop(tp)
             self._not_fetched.add(tp)
 
-    def _ends_to_ask(self) -> list[TopicPartition]:
-        """All unknown ends, or some of the known ones, in turn."""
-        unknown = [tp for tp, assigned in self._assigned.items() if assigned.end is None]
-        if unknown:
-            return unknown
-        self._to_ask = self._to_ask or list(self._assigned)
+    def _unknown(self) -> list[TopicPartition]:
+        """Those whose end is not known."""
+        return [tp for tp, assigned in self._assigned.items() if assigned.end is None]
+
+    def _known_in_turn(self) -> list[TopicPartition]:
+        """Some of those whose end is known, in turn."""
+        self._to_ask = self._to_ask or [tp for tp, assigned in self._assigned.items() if assigned.end is not None]
         some, self._to_ask = self._to_ask[:_ENDS_AT_ONCE], self._to_ask[_ENDS_AT_ONCE:]
         return [tp for tp in some if tp in self._assigned]
 

@@ -96,6 +96,10 @@ class HeartbeatWriter:
                 self._url.librdkafka(
                     transactional_id=f"forebay-{self._topic}-{self._writer}",
                     transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS,
+                    # Not the URL's: none may be longer than a transaction.
+                    message_timeout_ms=_TRANSACTION_TIMEOUT_MS,
+                    delivery_timeout_ms=_TRANSACTION_TIMEOUT_MS,
+                    socket_timeout_ms=_TRANSACTION_TIMEOUT_MS,
                     linger_ms=0,
                 ),
                 logger=CLIENT_LOG,
