@@ -127,7 +127,9 @@ class Replica:
         self.diverged = True
         self.complete = False
         self.misplaced_key = None
-        self.records_applied = 0
+        # Neither a lag nor an active role is told of it, even if the rebuild cannot begin.
+        self.progress = EMPTY_PROGRESS
+        self.records_applied = self.records_skipped = 0
 
     def refuse_misses(self, misplaced_key: bytes) -> None:
         """Stop reporting misses: keys, such as this one, are not where the partitioner puts them."""

@@ -10,7 +10,9 @@ from rocksdict import DbClosedError, WriteBatch
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
+from forebay.clock import boot_ms
 from forebay.errors import ChangelogUnreachable
+from forebay.lag import UNKNOWN_LAG, lag_of
 from forebay.stored_keys import USER_TAG
 from forebay.tasks import TopicPartition
 from forebay_worker.state.directory import StateDirectory
@@ -324,6 +326,8 @@ def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_a
             wait_until(lambda: len(seen) > 4, "several attempts")
             assert set(seen[1:]) == {"refused"}
             assert (replica.complete, replica.diverged) == (False, True)
+            # What is told of it is not what is told of a replica that is current.
+            assert lag_of(replica.progress, boot_ms()) == UNKNOWN_LAG
         wait_until(lambda: replica.complete and not replica.diverged, "the rebuild")
         assert (replica.store.get(USER_TAG + b"new"), replica.store.get(USER_TAG + b"k")) == (b"1", None)
 
