@@ -48,13 +48,13 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     replica.ends.observe(batch.end)
     replica.learn_partitions(batch.partitions)
     replica.learn_tombstone_life(batch.tombstone_life_ms)
-    if not batch.records and batch.position == before.position and before.complete:
+    settles = batch.end_reached and before.pending_end is not None
+    if not batch.records and batch.position == before.position and before.complete and not settles:
         _note_nothing_new(replica, before, batch)
         return
-    stopped_by = None
+    skipped, stopped_by = 0, None
     if replica.spec.validated:
         batch, skipped, stopped_by = fitting(replica.spec, batch)
-        replica.records_skipped += skipped
     fold = Fold.after(before)
     fold.add(replica.spec, batch.records)
     _check_partition(replica, batch)
@@ -68,6 +68,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     replica.progress = progress
     replica.watches.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
     replica.records_applied += len(batch.records)
+    replica.records_skipped += skipped
     _note_completeness(replica, after)
     if stopped_by is not None:
         raise stopped_by

@@ -57,7 +57,8 @@ class AssignmentTopic:
                 readable.append(AssignmentInfo.decode(raw))
             except UnreadableMessage as error:
                 log.warning("the topic %r holds what is passed over: %s", self.name, error)
-        return max(readable, key=lambda info: info.generation, default=None)
+        # Of two of one generation the earlier was never adopted: its leader was deposed before it could be.
+        return max(reversed(readable), key=lambda info: info.generation, default=None)
 
     def find(self, wanted_digest: str) -> bytes | None:
         """The assignment with that digest."""
