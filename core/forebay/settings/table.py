@@ -110,7 +110,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         10_000,
         WORKER,
-        "A replica up to this many records behind, per store, counts as caught up.",
+        "A task up to this many records behind, on average over its stores, counts as caught up.",
     ),
     Setting("max_warmup_replicas", "integer", 2, WORKER, "Extra replicas that may warm up at once.", least=1),
     Setting(
