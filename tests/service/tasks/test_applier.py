@@ -25,7 +25,7 @@ from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier import Applier
-from forebay_worker.tasks.commit import progress_at_open
+from forebay_worker.tasks.commit import apply_batch, progress_at_open
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
@@ -192,6 +192,17 @@ def test_a_replay_is_consistent_where_the_log_can_be_read_no_further():
     # A transaction is open at 5, so the end at 9 cannot be reached.
     settled = advance(within, gap._replace(gap=False, end_reached=True), empty, None, 0.0)
     assert (settled.consistent_position, settled.pending_end) == (5, None)
+
+
+def test_a_replica_that_is_told_that_its_gap_has_ended_is_consistent_though_nothing_new_came():
+    store = MemoryStore("s")
+    store.commit({TP: CommittedOffset(5, 1, pending_end=9, complete=True)})
+    replica = Replica(spec(1), TaskId(0, 0), store)
+    told = Batch(TP, [], 5, False, EndOffset(5, boot_ms()), 0, 0, "log", end_reached=True)
+    apply_batch(replica, told._replace(end_reached=False))
+    assert store.committed_offset(TP).consistent_position == 1
+    apply_batch(replica, told)
+    assert store.committed_offset(TP).consistent_position == replica.progress.consistent_position == 5
 
 
 def test_a_replica_that_was_away_for_longer_than_tombstones_live_is_rebuilt(log):

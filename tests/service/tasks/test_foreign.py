@@ -1,5 +1,6 @@
 """Stores whose topics others write: bad records stop them or are skipped, and are never served."""
 
+import errno
 import struct
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks.applier import Applier
 from forebay_worker.tasks.bulk_restore import BulkRestore
+from forebay_worker.tasks.commit import apply_batch
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.foreign import BadRecord, fitting
 from forebay_worker.tasks.replica import Replica
@@ -214,6 +216,21 @@ def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_ou
         assert (replica.failure, replica.records_skipped) == (None, 1)
     finally:
         applier.stop()
+
+
+def test_what_is_skipped_counts_once_however_often_its_commit_is_refused(replica, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    replica.spec = SKIPS
+    bad = Batch(TP, [(0, b"b", b"NaN", 0, False)], 1, False, EndOffset(1, 0.0), 0, 0, "log")
+    with monkeypatch.context() as full:
+        full.setattr(replica.store, "commit", refuse)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                apply_batch(replica, bad)
+    apply_batch(replica, bad)
+    assert replica.records_skipped == 1
 
 
 def test_a_restore_process_leaves_a_bad_record_to_the_applier_and_goes_on_where_it_may_be_left_out(
