@@ -38,7 +38,7 @@ def subscription_info(held: list[TaskId]) -> SubscriptionInfo:
     """A member with a copy of each of these tasks, none at the end."""
     rng = random.Random(2)
     host = HostInfo("worker-1.forebay.svc.cluster.local", 8080)
-    offsets = {task: rng.randrange(10**9) for task in held}
+    offsets = {task: (rng.randrange(10**9),) for task in held}
     process_id = f"{rng.getrandbits(128):032x}"
     return SubscriptionInfo(process_id, int(time.time() * 1000), host, "0123456789ab", offsets)
 

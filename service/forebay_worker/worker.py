@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import shutil
+import time
 from typing import Any
 
 from forebay.changelog import open_changelog
@@ -27,14 +28,18 @@ from forebay_worker.queries.scans import Scans
 from forebay_worker.queries.waits import Waits
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.mover import prepare_state
-from forebay_worker.state.offsets import CAUGHT_UP
+from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
 from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
+from forebay_worker.tasks.replica import Replica
 from forebay_worker.topics import TopicCreation
 
 log = logging.getLogger(__name__)
+
+_CHECKS_AWAITED_MS = 500.0
+_LOOK_S = 0.005
 
 
 class Worker:
@@ -110,8 +115,16 @@ class Worker:
         """Serve what is on disk, then join the group; where that fails, ``stop`` ends what did start."""
         self.tasks.start()
         self._ends.callback(self.tasks.stop)
+        self._await_checks()
         self.membership.start(self._subscription, self._on_assignment)
         self._ends.callback(self.membership.leave)
+
+    def _await_checks(self) -> None:
+        """Let copies on disk be compared with their logs first, if that is quickly done: until then the group
+        relies on others, and would have to move their tasks once more."""
+        until = boot_ms() + _CHECKS_AWAITED_MS
+        while boot_ms() < until and not self.tasks.checked:
+            time.sleep(_LOOK_S)
 
     def drain(self) -> None:
         """Turn readiness off and end the streams: load balancers and clients should look elsewhere."""
@@ -218,36 +231,30 @@ class Worker:
         }
 
     def _subscription(self) -> SubscriptionInfo:
-        offsets = self.tasks.offsets()
-        for task in {replica.task for replica in self.tasks.replicas.values() if not replica.complete}:
-            # However short the log, a copy that never reached its end must not take over.
-            stores = len(self.topology.stores_of(task))
-            offsets[task] = CAUGHT_UP - 1 - stores * self.settings.acceptable_recovery_lag
-        for task, proven in self._proven_active().items():
-            if proven:
-                offsets[task] = CAUGHT_UP
+        copies = self.tasks.copies(self._reported_position)
         return SubscriptionInfo(
             self._directory.process_id,
             self.incarnation,
             self.host,
             self.topology.fingerprint,
-            offsets,
+            {task: copy.positions for task, copy in copies.items()},
             rack=self._rack,
             standing=self._obstruction.standing(self.tasks.machine_obstacle, boot_ms()),
+            unchecked=frozenset(task for task, copy in copies.items() if not copy.checked),
         )
+
+    def _reported_position(self, replica: Replica) -> int:
+        """What the group is told of a store. Of a running active whose lag is proven to be acceptable that is no
+        position: the log may have gone on by the time it is read."""
+        if not replica.complete:
+            return INCOMPLETE
+        role, lag = self.admission.proven_lag(replica)
+        return CAUGHT_UP if role == "active" and self._is_near(lag) else replica.progress.position
 
     @property
     def _rack(self) -> str:
         """Workers on one machine fail together."""
         return self.settings.rack or self.host.host
-
-    def _proven_active(self) -> dict[Any, bool]:
-        """The tasks for which this worker is a running active, with a lag proven to be acceptable."""
-        proven: dict[Any, bool] = {}
-        for replica in self.tasks.replicas.values():
-            role, lag = self.admission.proven_lag(replica)
-            proven[replica.task] = proven.get(replica.task, True) and role == "active" and self._is_near(lag)
-        return proven
 
     def _is_near(self, lag: Lag) -> bool:
         """Whether a lag is known, and acceptable for an active."""

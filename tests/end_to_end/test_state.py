@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -82,6 +83,43 @@ def test_state_is_not_given_up_for_an_empty_log_that_is_a_slip(cluster, tmp_path
     assert forebay("topology", "apply", *options).returncode == 0
     cluster.start_worker(worker, "--changelog", slip)
     assert value() is None
+
+
+def test_state_of_a_log_that_was_reset_meanwhile_takes_no_good_copys_place(either_cluster):
+    cluster = either_cluster
+    alone = ("--num-standby-replicas", "0", "--standby-rebuild-delay-ms", "500")
+    keys = [f"k{i}" for i in range(200)]
+    spec = cluster.topology.stores["counts"]
+    cluster.put("counts", {key.encode(): b"1" for key in keys})
+    away, other = (cluster.start_worker(None, *alone, ready=False) for _ in range(2))
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    cluster.kill(away, signal.SIGTERM)
+
+    def served_by_other() -> bool:
+        rows = cluster.get(other, "/v1/lags")["lags"]
+        served = [row["complete"] for row in rows if (row["store"], row["role"]) == ("counts", "active")]
+        return served == [True] * spec.partitions
+
+    wait_until(served_by_other, "the other worker's serving all of it")
+    with httpx.Client(base_url=f"http://{router}/v1/stores/counts/keys/") as client:
+
+        def answers() -> Counter[tuple[int, object]]:
+            found = [client.get(key) for key in keys]
+            return Counter((answer.status_code, answer.json().get("value")) for answer in found)
+
+        cluster.changelog.reset(spec)
+        cluster.put("counts", {key.encode(): b"2" for key in keys})
+        wait_until(lambda: answers() == {(200, 2): len(keys)}, "the log's new content")
+        # Its own state is worthless, and takes seconds to be replaced.
+        cluster.start_worker(away, *alone, "--apply-records-per-second", "50", ready=False)
+
+        def shared_again() -> bool:
+            assert answers() == {(200, 2): len(keys)}
+            roles = cluster.roles(router, "counts").values()
+            return {host for held in roles for host, role in held.items() if role == "active"} == {away, other}
+
+        wait_until(shared_again, "its part of the work", 40)
 
 
 VERSIONS = """

@@ -42,9 +42,10 @@ def test_a_worker_that_was_assigned_tasks_is_not_ready_before_it_adopts_them(wor
 def test_only_an_active_that_has_caught_up_is_at_the_end_and_all_others_at_their_offsets(cluster, worker):
     ends = cluster.put("counts", {b"k%d" % i: b"1" for i in range(100)})
     tasks = worker.topology.tasks
-    applied = {task: ends[task.partition] if task.ordinal == 0 else 0 for task in tasks}
+    stores = {task: len(worker.topology.stores_of(task)) for task in tasks}
+    applied = {task: (ends[task.partition] if task.ordinal == 0 else 0,) * stores[task] for task in tasks}
     worker.start()
     wait_until(lambda: worker.readiness() is None, "readiness")
-    assert worker._subscription().offsets == dict.fromkeys(tasks, CAUGHT_UP)
+    assert worker._subscription().offsets == {task: (CAUGHT_UP,) * stores[task] for task in tasks}
     worker.tasks.hold((), tasks)
     wait_until(lambda: worker._subscription().offsets == applied, "its being a standby")

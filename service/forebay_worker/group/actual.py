@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from forebay.tasks import TaskId
 from forebay_worker.group.placement import AssignmentPolicy, Copies, Placement
 
+_LINGERING = 2
+"""An active is replaced by another that is caught up once it is this many times the acceptable lag behind."""
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -22,20 +25,37 @@ class Situation:
     present: frozenset[str]
     obstructed: frozenset[str]
     copies: Copies
+    unchecked: Mapping[str, frozenset[TaskId]]
+    """By present member, the tasks whose copy there was not compared with its log yet."""
     intended: Mapping[TaskId, Placement]
     before: Mapping[TaskId, Placement]
     policy: AssignmentPolicy
 
     def near(self, task: TaskId) -> list[str]:
         """The members that are caught up, nearest first; obstructed ones only where there is no other."""
-        limit = self.policy.acceptable_recovery_lag
-        near = [name for name, lag in self.copies[task].items() if lag <= limit]
-        return [name for name in near if name not in self.obstructed] or near
+        return self._within(task, self.policy.acceptable_recovery_lag, checked=True)
+
+    def promising(self, task: TaskId) -> list[str]:
+        """Those that are caught up unless their copy turns out to be of a log that is no more."""
+        return self._within(task, self.policy.acceptable_recovery_lag)
+
+    def lingers(self, task: TaskId, name: str) -> bool:
+        """Whether one that is active may remain so, with others caught up: its lag may just swing about the
+        limit."""
+        return name in self._within(task, _LINGERING * self.policy.acceptable_recovery_lag, checked=True)
+
+    def _within(self, task: TaskId, limit: int, *, checked: bool = False) -> list[str]:
+        names = [
+            name
+            for name, lag in self.copies[task].items()
+            if lag <= limit and not (checked and task in self.unchecked[name])
+        ]
+        return [name for name in names if name not in self.obstructed] or names
 
     def had(self, task: TaskId) -> tuple[str, ...]:
-        """The present members that held the task; if that is no longer known, those that are caught up."""
+        """The present members that held the task; if that is no longer known, those that seem caught up."""
         if task not in self.before:
-            return tuple(self.near(task))
+            return tuple(self.promising(task))
         return tuple(name for name in self.before[task].members if name in self.present)
 
     @property
@@ -94,7 +114,8 @@ def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | N
     preferred = [was, goal] if failing_over else [goal, was]
     near, copies = now.near(task), now.copies[task]
     if near:
-        return next((name for name in preferred if name in near), None)
+        lingering = {was} if was is not None and now.lingers(task, was) else set()
+        return next((name for name in preferred if name in near or name in lingering), None)
     if copies:
         least = min(copies.values())
         if was is not None and copies.get(was, math.inf) <= least + now.policy.acceptable_recovery_lag:
@@ -106,17 +127,18 @@ def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | N
 def _held_standbys(task: TaskId, active: str, now: Situation) -> list[str]:
     """The standbys that cost nothing: the intended ones, and others that must not be released yet.
 
-    A caught-up replica stays until ``num_standby_replicas`` + 1 others are caught up; any other replica, until
-    there are that many.
+    A caught-up replica stays until ``num_standby_replicas`` + 1 others are caught up, and one that seems so until
+    as many others do; any other replica, until there are that many.
     """
-    near, had = now.near(task), now.had(task)
+    near, promising, had = now.near(task), now.promising(task), now.had(task)
     wanted = [name for name in now.intended[task].members if name in now.present and name != active]
-    standbys = [name for name in wanted if name in had or name in near]
+    standbys = [name for name in wanted if name in had or name in promising]
     enough = now.policy.num_standby_replicas + 1
-    for name in sorted(had, key=lambda name: name not in near):
+    worth = {name: (name in promising) + (name in near) for name in (active, *standbys, *had)}
+    for name in sorted(had, key=lambda name: -worth[name]):
         if name == active or name in wanted:
             continue
-        others = [other for other in (active, *standbys) if other in near or name not in near]
+        others = [other for other in (active, *standbys) if worth[other] >= worth[name]]
         if len(others) < enough:
             standbys.append(name)
     return standbys
@@ -127,8 +149,8 @@ def _warming(task: TaskId, standbys: list[str], now: Situation) -> int:
     counted = _in_place(task, standbys, now)
     extra = len(counted) + now.absent(task) - now.policy.num_standby_replicas
     advancing = [name for name in counted if name not in now.obstructed]
-    near = now.near(task)
-    return max(0, min(extra, sum(name not in near for name in advancing)))
+    promising = now.promising(task)
+    return max(0, min(extra, sum(name not in promising for name in advancing)))
 
 
 def _in_place(task: TaskId, standbys: list[str], now: Situation) -> list[str]:

@@ -11,6 +11,9 @@ each sub-topology and in total, of actives and of standbys > standbys on other r
 > stickiness. Rack preference therefore moves a standby if that spreads a task better without costing balance, and
 never moves an active. A member of unknown rack shares a rack with no other.
 
+A copy that was not compared with its log yet is kept as if it were caught up, but nothing is released for it: it
+may be of a log that was replaced meanwhile. An active whose lag swings about the limit stays where it is.
+
 A member whose machine refuses its writes is not caught up for long, so it does not count as such where another is,
 and gets nothing new (``Standing``). If that is true of all, of none.
 
@@ -53,6 +56,7 @@ def assign(
         frozenset(member.id for member in present),
         frozenset(member.id for member in present if member.standing is not Standing.FIT),
         copies,
+        {member.id: member.unchecked for member in present},
         intended,
         previous.actual,
         policy,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from forebay.changelog import Changelog
 from forebay.metadata import Generation, HostInfo
-from forebay.tasks import TaskId
+from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, Placement, assign
 from forebay_worker.group.standing import Standing
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
-from forebay_worker.state.offsets import CAUGHT_UP
+from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
+
+_NEVER_NEAR = 1 << 63
+"""The lag of what never was consistent: beyond any that is counted."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,14 @@ class Leader:
             return None
         lags = self.lags({name: subscription.offsets for name, subscription in present.items()})
         members = [
-            Member(name, lags.get(name, {}), rack=racks[name], standing=standings[name]) for name in present
+            Member(
+                name,
+                lags.get(name, {}),
+                rack=racks[name],
+                standing=standings[name],
+                unchecked=subscription.unchecked,
+            )
+            for name, subscription in present.items()
         ]
         members += [Member(name, absent=True, rack=racks[name]) for name in absent]
         outcome = assign(self.topology.tasks, members, before, self.policy)
@@ -113,30 +122,32 @@ class Leader:
             generation, self.topology.fingerprint, hosts, outcome, dict(self.topology.ordinal_by_store)
         )
 
-    def lags(self, offsets: Mapping[str, Mapping[TaskId, int]]) -> dict[str, dict[TaskId, int]]:
-        """How far behind each member's copies are, in records per store, or behind the foremost if no end is
-        known.
-
-        A task's stores count equally: together they may be behind by the limit of one, times their number.
-        """
+    def lags(self, offsets: Mapping[str, Mapping[TaskId, tuple[int, ...]]]) -> dict[str, dict[TaskId, int]]:
+        """How far behind each member's copies are, in records of the store that is farthest behind its end; where
+        no end is known, behind the foremost copy."""
         held_by_any = {task for held in offsets.values() for task in held}
         partitions = {
             task: list(self.topology.topic_partitions(task)) for task in self.topology.tasks if task in held_by_any
         }
         ends = self.changelog.end_offsets([tp for tps in partitions.values() for tp in tps])
-        foremost = {task: max([held.get(task, 0) for held in offsets.values()], default=0) for task in partitions}
-        sums = {
-            task: sum(ends[tp] for tp in tps) if ends.keys() >= set(tps) else foremost[task]
-            for task, tps in partitions.items()
-        }
+        foremost: dict[TopicPartition, int] = {}
+        for held in offsets.values():
+            for task, positions in held.items():
+                for tp, position in zip(partitions.get(task, ()), positions, strict=False):
+                    foremost[tp] = max(position, foremost.get(tp, 0))
+        ends = foremost | ends
 
-        def behind(task: TaskId, offset: int) -> int:
-            if offset == CAUGHT_UP:
+        def behind(tp: TopicPartition, position: int) -> int:
+            if position == CAUGHT_UP:
                 return 0
-            return max(0, math.ceil((sums[task] - offset) / len(partitions[task])))
+            return _NEVER_NEAR if position == INCOMPLETE else max(0, ends[tp] - position)
 
         return {
-            name: {task: behind(task, offset) for task, offset in held.items() if task in sums}
+            name: {
+                task: max(map(behind, partitions[task], positions), default=_NEVER_NEAR)
+                for task, positions in held.items()
+                if task in partitions
+            }
             for name, held in offsets.items()
         }
 

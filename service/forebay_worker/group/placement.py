@@ -13,9 +13,10 @@ from forebay_worker.group.standing import Standing
 class Member:
     """A member as the assignor sees it.
 
-    ``lags`` maps each task that it has a copy of to that copy's lag in records. An absent member is expected back:
-    it keeps its intended place, and gets nothing meanwhile. ``rack`` names the unit that fails together with it
-    (KIP-708).
+    ``lags`` maps each task that it has a copy of to that copy's lag in records; ``unchecked`` are those of them
+    that were not compared with their logs since they were opened, so that they may prove worthless. An absent
+    member is expected back: it keeps its intended place, and gets nothing meanwhile. ``rack`` names the unit that
+    fails together with it (KIP-708).
     """
 
     id: str
@@ -23,6 +24,7 @@ class Member:
     absent: bool = False
     rack: str | None = None
     standing: Standing = Standing.FIT
+    unchecked: frozenset[TaskId] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,19 @@ class Assignment:
     intended: Mapping[TaskId, Placement]
 
     @property
+    def moving(self) -> frozenset[TaskId]:
+        """The tasks that are not where they are intended to be."""
+        return frozenset(
+            task
+            for task, placement in self.actual.items()
+            if (placement.active, set(placement.standbys))
+            != (self.intended[task].active, set(self.intended[task].standbys))
+        )
+
+    @property
     def settled(self) -> bool:
         """Whether another round would change nothing."""
-        return all(
-            (placement.active, set(placement.standbys))
-            == (self.intended[task].active, set(self.intended[task].standbys))
-            for task, placement in self.actual.items()
-        )
+        return not self.moving
 
 
 NO_ASSIGNMENT = Assignment({}, {})

@@ -36,17 +36,21 @@ class UnsupportedVersion(UnreadableMessage):
 class SubscriptionInfo:
     """A member's message to the leader.
 
-    ``offsets`` contains the summed changelog positions of each task it has a copy of, or ``CAUGHT_UP``.
+    ``offsets`` contains, for each task it has a copy of, the changelog position of each of the task's stores in
+    the topology's order, or ``CAUGHT_UP`` or ``INCOMPLETE``; ``unchecked`` are those of the tasks whose copy was
+    not compared with its logs since it was opened, or is not open. Kafka Streams sends sums; of several stores,
+    one that is far behind would not show in them.
     """
 
     process_id: str
     incarnation: int
     host: HostInfo
     fingerprint: str
-    offsets: Mapping[TaskId, int] = field(default_factory=dict)
+    offsets: Mapping[TaskId, tuple[int, ...]] = field(default_factory=dict)
     known_generation: Generation = NO_GENERATION
     rack: str | None = None
     standing: Standing = Standing.FIT
+    unchecked: frozenset[TaskId] = frozenset()
 
     def encode(self) -> bytes:
         """The message's bytes."""
@@ -56,7 +60,8 @@ class SubscriptionInfo:
                 "incarnation": self.incarnation,
                 "host": self.host,
                 "fingerprint": self.fingerprint,
-                "offsets": [[*task, offset] for task, offset in sorted(self.offsets.items())],
+                "offsets": [[*task, *positions] for task, positions in sorted(self.offsets.items())],
+                "unchecked": sorted(self.unchecked),
                 "known": self.known_generation,
                 "rack": self.rack,
                 "standing": self.standing,
@@ -72,10 +77,14 @@ class SubscriptionInfo:
                 document["incarnation"],
                 HostInfo(*document["host"]),
                 document["fingerprint"],
-                {TaskId(ordinal, partition): offset for ordinal, partition, offset in document["offsets"]},
+                {
+                    TaskId(ordinal, partition): tuple(positions)
+                    for ordinal, partition, *positions in document["offsets"]
+                },
                 Generation(*document["known"]),
                 document.get("rack"),
                 Standing(document.get("standing", Standing.FIT)),
+                frozenset(TaskId(*task) for task in document.get("unchecked", ())),
             )
 
 

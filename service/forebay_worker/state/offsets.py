@@ -12,6 +12,8 @@ CAUGHT_UP = -2
 
 Only while an active's lag is proven to be acceptable; at close the real offset takes its place.
 """
+INCOMPLETE = -3
+"""Stands for a store that never reached an end of its log: however short that is, another's copy takes over."""
 
 
 class OffsetCache:

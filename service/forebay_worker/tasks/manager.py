@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
@@ -29,6 +30,15 @@ _OPENING_TURN_MS = 100.0
 _REOPEN_MS = 2_000.0
 
 ReplicaTable = Mapping[tuple[str, int], Replica]
+
+
+class Copy(NamedTuple):
+    """What there is of a task on this worker."""
+
+    positions: tuple[int, ...]
+    """Of its stores in the topology's order."""
+    checked: bool
+    """Whether it is open, and a batch of each of its logs was found to continue it."""
 
 
 class TaskManager:
@@ -113,26 +123,33 @@ class TaskManager:
         """Whether the tasks held are those last requested."""
         return {replica.task for replica in self.replicas.values()} == self._wanted[0]
 
-    def offsets(self) -> dict[TaskId, int]:
-        """Sum of the store positions of every task on disk, held or not; an incomplete store counts 0.
+    @property
+    def checked(self) -> bool:
+        """Whether all that was found on disk at the start is open, and was compared with its logs."""
+        return not self._never_opened and all(replica.checked for replica in self.replicas.values())
+
+    def copies(self, position: Callable[[Replica], int]) -> dict[TaskId, Copy]:
+        """The copy of every task on disk, held or not; ``position`` is asked for those of stores that are held.
 
         A task with a store that is missing or of unknown offset is left out unless it is held, and so is one that
         cannot be opened: another's copy must take over.
         """
-        ordinals = len(self._topology.subtopologies)
-        sums = {
-            task: sum(stores.values())
-            for task, stores in self._on_disk.positions().items()
-            if task.ordinal < ordinals
-            and task not in self._unopenable
-            and stores.keys() >= {spec.name for spec in self._topology.stores_of(task)}
-        }
-        replicas = self.replicas.values()
-        for task in {replica.task for replica in replicas}:
-            sums[task] = 0
-        for replica in replicas:
-            sums[replica.task] += replica.progress.position if replica.complete else 0
-        return sums
+        copies: dict[TaskId, Copy] = {}
+        for task, on_disk in self._on_disk.positions().items():
+            names = self._stores_of(task)
+            if names and task not in self._unopenable and on_disk.keys() >= set(names):
+                copies[task] = Copy(tuple(on_disk[name] for name in names), checked=False)
+        replicas = self.replicas
+        for task in {replica.task for replica in replicas.values()}:
+            held = [replicas[name, task.partition] for name in self._stores_of(task)]
+            copies[task] = Copy(tuple(map(position, held)), all(replica.checked for replica in held))
+        return copies
+
+    def _stores_of(self, task: TaskId) -> list[str]:
+        """The names of a task's stores in the topology's order; none if the topology has no such task."""
+        if task.ordinal >= len(self._topology.subtopologies):
+            return []
+        return [spec.name for spec in self._topology.stores_of(task)]
 
     def _belongs(self, task: TaskId, store: str) -> bool:
         ordinal = self._topology.ordinal_by_store.get(store)

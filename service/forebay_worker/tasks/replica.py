@@ -78,6 +78,11 @@ class Replica:
         return TopicPartition(self.spec.topic, self.task.partition)
 
     @property
+    def checked(self) -> bool:
+        """Whether the log was seen since the store was opened, and can continue its content."""
+        return self.progress.end_offset is not None
+
+    @property
     def oldest_kept_ms(self) -> int | None:
         """The first time of the oldest entry that is kept, as in ``forebay.retention``; None if all are."""
         return self._later(oldest_kept_ms(self.spec, self.stream_time_ms))

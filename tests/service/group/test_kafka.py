@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,7 +70,8 @@ class Node:
     name: str
     membership: KafkaMembership
     topology: Topology
-    offsets: dict[TaskId, int] = field(default_factory=dict)
+    offsets: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)
+    unchecked: frozenset[TaskId] = frozenset()
     actives: frozenset[TaskId] = frozenset()
     built: set[TaskId] = field(default_factory=set)
     """Tasks that were begun from nothing."""
@@ -99,6 +101,7 @@ class Node:
             self.topology.fingerprint,
             dict(self.offsets),
             standing=self.standing,
+            unchecked=self.unchecked & self.offsets.keys(),
         )
 
     def on_assignment(self, info: AssignmentInfo) -> None:
@@ -111,15 +114,20 @@ class Node:
             begun_now = held - self.offsets.keys()
             self.built |= begun_now
             self.built_as_active |= begun_now & self.actives
-            begun = 0 if self.held_up else None
-            self.offsets = {task: self.offsets.get(task, self._end(task) if begun is None else 0) for task in held}
+            self.offsets = {
+                task: self.offsets.get(task, self.at(task, RECORDS * (not self.held_up))) for task in held
+            }
 
     def catch_up(self) -> None:
         self.held_up = False
-        self.offsets = {task: self._end(task) for task in self.offsets}
+        self.offsets = {task: self.at(task, RECORDS) for task in self.offsets}
 
-    def _end(self, task: TaskId) -> int:
-        return RECORDS * len(self.topology.stores_of(task))
+    def lag_by(self, records: int) -> None:
+        self.offsets = {task: self.at(task, RECORDS - records) for task in self.offsets}
+
+    def at(self, task: TaskId, position: int) -> tuple[int, ...]:
+        """The same position in each of a task's stores."""
+        return (position,) * len(self.topology.stores_of(task))
 
     @property
     def running_actives(self) -> frozenset[TaskId]:
@@ -324,7 +332,7 @@ def test_a_warm_up_takes_over_as_soon_as_it_has_caught_up(group):
 
 def test_the_leader_asks_for_lags_again_while_anything_is_to_move(group, monkeypatch):
     """As often as it is set to, though nobody reports that a copy has caught up."""
-    monkeypatch.setattr(KafkaMembership, "_near", lambda self: frozenset())
+    monkeypatch.setattr(KafkaMembership, "_near", lambda self, mine: frozenset())
     a = group.settled("a", probing_ms=700)[0]
     b = group.node("b", held_up=True, probing_ms=700)
     wait_until(lambda: b.built, "a copy being built")
@@ -334,6 +342,67 @@ def test_the_leader_asks_for_lags_again_while_anything_is_to_move(group, monkeyp
         return served_by(a, b) and len(b.running_actives) == 3
 
     wait_until(balanced, "the tasks being shared", 30)
+
+
+def test_lags_that_swing_about_the_limit_move_no_active(group, monkeypatch):
+    nodes = group.settled("a", "b", "c")
+    before = {node.name: node.running_actives for node in nodes}
+    looks: Counter[str] = Counter()
+    wants = KafkaMembership._wants_rebalance
+
+    def swing(looking: KafkaMembership) -> bool:
+        node = next(node for node in group.nodes if node.membership is looking)
+        if node not in nodes:
+            return wants(looking)
+        looks[node.name] += 1
+        node.lag_by(POLICY.acceptable_recovery_lag)
+        wanted = wants(looking)
+        # Within the limit whenever it looks, and mostly beyond it when it joins.
+        node.lag_by(POLICY.acceptable_recovery_lag + looks[node.name] % 3)
+        return wanted
+
+    monkeypatch.setattr(membership, "_LOOK_MS", 20.0)
+    monkeypatch.setattr(membership, "_POLL_MS", 20)
+    monkeypatch.setattr(KafkaMembership, "_wants_rebalance", swing)
+    for node in nodes:
+        node.lag_by(POLICY.acceptable_recovery_lag + 1)
+    slow = group.node("d", held_up=True)
+    wait_until(lambda: slow.built, "a copy being built")
+    looks.clear()
+    wait_until(lambda: min(looks[node.name] for node in nodes) >= 100, "a hundred looks by each", 60)
+    assert {node.name: node.running_actives for node in nodes} == before
+
+
+def test_a_copy_that_catches_up_again_and_again_asks_once_an_interval(group, monkeypatch):
+    now, beyond = 1_000_000.0, POLICY.acceptable_recovery_lag + 1
+    monkeypatch.setattr(membership, "boot_ms", lambda: now)
+    times = GroupTimes(SESSION_MS, NEVER_MS, INITIAL_MS, probing_rebalance_interval_ms=5_000)
+    own = KafkaMembership(group.url, Leader(group.topology, group.changelog, POLICY), times)
+    node = Node("a", own, group.topology)
+    own._subscription = node.subscription
+    moving, settled, *_ = group.topology.tasks
+    there, elsewhere = Placement("a", ("b",)), Placement("b", ("c",))
+    assignment = Assignment({moving: there, settled: there}, {moving: elsewhere, settled: there})
+    hosts = {name: HostInfo(name, 1) for name in "abc"}
+    own._newest = AssignmentInfo(Generation(1, 1), group.topology.fingerprint, hosts, assignment)
+
+    def catches_up(task: TaskId) -> bool:
+        node.offsets = dict.fromkeys((moving, settled), (RECORDS - beyond,))
+        own.subscription()
+        assert not own._wants_rebalance()
+        node.offsets[task] = (RECORDS,)
+        return own._wants_rebalance()
+
+    # Only of a task that is on its way somewhere the leader would make use.
+    assert not catches_up(settled)
+    assert catches_up(moving)
+    now += 4_000
+    assert not catches_up(moving)
+    now += 2_000
+    node.unchecked = frozenset({moving})
+    assert not catches_up(moving)
+    node.unchecked = frozenset()
+    assert catches_up(moving)
 
 
 def test_a_settled_group_rebalances_no_more(group, monkeypatch):

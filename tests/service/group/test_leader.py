@@ -8,7 +8,7 @@ from forebay.topology import parse_topology
 from forebay_worker.group.leader import Leader
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
-from forebay_worker.state.offsets import CAUGHT_UP
+from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
 
 STORES = [{"name": "a"}, {"name": "b"}]
 TOPOLOGY = parse_topology(
@@ -17,7 +17,7 @@ TOPOLOGY = parse_topology(
 TASK = TaskId(0, 0)
 
 
-def test_a_task_of_two_stores_may_be_as_far_behind_as_both_may(tmp_path):
+def test_a_task_is_as_far_behind_as_the_store_that_is_farthest_behind(tmp_path):
     changelog = SqliteChangelog(tmp_path)
     for spec in TOPOLOGY.stores.values():
         changelog.ensure(spec)
@@ -27,8 +27,46 @@ def test_a_task_of_two_stores_may_be_as_far_behind_as_both_may(tmp_path):
             changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w"
         )
     leader = Leader(TOPOLOGY, changelog, AssignmentPolicy(acceptable_recovery_lag=60))
-    lags = leader.lags({"behind": {TASK: 81}, "active": {TASK: CAUGHT_UP}})
-    assert lags == {"behind": {TASK: 60}, "active": {TASK: 0}}
+    lags = leader.lags(
+        {
+            "behind": {TASK: (100, 39)},
+            "active": {TASK: (CAUGHT_UP, CAUGHT_UP)},
+            "cold": {TASK: (100, INCOMPLETE)},
+            "elsewhere": {TaskId(7, 0): (100,)},
+        }
+    )
+    never_near = lags["cold"].pop(TASK)
+    assert never_near > 1e15
+    assert lags == {"behind": {TASK: 61}, "active": {TASK: 0}, "cold": {}, "elsewhere": {}}
+
+
+def test_where_no_end_is_known_a_copy_is_behind_the_foremost(tmp_path):
+    leader = Leader(TOPOLOGY, SqliteChangelog(tmp_path), AssignmentPolicy())
+    lags = leader.lags({"one": {TASK: (100, 39)}, "other": {TASK: (90, 40)}, "cold": {TASK: (INCOMPLETE, 40)}})
+    assert lags["cold"].pop(TASK) > 1e15
+    assert lags == {"one": {TASK: 1}, "other": {TASK: 10}, "cold": {}}
+
+
+def test_a_copy_of_which_one_store_is_far_behind_does_not_replace_a_whole_one(tmp_path):
+    changelog = SqliteChangelog(tmp_path)
+    for spec in TOPOLOGY.stores.values():
+        changelog.ensure(spec)
+    for tp, count in zip(TOPOLOGY.topic_partitions(TASK), (1_500, 10), strict=True):
+        rows = [(b"k", b"1", 0)] * count
+        sqlite_partition.append_batch(
+            changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w"
+        )
+    leader = Leader(TOPOLOGY, changelog, AssignmentPolicy(0, acceptable_recovery_lag=1_000))
+    told = {
+        name: SubscriptionInfo(name, 1, HostInfo(name, 1), TOPOLOGY.fingerprint, {TASK: positions})
+        for name, positions in {"whole": (1_500, 10), "behind": (0, 10)}.items()
+    }
+    under_way = Assignment({TASK: Placement("whole")}, {TASK: Placement("behind")})
+    hosts = {name: info.host for name, info in told.items()}
+    before = AssignmentInfo(Generation(1, 1), TOPOLOGY.fingerprint, hosts, under_way, TOPOLOGY.ordinal_by_store)
+    info = leader.next_assignment(told, {}, before, Generation(1, 2))
+    assert info is not None
+    assert info.assignment.actual == {TASK: Placement("whole", ("behind",))}
 
 
 def test_placements_of_another_topology_are_those_of_the_same_stores():

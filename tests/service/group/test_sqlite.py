@@ -82,7 +82,8 @@ class Node:
     membership: SqliteMembership
     topology: Topology
     clock: Clock
-    offsets: dict[TaskId, int] = field(default_factory=dict)
+    offsets: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)
+    unchecked: frozenset[TaskId] = frozenset()
     actives: frozenset[TaskId] = frozenset()
     built: set[TaskId] = field(default_factory=set)
     """Tasks that were begun from nothing."""
@@ -97,7 +98,8 @@ class Node:
 
     def subscription(self) -> SubscriptionInfo:
         told = self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
-        return SubscriptionInfo(*told, rack=self.rack, standing=self.standing)
+        unchecked = self.unchecked & self.offsets.keys()
+        return SubscriptionInfo(*told, rack=self.rack, standing=self.standing, unchecked=unchecked)
 
     def on_assignment(self, info: AssignmentInfo) -> None:
         self.map = info.map(self.topology)
@@ -106,14 +108,14 @@ class Node:
             held = self.actives | standbys
             self.built |= held - self.offsets.keys()
             self.built_as_active |= self.actives - self.offsets.keys()
-            self.offsets = {task: self.offsets.get(task, 0) for task in held}
+            self.offsets = {task: self.offsets.get(task, self.at(task, 0)) for task in held}
 
     def catch_up(self) -> None:
-        self.offsets |= {
-            task: RECORDS * len(self.topology.stores_of(task))
-            for task in self.topology.tasks
-            if task in self.offsets
-        }
+        self.offsets |= {task: self.at(task, RECORDS) for task in self.topology.tasks if task in self.offsets}
+
+    def at(self, task: TaskId, position: int) -> tuple[int, ...]:
+        """The same position in each of a task's stores."""
+        return (position,) * len(self.topology.stores_of(task))
 
     @property
     def running_actives(self) -> frozenset[TaskId]:
@@ -446,7 +448,7 @@ def test_tasks_keep_their_places_where_a_topology_gives_them_other_ordinals(grou
         node.membership.leave()
     again = [group.node(node.name, turned, on_disk=node) for node in (a, b)]
     for node in again:
-        node.offsets = {task: RECORDS * len(turned.stores_of(task)) for task in renumbered(set(node.offsets))}
+        node.offsets = {task: node.at(task, RECORDS) for task in renumbered(set(node.offsets))}
     group.go_on(*again, for_ms=INITIAL_MS + SESSION_MS)
     assert [set(node.running_actives) for node in again] == before
     assert [node.built for node in again] == [set(), set()]
@@ -509,7 +511,7 @@ def test_a_leader_that_takes_long_to_ask_where_the_logs_end_still_leads(group, m
         own = node.membership._leader
         monkeypatch.setattr(node.membership, "_leader", replace(own, changelog=Interrupted(slow)))
         # Something to ask for: the ends of what nobody holds are not looked at.
-        node.offsets = dict.fromkeys(TOPOLOGY.tasks, 0)
+        node.offsets = {task: node.at(task, 0) for task in TOPOLOGY.tasks}
     group.go_on(*nodes, for_ms=INITIAL_MS + 8 * SESSION_MS)
     assert [node.membership.state for node in nodes] == ["member", "member"]
     assert any("raise session_timeout_ms" in record.message for record in caplog.records)

@@ -41,8 +41,11 @@ subscriptions = st.builds(
     incarnation=numbers,
     host=host_infos,
     fingerprint=names,
-    offsets=st.dictionaries(tasks, st.integers(-2, 2**63 - 1), max_size=20),
+    offsets=st.dictionaries(
+        tasks, st.lists(st.integers(-3, 2**63 - 1), min_size=1, max_size=3).map(tuple), max_size=20
+    ),
     known_generation=generations,
+    unchecked=st.frozensets(tasks, max_size=5),
 )
 
 
@@ -78,7 +81,7 @@ AN_ASSIGNMENT = AssignmentInfo(
     {"a": HostInfo("one", 1), "b": HostInfo("two", 2)},
     Assignment(*[{task: Placement("a", ("b",)) for task in TOPOLOGY.tasks}] * 2),
 )
-A_SUBSCRIPTION = SubscriptionInfo("a", 5, HostInfo("one", 1), TOPOLOGY.fingerprint, {TaskId(0, 1): 9})
+A_SUBSCRIPTION = SubscriptionInfo("a", 5, HostInfo("one", 1), TOPOLOGY.fingerprint, {TaskId(0, 1): (9,)})
 MESSAGES = pytest.mark.parametrize(
     ("message", "decode"),
     [(AN_ASSIGNMENT, AssignmentInfo.decode), (A_SUBSCRIPTION, SubscriptionInfo.decode)],

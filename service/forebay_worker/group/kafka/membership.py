@@ -22,7 +22,6 @@ from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError
 from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead, superseded
-from forebay_worker.group.standing import Standing
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
 
 log = logging.getLogger(__name__)
@@ -51,8 +50,9 @@ class KafkaMembership:
         self._known = NO_GENERATION
         self._newest: AssignmentInfo | None = None
         self._fingerprint: str | None = None
-        self._near_at_join: frozenset[TaskId] = frozenset()
-        self._standing_at_join = Standing.FIT
+        self._joined_with: SubscriptionInfo | None = None
+        self._told_near: dict[TaskId, float] = {}
+        """When a rebalance was last requested because the copy of a task under way had caught up."""
         self._rejoin_at = float("inf")
         self._leads = self._led_before = self._steps_down = False
         self._follows = False
@@ -154,28 +154,40 @@ class KafkaMembership:
             self.lease_until_boot_ms = sent_boot_ms + self._times.session_timeout_ms
 
     def _wants_rebalance(self) -> bool:
-        """Whether since the join a copy has caught up enough or the standing has changed, or the leader's next
-        rebalance is due."""
-        if boot_ms() >= self._rejoin_at or self._subscription().standing is not self._standing_at_join:
-            return True
-        newest = self._newest
-        if newest is None or newest.assignment.settled or self.state != "member":
-            return False
-        return not self._near() <= self._near_at_join
+        """Whether since the join the copy of a task under way has caught up or the standing has changed, or the
+        leader's next rebalance is due.
 
-    def _near(self) -> frozenset[TaskId]:
-        mine = self._subscription()
-        lags = self._leader.lags({"me": mine.offsets})["me"]
+        A copy whose lag swings about the limit counts once per ``probing_rebalance_interval_ms``: each rebalance
+        costs all members.
+        """
+        now, mine, before = boot_ms(), self._subscription(), self._joined_with
+        if before is None:
+            return False
+        if now >= self._rejoin_at or mine.standing is not before.standing:
+            return True
+        since = now - self._times.probing_rebalance_interval_ms
+        told_lately = {task for task, told in self._told_near.items() if told > since}
+        near = self._near(mine) - self._near(before) - told_lately
+        self._told_near |= dict.fromkeys(near, now)
+        return bool(near)
+
+    def _near(self, mine: SubscriptionInfo) -> frozenset[TaskId]:
+        """The tasks under way to where they are intended to be whose copy here, at these offsets, is caught up."""
+        newest = self._newest
+        if newest is None or newest.fingerprint != self._topology.fingerprint:
+            return frozenset()
+        moving = newest.assignment.moving
+        if not moving:
+            return frozenset()
+        copies = {task: mine.offsets[task] for task in moving & mine.offsets.keys() - mine.unchecked}
+        lags = self._leader.lags({"me": copies})["me"]
         return frozenset(task for task, lag in lags.items() if lag <= self._leader.policy.acceptable_recovery_lag)
 
     def subscription(self) -> bytes:
         """The message to the leader, requested at each join."""
         self._led_before, self._leads = self._leads, False
-        newest = self._newest
-        self._near_at_join = frozenset() if newest is None or newest.assignment.settled else self._near()
-        mine = self._subscription()
-        self._standing_at_join = mine.standing
-        return replace(mine, known_generation=self._known).encode()
+        self._joined_with = self._subscription()
+        return replace(self._joined_with, known_generation=self._known).encode()
 
     def lead(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
         """Turns all members' messages into the message for each."""
