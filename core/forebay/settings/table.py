@@ -110,8 +110,8 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         10_000,
         WORKER,
-        "A task up to this many records behind, in each of its stores, counts as caught up; what is active stays so "
-        "up to twice as many, lest lags that swing about the limit move it.",
+        "A task up to this many records behind, in each of its stores, counts as caught up; what is active stays "
+        "so up to twice as many, lest lags that swing about the limit move it.",
     ),
     Setting("max_warmup_replicas", "integer", 2, WORKER, "Extra replicas that may warm up at once.", least=1),
     Setting(

@@ -105,7 +105,13 @@ def unexpected(*arguments: object) -> None:
 def fill(tmp_path: Path, changelog: SqliteChangelog) -> None:
     with started(tmp_path, changelog, StoreOpener) as manager:
         manager.hold(TASKS, ())
-        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        wait_until(lambda: applied(manager) == offsets(), "all is applied")
+
+
+def applied(manager: TaskManager) -> dict[TaskId, int]:
+    """By task on disk, the records applied to its complete stores."""
+    copies = manager.copies(lambda replica: replica.progress.position if replica.complete else 0)
+    return {task: sum(copy.positions) for task, copy in copies.items()}
 
 
 def offsets() -> dict[TaskId, int]:

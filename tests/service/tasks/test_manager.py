@@ -22,10 +22,12 @@ from tests.service.tasks.held_tasks import (
     TWO_STORES,
     SlowOpener,
     append,
+    applied,
     fill,
     held,
     offsets,
     started,
+    unexpected,
 )
 
 
@@ -33,11 +35,14 @@ def test_the_offsets_of_all_on_disk_are_known_before_any_store_is_open(tmp_path,
     fill(tmp_path, changelog)
 
     with started(tmp_path, changelog, SlowOpener) as manager:
-        assert manager.offsets() == offsets()
+        assert applied(manager) == offsets()
+        # What they are worth is known once they were compared with their logs.
+        assert not any(copy.checked for copy in manager.copies(unexpected).values())
         assert not manager.matches_assignment
         SlowOpener.let_all()
         wait_until(lambda: manager.matches_assignment, "all stores open")
-        wait_until(lambda: manager.offsets() == offsets(), "all logs followed")
+        wait_until(lambda: applied(manager) == offsets() and manager.checked, "all logs followed")
+        assert all(copy.checked for copy in manager.copies(lambda replica: 0).values())
 
 
 def test_what_restore_processes_left_is_deleted_before_any_store_needs_the_room(tmp_path, changelog):
@@ -97,7 +102,7 @@ def test_what_was_released_is_deleted_though_windows_cannot_be(tmp_path, changel
     monkeypatch.setattr(Expiry, "sweep", refuse)
     with started(tmp_path, changelog, StoreOpener, cleanup_ms=0) as manager:
         manager.hold(TASKS, ())
-        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        wait_until(lambda: applied(manager) == offsets(), "all is applied")
         (released,) = tmp_path.glob(f"state/**/{TASKS[0]}/rocksdb/a")
         manager.hold(TASKS[1:], ())
         wait_until(lambda: not released.exists(), "the deletion")
@@ -136,7 +141,7 @@ def test_a_store_that_another_process_has_open_keeps_no_other_closed_and_is_told
             )
             assert manager.obstacle.startswith(told)
             # Of this task, another worker's copy counts.
-            assert (manager.offsets().keys(), manager.machine_obstacle) == (set(TASKS) - {TASKS[1]}, None)
+            assert (applied(manager).keys(), manager.machine_obstacle) == (set(TASKS) - {TASKS[1]}, None)
             holder.kill()
             wait_until(lambda: manager.matches_assignment, "all are open")
             assert manager.obstacle is None
@@ -164,9 +169,9 @@ def test_a_task_on_disk_that_lacks_a_store_is_told_of_only_while_it_is_held(tmp_
     fill(tmp_path, changelog)
     changelog.ensure_topic(TWO_STORES.stores["b"].topic, PARTITIONS)
     with started(tmp_path, changelog, SlowOpener, topology=TWO_STORES) as manager:
-        assert manager.offsets() == {}
+        assert applied(manager) == {}
         SlowOpener.let_all()
-        wait_until(lambda: manager.offsets() == offsets(), "all stores open")
+        wait_until(lambda: applied(manager) == offsets(), "all stores open")
 
 
 def test_a_task_that_could_be_neither_opened_nor_closed_is_opened_later(tmp_path, changelog, monkeypatch):
@@ -255,9 +260,9 @@ def test_what_is_released_counts_as_far_as_it_was_applied_unless_it_was_in_memor
     topology = replace(TOPOLOGY, subtopologies=(replace(subtopology, stores=stores),))
     with started(tmp_path, changelog, StoreOpener, topology=topology) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets() == {TASKS[0]: 1}, "all is applied")
+        wait_until(lambda: applied(manager) == {TASKS[0]: 1}, "all is applied")
         append(changelog, 0, 2, [(b"more", b"1", 0)])
-        wait_until(lambda: manager.offsets() == {TASKS[0]: 2}, "one more")
+        wait_until(lambda: applied(manager) == {TASKS[0]: 2}, "one more")
         manager.hold((), ())
         wait_until(lambda: not held(manager), "the release")
-        assert manager.offsets() == ({TASKS[0]: 2} if counts else {})
+        assert applied(manager) == ({TASKS[0]: 2} if counts else {})

@@ -28,6 +28,7 @@ from tests.service.tasks.held_tasks import (
     TOPOLOGY,
     SlowOpener,
     append,
+    applied,
     fill,
     offsets,
     started,
@@ -66,12 +67,12 @@ def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_n
     append(2, [(b"deleted", b"1", 0)])
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 2, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 2, "all is applied")
     append(3, [(b"deleted", None, 0), *((b"k%d" % i, b"1", 0) for i in range(30))])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
 
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 33, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 33, "all is applied")
         store = manager.replicas["a", 0].store
         assert store.get(USER_TAG + b"k29") == b"1"
         assert store.get(USER_TAG + b"deleted") is None
@@ -89,7 +90,7 @@ def test_a_log_that_was_compacted_is_replayed_once_however_many_polls_that_takes
 
     with started(tmp_path, changelog, StoreOpener, restore_processes=restore_processes) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 34, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 34, "all is applied")
         store = manager.replicas["a", 0].store
         assert store.get(USER_TAG + b"k29") == b"1"
         assert store.get(USER_TAG + b"deleted") is None
@@ -101,13 +102,13 @@ def test_a_log_that_is_compacted_in_the_middle_of_a_replay_brings_nothing_back(t
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
     with started(tmp_path, changelog, StoreOpener) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 4, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 4, "all is applied")
         assert manager.replicas["a", 0].store.get(USER_TAG + b"deleted") == b"1"
     append(changelog, 0, 3, [(b"k", b"2", 0), (b"deleted", None, 0), (b"last", b"1", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
 
     with started(tmp_path, changelog, StoreOpener) as manager:
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 7, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 7, "all is applied")
         assert manager.replicas["a", 0].store.get(USER_TAG + b"deleted") is None
     assert "it is rebuilt" in caplog.text
 
@@ -123,7 +124,7 @@ def test_a_replica_whose_logs_end_was_not_known_when_it_was_opened_is_restored_i
         with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
             manager.hold(TASKS[:1], ())
             wait_until(lambda: manager.bulk_restore.restorations, "a restore in bulk")
-            wait_until(lambda: manager.offsets().get(TASKS[0]) == 5_001, "all is applied")
+            wait_until(lambda: applied(manager).get(TASKS[0]) == 5_001, "all is applied")
             assert manager.replicas["a", 0].store.get(USER_TAG + b"k4999") == b"1"
 
 
@@ -137,7 +138,7 @@ def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, ch
     )
 
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 30, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 30, "all is applied")
         store = manager.replicas["a", 0].store
         assert (store.get(USER_TAG + b"k29"), store.get(USER_TAG + b"k")) == (b"2", None)
 
@@ -191,7 +192,7 @@ def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, ch
     resetting: list[bool] = []
     with started(tmp_path, changelog, Refusing) as manager:
         manager.hold(TASKS, ())
-        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        wait_until(lambda: applied(manager) == offsets(), "all is applied")
         resetting.append(True)
         changelog.reset(TOPOLOGY.stores["a"])
         append(changelog, 0, 2, [(b"k", b"new", 0)])
@@ -204,7 +205,7 @@ def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, 
     monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 50.0)
     with started(tmp_path, changelog, StoreOpener) as manager:
         manager.hold(TASKS, ())
-        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        wait_until(lambda: applied(manager) == offsets(), "all is applied")
         replica = manager.replicas["a", 0]
         read = replica.store.scan(USER_TAG, b"\x02")
         next(read)
@@ -219,7 +220,7 @@ def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, 
 def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changelog, monkeypatch):
     with started(tmp_path, changelog, StoreOpener) as manager:
         manager.hold(TASKS, ())
-        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        wait_until(lambda: applied(manager) == offsets(), "all is applied")
         replica = manager.replicas["a", 0]
         old, close = replica.store, replica.store.close
 
@@ -250,7 +251,7 @@ def test_a_store_that_was_opened_while_nobody_knew_its_log_is_not_taken_for_that
     for partition in range(PARTITIONS):
         append(changelog, partition, 2, [(b"other%d" % i, b"2", 0) for i in range(30)])
     with started(tmp_path, changelog, StoreOpener) as manager:
-        wait_until(lambda: set(manager.offsets().values()) == {30}, "all is applied")
+        wait_until(lambda: set(applied(manager).values()) == {30}, "all is applied")
         for partition in range(PARTITIONS):
             assert manager.replicas["a", partition].store.get(USER_TAG + b"k") is None
 
@@ -268,7 +269,7 @@ def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_se
     monkeypatch.setattr("forebay_worker.tasks.recovery._ENDS_AT_ONCE", 4)
     with started(tmp_path, changelog, StoreOpener) as manager:
         manager.hold(TASKS, ())
-        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        wait_until(lambda: applied(manager) == offsets(), "all is applied")
         waiting = [Restoration(replica, n, 0.0) for n, replica in enumerate(manager.replicas.values())]
         monkeypatch.setattr(changelog, "end_offsets", end_offsets)
         monkeypatch.setattr(
@@ -294,9 +295,9 @@ def test_a_replica_is_followed_after_its_restore_though_what_was_set_aside_canno
     monkeypatch.setattr(StateDirectory, "discard_set_aside", refuse)
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 101, "the restore")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 101, "the restore")
         append(changelog, 0, 3, [(b"new", b"1", 0)])
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 102, "what was written after it")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 102, "what was written after it")
 
 
 def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_aside(
@@ -312,7 +313,7 @@ def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_a
 
     with started(tmp_path, changelog, Watched) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 1, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 1, "all is applied")
         replica = manager.replicas["a", 0]
 
         def refuse(*_: object) -> None:
@@ -346,9 +347,9 @@ def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path,
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 101, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 101, "all is applied")
         append(changelog, 0, 3, [(b"new%d" % i, b"1", 0) for i in range(3_000)])
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 3_101, "all is applied again")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 3_101, "all is applied again")
     # Not begun over and over again.
     assert caplog.text.count("cannot be restored in bulk") == 1
 
@@ -362,7 +363,7 @@ def test_a_replica_whose_restore_processes_keep_dying_is_restored_record_by_reco
     monkeypatch.setattr(bulk_restore.sys, "executable", "/bin/false")
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 101, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 101, "all is applied")
         wait_until(lambda: manager.replicas["a", 0].failure is None, "word of the success")
 
 
@@ -378,7 +379,7 @@ def test_a_task_whose_recovery_could_not_begin_is_opened_later(tmp_path, changel
     monkeypatch.setattr(changelog, "end_offsets", refuse)
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
         manager.hold(TASKS[:2], ())
-        wait_until(lambda: manager.offsets() == {TASKS[0]: 1, TASKS[1]: 2}, "all is applied")
+        wait_until(lambda: applied(manager) == {TASKS[0]: 1, TASKS[1]: 2}, "all is applied")
 
 
 @pytest.mark.parametrize("lost", ["directory", "manifest", "content"])
@@ -386,7 +387,7 @@ def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, m
     monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 50.0)
     with started(tmp_path, changelog, StoreOpener) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 1, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 1, "all is applied")
         store = manager.replicas["a", 0].store
         if lost == "manifest":
             for manifest in store.path.glob("MANIFEST*"):
@@ -398,7 +399,7 @@ def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, m
         # As after a write that a full disk refused: it must be opened again.
         store._refused = True
         append(changelog, 0, 2, [(b"new", b"1", 0)])
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 2, "the rebuild")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 2, "the rebuild")
         store = manager.replicas["a", 0].store
         assert (store.get(USER_TAG + b"new"), store.get(USER_TAG + b"k")) == (b"1", b"1")
 
@@ -407,7 +408,7 @@ def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, mo
     monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 50.0)
     with started(tmp_path, changelog, StoreOpener) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 1, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 1, "all is applied")
         store, consumer = manager.replicas["a", 0].store, manager.applier._consumer
         commit, unassign, refusals = store.commit, consumer.unassign, ["commit", "unassign"]
 
@@ -430,5 +431,5 @@ def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, mo
         append(changelog, 0, 2, [(b"new", b"1", 0)])
         wait_until(lambda: not refusals, "both refusals")
         append(changelog, 0, 3, [(b"newer", b"1", 0)])
-        wait_until(lambda: manager.offsets().get(TASKS[0]) == 3, "all is applied")
+        wait_until(lambda: applied(manager).get(TASKS[0]) == 3, "all is applied")
         assert store.get(USER_TAG + b"new") == b"1"

@@ -9,7 +9,7 @@ from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.sweeper import Sweeper
 from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import PARTITIONS, TASKS, TOPOLOGY, offsets, started
+from tests.service.tasks.held_tasks import PARTITIONS, TASKS, TOPOLOGY, applied, offsets, started
 
 
 def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_path, changelog, monkeypatch):
@@ -22,7 +22,7 @@ def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_pa
 
     with started(tmp_path, changelog, StoreOpener) as manager:
         manager.hold(TASKS, ())
-        wait_until(lambda: manager.offsets() == offsets(), "all is applied")
+        wait_until(lambda: applied(manager) == offsets(), "all is applied")
         monkeypatch.setattr(Expiry, "sweep", sweep)
         wait_until(lambda: len(swept) >= 2 * PARTITIONS, "two rounds")
         monkeypatch.undo()
