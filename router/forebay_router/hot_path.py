@@ -19,9 +19,11 @@ from forebay.codecs import from_segment
 from forebay.errors import InternalError, Problem
 from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, Slot
 from forebay.metadata import HostInfo
+from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_router.metrics import RouterMetrics
+from forebay_router.reads.attempts import Attempt, late
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.choices import Choices, KeyRead, Target
 from forebay_router.reads.keys import read_admitted_key
@@ -132,6 +134,8 @@ class RouterHotPath:
             if not target.reported:
                 target.reported = True
                 router.cluster.heard(target.host, (read.asked.spec.name, read.partition), answer.head)
+            if took_ms > IN_TRANSIT_MS:
+                answer = self._by_now(read, answer, took_ms)
         if read.done:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer, took_ms)
@@ -145,6 +149,15 @@ class RouterHotPath:
             read.done = True
             router.in_flight -= 1
             self._fill(read, answer, took_ms)
+
+    def _by_now(self, read: _Outstanding, answer: Answer, took_ms: float) -> Answer | None:
+        """An answer that may have waited to be received, because this process was stopped for example: all that is
+        known is that it is newer than the request. None if the read's time is over."""
+        asked = read.asked
+        if took_ms > self._router.timeout_ms(asked.parameters):
+            return None
+        tolerance = asked.tolerance.held_to(self._router.cluster.ceiling)
+        return answer_by_now(answer, took_ms, tolerance, asked.spec.name, "it had arrived")
 
     def _answered_after_all(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
         """The first worker was faster than those asked since."""
@@ -178,11 +191,14 @@ class RouterHotPath:
             spec = self._router.spec(asked.spec.name)
             plain = from_segment(spec.key_codec, read.segment)
             left_ms = int(self._left_ms(read))
-            parameters = replace(asked.parameters, timeout_ms=max(1, left_ms))
-            answer = await read_admitted_key(
-                self._router, spec, plain, path, asked.query, parameters, silent, refused
-            )
-            self._router.counts["hedges_won"] += read.hedged and is_final(answer)
+            if left_ms > 0:
+                parameters = replace(asked.parameters, timeout_ms=left_ms)
+                answer = await read_admitted_key(
+                    self._router, spec, plain, path, asked.query, parameters, silent, refused
+                )
+                self._router.counts["hedges_won"] += read.hedged and is_final(answer)
+            else:
+                answer = late(spec.name, read.partition, [Attempt(read.target.host, "no answer yet")])
         except Problem as problem:
             answer = problem_answer(problem)
         except Exception:

@@ -140,18 +140,25 @@ async def _answer(worker: Worker, route: ReadRoute, request: Request, known: fro
         parameters = parse_parameters(request.scope["query_string"], known)
     except Problem as problem:
         return problem_answer(problem)
-    until = boot_ms() + _wait_ms(worker, parameters, request.headers)
+    begun = now = boot_ms()
+    until = begun + _wait_ms(worker, parameters, request.headers)
     try:
         with worker.waits.one() as pause:
             while True:
                 try:
-                    return await _read(worker, route, request, parameters)
+                    return _waited(await _read(worker, route, request, parameters), now - begun)
                 except Refused as refused:
                     if not refused.may_wait or boot_ms() >= until:
                         return refused.answer()
                 await pause()
+                now = boot_ms()
     except Problem as problem:
         return problem_answer(problem)
+
+
+def _waited(answer: Answer, waited_ms: float) -> Answer:
+    """An answer that states how long its read waited, if it did: routers age answers that were long under way."""
+    return answer._replace(head=answer.head + b"forebay-waited-ms: %d\r\n" % waited_ms) if waited_ms else answer
 
 
 def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, str]) -> float:
@@ -187,9 +194,9 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
         try:
             parameters = parse_parameters(request.scope["query_string"], BATCH_ROUTE.parameters | {"partition"})
             keys = read_batch_keys(await body_of(request, MOST_BODY_BYTES))
-            results = await _batch(worker, request, keys, parameters)
+            results, waited_ms = await _batch(worker, request, keys, parameters)
             frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-            answer = batch_answer(keys, results, frames=frames)
+            answer = _waited(batch_answer(keys, results, frames=frames), waited_ms)
         except Problem as problem:
             answer = problem_answer(problem)
         metrics.count_answer(BATCH_ROUTE.path, answer.status, begun_s)
@@ -198,20 +205,24 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
     return endpoint
 
 
-async def _batch(worker: Worker, request: Request, keys: list[Any], parameters: ReadParameters) -> list[KeyResult]:
-    """Each key's answer; waits for those whose bound may still be met, as long as the request allows."""
+async def _batch(
+    worker: Worker, request: Request, keys: list[Any], parameters: ReadParameters
+) -> tuple[list[KeyResult], float]:
+    """Each key's answer, and how long it waited for those whose bound may still be met, in milliseconds."""
     store = request.path_params["store"]
-    until = boot_ms() + _wait_ms(worker, parameters, request.headers)
+    begun = boot_ms()
+    until = begun + _wait_ms(worker, parameters, request.headers)
     results, waiting = worker.reads.batch(store, keys, parameters)
     if not waiting or boot_ms() >= until:
-        return results
+        return results, 0.0
     with worker.waits.one() as pause:
         while waiting and boot_ms() < until:
             await pause()
             again = worker.reads.batch(store, [keys[i] for i in waiting], parameters)
             waiting = [waiting[i] for i in again.waiting]
     # All of them as of now: what was found first is older by the whole wait.
-    return worker.reads.batch(store, keys, parameters).results
+    waited_ms = boot_ms() - begun
+    return worker.reads.batch(store, keys, parameters).results, waited_ms
 
 
 def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:

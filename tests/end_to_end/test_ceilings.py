@@ -3,13 +3,15 @@
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.cluster import Cluster, running_cluster
+from tests.cluster import Cluster, running_cluster, wait_until
 
 PROBLEM = "urn:forebay:problem:"
 READS = ["counts/keys/k1", "counts/entries", "hours/keys/jfk/windows", "hours/windows"]
@@ -66,6 +68,17 @@ def test_what_is_within_the_ceilings_is_answered_but_not_beyond_a_stricter_bound
 
 
 KEYS = [f"k{i}" for i in range(20)]
+TWO_STORES = """
+application_id = "test"
+[[subtopology]]
+name = "a"
+partitions = 2
+[[subtopology.store]]
+name = "counts"
+[[subtopology.store]]
+name = "elsewhere"
+partitioner = "unknown"
+"""
 
 
 def stated_lag_ms(document: dict[str, Any]) -> int:
@@ -86,19 +99,8 @@ def stated_lag_ms(document: dict[str, Any]) -> int:
     ids=["list", "batch", "search"],
 )
 def test_what_waited_for_another_worker_is_held_to_the_ceiling(tmp_path, method, path, body):
-    topology = """
-application_id = "test"
-[[subtopology]]
-name = "a"
-partitions = 2
-[[subtopology.store]]
-name = "counts"
-[[subtopology.store]]
-name = "elsewhere"
-partitioner = "unknown"
-"""
     options = ("--num-standby-replicas", "0", "--time-lag-ceiling-ms", "300", "--session-timeout-ms", "6000")
-    with running_cluster(tmp_path, topology_text=topology, worker_options=options) as cluster:
+    with running_cluster(tmp_path, topology_text=TWO_STORES, worker_options=options) as cluster:
         cluster.put("counts", {key.encode(): b"1" for key in KEYS})
         cluster.log.append(
             cluster.topology.stores["elsewhere"], {0: [(b"a", b"0", 1)], 1: [(b"b", b"1", 1)]}, "w", 9
@@ -112,3 +114,71 @@ partitioner = "unknown"
         url = f"http://{router}/v1/stores/{path}?wait_ms=3000&timeout_ms=5000"
         answer = httpx.request(method, url, json=body, timeout=10)
         assert stated_lag_ms(json.loads(answer.text)) <= 300
+
+
+def test_what_reached_a_router_while_it_was_stopped_is_not_passed_on_as_fresh(tmp_path):
+    with running_cluster(tmp_path, topology_text=TWO_STORES) as cluster:
+        cluster.put("counts", {key.encode(): b"1" for key in KEYS})
+        elsewhere = cluster.topology.stores["elsewhere"]
+        cluster.log.append(elsewhere, {0: [(b"a", b"1", 1)]}, "w", 9)
+        (worker,) = cluster.start_workers(1)
+        router = cluster.start_router()
+        cluster.wait_settled(router, replicas=1)
+        with httpx.Client(base_url=f"http://{router}/v1/stores/", timeout=10) as client:
+            for _ in range(50):
+                # Its connections to the worker are open, and it knows how fast that is.
+                client.get("counts/keys/k1")
+        asked = [
+            (method, path, body, bound, headers)
+            for bound in ("timeout_ms=5000", "timeout_ms=5000&max_time_lag_ms=1000", "timeout_ms=1000")
+            for method, path, body in (
+                ("GET", "counts/keys/k1", None),
+                ("GET", "elsewhere/keys/a", None),
+                ("GET", "elsewhere/keys/nobody", None),
+                ("GET", "counts/entries", None),
+                ("POST", "counts/batch-get", {"keys": KEYS}),
+            )
+            for headers in ({}, ORDINARY)
+        ]
+
+        def ask(case: tuple[str, str, Any, str, dict[str, str]]) -> httpx.Response:
+            method, path, body, bound, headers = case
+            url = f"http://{router}/v1/stores/{path}?{bound}"
+            return httpx.request(method, url, json=body, headers=headers, timeout=20)
+
+        with ThreadPoolExecutor(len(asked)) as threads:
+            before = answered(worker)
+            cluster.kill(worker, signal.SIGSTOP)
+            answers = threads.map(ask, asked)
+            wait_until(lambda: in_flight(router) == len(asked), "all reads' being under way")
+            router_process = cluster.router_process(router)
+            router_process.send_signal(signal.SIGSTOP)
+            cluster.kill(worker, signal.SIGCONT)
+            wait_until(lambda: answered(worker) >= before + len(asked), "the worker's answers")
+            cluster.put("counts", {key.encode(): b"2" for key in KEYS})
+            cluster.log.append(elsewhere, {0: [(b"a", b"2", 1), (b"nobody", b"2", 1)]}, "w", 10)
+            time.sleep(1.1)
+            router_process.send_signal(signal.SIGCONT)
+            for case, answer in zip(asked, answers, strict=True):
+                document = answer.json()
+                told = document.get("results") or document.get("entries") or [document]
+                lags = [lag["time_lag_ms"] for each in told if (lag := each.get("lag", document.get("lag")))]
+                old = answer.status_code in (200, 404) and any(each.get("value", 1) == 1 for each in told)
+                assert not old or all(lag > 1_000 for lag in lags), case
+                assert "max_time_lag_ms" not in case[3] or answer.status_code == 412 or max(lags) <= 1_000, case
+                assert "timeout_ms=1000" not in case[3] or "urn:forebay:problem:deadline" in answer.text, case
+
+
+def in_flight(router: str) -> int:
+    [line] = [
+        line
+        for line in httpx.get(f"http://{router}/metrics").text.splitlines()
+        if line.startswith("forebay_router_in_flight ")
+    ]
+    return int(float(line.split()[1]))
+
+
+def answered(worker: str) -> float:
+    """How many reads a worker has answered."""
+    lines = httpx.get(f"http://{worker}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("forebay_reads_total"))

@@ -11,6 +11,10 @@ from forebay.rest.statuses import WITH_LAG
 
 _MEMBER = b'"lag":{'
 _LAG = re.compile(rb'"lag":\{"record_lag":(null|\d+),"time_lag_ms":(null|\d+),"age_ms":(null|\d+)\}')
+IN_TRANSIT_MS = 100.0
+"""An answer that took no longer is passed on with the lag that it states; of one that took longer nobody knows how
+long it was under way, or waited to be received."""
+_WAITED = re.compile(rb"forebay-waited-ms: (\d+)\r\n")
 _LEAST_MS = 1.0
 """Figures are whole milliseconds, rounded up."""
 
@@ -31,15 +35,35 @@ def aged(body: bytes, waited_ms: float) -> tuple[bytes, Lag | None]:
     return b'%b"lag":%b%b' % (body[:at], lag_json(lag), body[found.end() :]), lag
 
 
-def answer_by_now(answer: Answer, waited_ms: float, tolerance: Tolerance, store: str) -> Answer:
-    """A single key's answer after it has waited: with its present lag; a refusal if that is beyond the bounds."""
+def as_of(answer: Answer, asked_boot_ms: float, came_boot_ms: float) -> float:
+    """As of when the lag in a worker's answer is right at the latest, on the boot-time clock.
+
+    That is when it came, unless it took long: then when it was asked for, but for the time that the worker waited
+    before it read anything.
+    """
+    found = _WAITED.search(answer.head)
+    begun = asked_boot_ms + (0 if found is None else int(found[1]))
+    return begun if came_boot_ms - begun > IN_TRANSIT_MS else came_boot_ms
+
+
+def answer_by_now(
+    answer: Answer,
+    waited_ms: float,
+    tolerance: Tolerance,
+    store: str,
+    then: str = "earlier requests had been answered",
+) -> Answer:
+    """A single key's answer after it has waited: with its present lag; a refusal if that is beyond the bounds.
+
+    ``then`` is when that was found.
+    """
     if waited_ms < _LEAST_MS or answer.status not in WITH_LAG:
         return answer
     before, (body, lag) = aged(answer.body, 0)[1], aged(answer.body, waited_ms)
     if before is None or lag is None:
         return answer
     if not tolerance.met_by(lag):
-        return came_too_early(store, tolerance, lag, "earlier requests had been answered")
+        return came_too_early(store, tolerance, lag, then)
     return Answer(answer.status, answer.head.replace(lag_head(before), lag_head(lag), 1), body)
 
 

@@ -51,8 +51,12 @@ ANSWER_HEADERS: dict[str, Any] = {
         "schema": {"type": "string", "enum": ["active", "restoring", "standby"]},
     },
     "Forebay-Host": {"description": "The worker that answered.", "schema": {"type": "string"}},
+    "Forebay-Waited-Ms": {
+        "description": "How long the read waited for its bounds, as `wait_ms` allowed; absent if it did not.",
+        "schema": _NATURAL,
+    },
 }
-"""The members that an answer of one replica also has as headers."""
+"""What is said of an answer of one replica in headers; the members of its document, and more."""
 EXPOSED_HEADERS = (*ANSWER_HEADERS, "Retry-After")
 
 PROBLEM_SCHEMA: dict[str, Any] = {

@@ -44,11 +44,11 @@ _Places = dict[int, list[int]]
 
 
 class _Found(NamedTuple):
-    """A key's place in a request, its result, and when that arrived."""
+    """A key's place in a request, its result, and as of when that is right."""
 
     place: int
     result: KeyResult
-    came_boot_ms: float
+    as_of_boot_ms: float
 
 
 async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes) -> Answer:
@@ -107,29 +107,29 @@ class _Batch:
         until = self.deadline_boot_ms - time_to_ask_again_ms(self.tolerance, left_ms)
         if may_be_elsewhere(self.parameters):
             # First whatever some replica can answer at once.
-            for index, result, came_boot_ms in await replace(self, impatient=True)._look(plains, until):
-                results[index] = result, came_boot_ms
+            for index, result, as_of_boot_ms in await replace(self, impatient=True)._look(plains, until):
+                results[index] = result, as_of_boot_ms
             plains_left = [place for place in plains if results[place[0]][0][0] in MAY_COME]
         else:
             plains_left = plains
-        for index, result, came_boot_ms in await self._look(plains_left, until):
-            results[index] = result, came_boot_ms
+        for index, result, as_of_boot_ms in await self._look(plains_left, until):
+            results[index] = result, as_of_boot_ms
         bounded = self.tolerance != UNLIMITED
         early = {index for index, told in enumerate(results) if bounded and self._by_now(*told)[1] is not None}
         if early and boot_ms() < self.deadline_boot_ms:
             # Once more: those that kept the others waiting are not asked again.
             again = [place for place in plains if place[0] in early]
-            for index, result, came_boot_ms in await self._look(again, self.deadline_boot_ms):
-                results[index] = result, came_boot_ms
+            for index, result, as_of_boot_ms in await self._look(again, self.deadline_boot_ms):
+                results[index] = result, as_of_boot_ms
         return [
             result if lag is None else key_result(came_too_early(self.spec.name, self.tolerance, lag))
             for result, lag in (self._by_now(*told) for told in results)
         ]
 
-    def _by_now(self, result: KeyResult, came_boot_ms: float) -> tuple[KeyResult, Lag | None]:
+    def _by_now(self, result: KeyResult, as_of_boot_ms: float) -> tuple[KeyResult, Lag | None]:
         """A key's present result, and its lag if that has left its bounds while waiting for others."""
         status, body = result
-        waited_ms = boot_ms() - came_boot_ms
+        waited_ms = boot_ms() - as_of_boot_ms
         if status not in WITH_LAG or (waited_ms < 1 and self.tolerance == UNLIMITED):
             return result, None
         body, lag = aged(body, waited_ms)
@@ -170,8 +170,8 @@ class _Batch:
         groups = [{partition: list(came)} for partition in everywhere]
         async with contextlib.aclosing(self._as_they_come(groups, until, _History())) as coming:
             async for some in coming:
-                for index, (status, body), came_boot_ms in some:
-                    came[index].append(Came(Answer(status, b"", body), came_boot_ms))
+                for index, (status, body), as_of_boot_ms in some:
+                    came[index].append(Came(Answer(status, b"", body), as_of_boot_ms))
                 if all(any(decides(answer) for answer, _ in of_one) for of_one in came.values()):
                     break
         return [self._verdict(index, of_one) for index, of_one in came.items()]
@@ -214,7 +214,7 @@ class _Batch:
                 attempts[index].append(Attempt(read.answered_by, "answered", Answer(status, b"", body)))
                 refused[partition].append(index)
             else:
-                found.append(_Found(index, result, now))
+                found.append(_Found(index, result, read.as_of_boot_ms))
             if status == NotHostedHere.status:
                 self.router.discovery.refresh(read.answered_by)
         if refused:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
-from forebay.lag import UNKNOWN_LAG, Lag, worst_lag
+from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.metadata import HostInfo
-from forebay.rest.aging import aged, came_too_early
+from forebay.rest.aging import aged, answer_by_now, came_too_early
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
 from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.statuses import FINAL
+from forebay.rest.statuses import FINAL, WITH_LAG
 from forebay.topology import StoreSpec
 from forebay_router.reads.replica_read import Came, ReplicaRequest, ask, time_to_ask_again_ms
 from forebay_router.router import Router
@@ -71,7 +71,9 @@ async def read_admitted_key(
         silent=silent,
         refused=refused,
     )
-    return await ask(router, request, parameters, deadline)
+    came = await ask(router, request, parameters, deadline)
+    tolerance = router.tolerance(spec, parameters)
+    return answer_by_now(came.answer, boot_ms() - came.as_of_boot_ms, tolerance, spec.name, "it had arrived")
 
 
 async def _search(
@@ -83,7 +85,7 @@ async def _search(
     lag = UNKNOWN_LAG
     for until_boot_ms in (until, deadline_boot_ms):
         answer = await _search_once(router, spec, target, parameters, until_boot_ms)
-        told = aged(answer.body, 0)[1] if answer.status == UnknownKey.status else None
+        told = aged(answer.body, 0)[1] if answer.status in WITH_LAG else None
         if told is None or tolerance.met_by(told):
             return answer
         lag = told
@@ -103,14 +105,15 @@ async def _search_once(
     came: list[Came] = []
     try:
         for task in asyncio.as_completed(asked):
-            answer = await task
-            came.append(Came(answer, boot_ms()))
-            if decides(answer):
+            came.append(await task)
+            if decides(came[-1].answer):
                 break
     finally:
         for one in asked:
             one.cancel()
-    return verdict(spec, came)
+    answer, now = verdict(spec, came), boot_ms()
+    as_of_boot_ms = next((as_of_boot_ms for one, as_of_boot_ms in came if one is answer), now)
+    return answer_by_now(answer, now - as_of_boot_ms, UNLIMITED, spec.name)
 
 
 def decides(answer: Answer) -> bool:
@@ -135,9 +138,9 @@ def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:
 def _miss_of_all(spec: StoreSpec, came: Sequence[Came]) -> Answer:
     """No partition has the key: the worst lag of all, and one combined position."""
     misses, now = [], boot_ms()
-    for answer, at_boot_ms in came:
+    for answer, as_of_boot_ms in came:
         miss = json.loads(answer.body)
-        misses.append({**miss, "lag": Lag(**miss["lag"]).aged(now - at_boot_ms).document()})
+        misses.append({**miss, "lag": Lag(**miss["lag"]).aged(now - as_of_boot_ms).document()})
     misses.sort(key=lambda miss: int(miss["partition"]))
     sources = [{name: miss[name] for name in Provenance._fields} for miss in misses]
     lag = worst_lag([Lag(**source["lag"]) for source in sources])

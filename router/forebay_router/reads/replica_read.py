@@ -10,6 +10,7 @@ from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
 from forebay.lag import Tolerance
 from forebay.metadata import HostInfo
+from forebay.rest.aging import as_of
 from forebay.rest.answers import Answer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL
@@ -75,18 +76,19 @@ class ReplicaRequest:
 
 
 class Came(NamedTuple):
-    """One partition's answer, and when it arrived, since others may take longer."""
+    """One partition's answer, and as of when its lag is right, since it or others may have taken longer."""
 
     answer: Answer
-    at_boot_ms: float
+    as_of_boot_ms: float
 
 
 async def ask(
     router: Router, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float
-) -> Answer:
+) -> Came:
     """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
     read = ReplicaRead(router, request, parameters, deadline_boot_ms)
-    return await read.run() or read.refusal(request.partition)
+    answer = await read.run()
+    return Came(read.refusal(request.partition), boot_ms()) if answer is None else Came(answer, read.as_of_boot_ms)
 
 
 class ReplicaRead:
@@ -137,6 +139,8 @@ class ReplicaRead:
         self._lets_wait = not (self._asks_again or request.impatient)
         self.answered_by: HostInfo | None = None
         """The worker that gave the final answer."""
+        self.as_of_boot_ms = 0.0
+        """As of when the lag in the final answer is right."""
         self._overloaded = False
         self._late = False
 
@@ -311,7 +315,12 @@ class ReplicaRead:
         cluster.answered(host)
         cluster.heard(host, self._held, answer.head)
         if is_final(answer):
-            self.answered_by = host
+            now = boot_ms()
+            if now > self._deadline:
+                # It waited to be received, because this process was stopped for example.
+                self.attempts.append(Attempt(host, "timeout"))
+                return None
+            self.answered_by, self.as_of_boot_ms = host, as_of(answer, self._asked_boot_ms[host], now)
             return answer
         self._note_refusal(host, answer)
         return answer if answer.status == 429 and self._overloads > 1 else None

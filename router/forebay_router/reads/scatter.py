@@ -61,18 +61,18 @@ class _PartitionScan:
     size: int = _FIRST_PAGE
     lag: Lag | None = None
     """The largest lag of any of its pages on arrival."""
-    came_boot_ms: float = 0.0
+    as_of_boot_ms: float = 0.0
     page_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.last, self.at = self.first
 
-    def take(self, page: Page, came_boot_ms: float) -> None:
+    def take(self, page: Page, as_of_boot_ms: float) -> None:
         """Continue with the next page; the lag of earlier ones remains part of the answer's lag."""
         lag = Lag(**page.source["lag"])
         if self.lag is not None:
-            lag = worst_lag([self.lag.aged(came_boot_ms - self.came_boot_ms), lag])
-        self.lag, self.came_boot_ms = lag, came_boot_ms
+            lag = worst_lag([self.lag.aged(as_of_boot_ms - self.as_of_boot_ms), lag])
+        self.lag, self.as_of_boot_ms = lag, as_of_boot_ms
         self.page, self.at = page, page.source["position"]
         self.last = page.last
 
@@ -85,7 +85,7 @@ class _PartitionScan:
     def lag_now(self) -> Lag:
         """Its present lag."""
         assert self.lag is not None
-        return self.lag.aged(boot_ms() - self.came_boot_ms)
+        return self.lag.aged(boot_ms() - self.as_of_boot_ms)
 
     def begin_again(self) -> None:
         """Forget the first page."""
@@ -259,11 +259,11 @@ class Gather:
     async def _fetch(self, parts: list[_PartitionScan]) -> None:
         """Get the next page of some partitions at once; a refused one is left out if that is allowed."""
         answers = await asyncio.gather(*(part.coming or self._ask(part) for part in parts))
-        for part, (answer, came_boot_ms) in zip(parts, answers, strict=True):
+        for part, (answer, as_of_boot_ms) in zip(parts, answers, strict=True):
             part.coming = None
             if answer.status == 200:
                 page = Page.decode(answer.body)
-                part.take(page, came_boot_ms)
+                part.take(page, as_of_boot_ms)
                 self._count(part, len(answer.body))
                 if page.more and self.router.pages.allows_reading_ahead:
                     # The next one is read while this one is merged and sent.
@@ -282,8 +282,7 @@ class Gather:
             self.scan.spec, part.partition, self.path + b"?" + b"&".join(query), accept=_FRAMES, alone=True
         )
         async with self.turns:
-            answer = await ask(self.router, request, self.parameters, self.deadline_boot_ms)
-            return Came(answer, boot_ms())
+            return await ask(self.router, request, self.parameters, self.deadline_boot_ms)
 
     def _sources(self) -> list[dict[str, Any]]:
         return [part.source() for part in [*self.parts.values(), *self.lost] if part.page is not None]

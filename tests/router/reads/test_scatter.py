@@ -15,6 +15,8 @@ from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES, Page
 from forebay.topology import StoreSpec
 from forebay_router.page_memory import PageMemory
+from forebay_router.reads import scatter
+from forebay_router.reads.replica_read import Came
 from forebay_router.reads.scatter import Gather, ScanRefused
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
@@ -25,7 +27,11 @@ REFUSED = Answer(412, b"", b"{}")
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch):
     """Workers give their own answers."""
-    monkeypatch.setattr("forebay_router.reads.scatter.ask", lambda router, *request: router.ask(*request))
+
+    async def ask(router, *request):
+        return Came(await router.ask(*request), scatter.boot_ms())
+
+    monkeypatch.setattr(scatter, "ask", ask)
 
 
 def page(key: bytes, lag: Lag, *, more: bool) -> Answer:
