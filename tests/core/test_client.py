@@ -35,12 +35,15 @@ from forebay.client import (
     Window,
 )
 from forebay.client.asynchronous import AsyncDriver
-from forebay.client.exchange import Exchange, Pause, Request, Send
+from forebay.client.changes import Following
+from forebay.client.exchange import Close, Exchange, Opened, Pause, Receive, Request, Send
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
+from forebay.client.reads import ChangesRequest, Reads
 from forebay.errors import Problem
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
+from forebay.topology import StoreSpec
 from tests.cluster import Cluster, free_port, running_cluster, wait_until
 
 TOPOLOGY = """
@@ -893,6 +896,94 @@ def end(cluster: Cluster, router: str) -> None:
 
 def until(changes: Any, condition: Callable[[Any], bool]) -> Any:
     return next(change for change in changes if condition(change))
+
+
+def test_a_server_that_refused_meanwhile_is_not_asked_first_again_by_a_call_that_it_still_answers():
+    exchange = Exchange(["http://one", "http://two"], 1_000, lambda: 0.0)
+    before, refused = (exchange.ask(Request("/x", {}), exchange.deadline()) for _ in range(2))
+    assert next(before).url == next(refused).url == "http://one/x?timeout_ms=500"
+    assert refused.send(refusal(errors.NotReady("Draining."))).url.startswith("http://two/")
+    with pytest.raises(StopIteration):
+        before.send(httpx.Response(200, json=ANSWER))
+    assert next(exchange.ask(Request("/x", {}), exchange.deadline())).url.startswith("http://two/")
+
+
+def test_a_stream_that_ends_long_after_its_server_refused_another_call_turns_to_no_third():
+    exchange = Exchange(["http://one", "http://two", "http://three"], 1_000, lambda: 0.0)
+    reads = Reads(exchange, {"s": StoreSpec.from_document(STORE)})
+    following = Following(reads, ChangesRequest("s", "k", None, {}))
+    plan = following._next_change()
+    assert next(plan).url.startswith("http://one/")
+    stream = httpx.Response(
+        200, headers={"content-type": "text/event-stream"}, request=httpx.Request("GET", "http://one")
+    )
+    stream.request.extensions["timeout"] = {}
+    assert isinstance(plan.send(Opened(stream, None)), Receive)
+    other = exchange.ask(Request("/x", {}), exchange.deadline())
+    next(other)
+    other.send(refusal(errors.NotReady("Draining.")))
+    assert isinstance(plan.send(b""), Close)
+    assert isinstance(plan.send(None), Pause)
+    assert plan.send(None).url.startswith("http://two/")
+
+
+def test_a_server_that_hangs_leaves_another_the_time_to_begin_a_stream(served, connect):
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        address = "{}:{}".format(*hangs.getsockname())
+        with (
+            connect(address, served[1]) as client,
+            client.changes("names", "k0001", timeout_ms=2_000) as changes,
+        ):
+            assert next(changes).value == 1
+
+
+@pytest.mark.parametrize("response", [{"json": {"status": "ok"}}, {"html": "<h1>Sign in</h1>"}])
+def test_what_answers_no_stream_of_events_is_told(connect, response):
+    with (
+        connect("http://one", transport=Scripted(httpx.Response(200, **response))) as client,
+        client.changes("s", "k") as changes,
+    ):
+        problem = raised(Problem, lambda: next(changes))
+    assert "http://one/v1/stores/s/keys/k/changes" in problem.detail
+
+
+def test_a_json_object_that_is_no_answer_is_told(connect):
+    foreign = [httpx.Response(200, json={"status": "ok"}) for _ in range(4)]
+    with connect("http://one", transport=Scripted(*foreign)) as client:
+        for call in (
+            lambda: client.get("s", "k"),
+            lambda: client.get("s", ""),
+            lambda: client.get_many("s", ["k"]),
+            lambda: list(client.entries("s")),
+        ):
+            assert "neither a router nor a worker" in raised(Problem, call).detail
+
+
+def test_a_body_that_cannot_be_decoded_is_an_attempt_that_failed(connect):
+    garbled = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip"))
+    script = Scripted(garbled, httpx.Response(200, json=ANSWER))
+    with connect("http://one", "http://two", transport=script) as client:
+        assert client.get("s", "a").value == 1
+
+
+def test_closing_a_client_ends_what_follows_a_key_in_another_thread(served):
+    client = Client(f"http://{served[1]}")
+    changes = client.changes("names", "k0001")
+    assert next(changes).value == 1
+    with ThreadPoolExecutor(1) as thread:
+        rest = thread.submit(list, changes)
+        client.close()
+        assert rest.result(timeout=30) == []
+
+
+async def test_closing_a_client_ends_what_follows_a_key_in_another_task(served):
+    client = AsyncClient(f"http://{served[1]}")
+    changes = client.changes("names", "k0001")
+    assert (await anext(changes)).value == 1
+    rest = asyncio.ensure_future(anext(changes, None))
+    await asyncio.sleep(0)
+    await client.aclose()
+    assert await asyncio.wait_for(rest, 30) is None
 
 
 async def test_a_read_waits_for_no_other_of_its_client():

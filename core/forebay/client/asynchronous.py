@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -51,6 +52,8 @@ class AsyncDriver:
         )
         self._left: set[asyncio.Task[None]] = set()
         """What goes on after its caller was cancelled."""
+        self.following: weakref.WeakSet[AsyncChanges] = weakref.WeakSet()
+        """What the client's closing ends."""
 
     async def run(self, plan: Plan[T]) -> T:
         """The plan's result; raises what the plan raises."""
@@ -63,7 +66,7 @@ class AsyncDriver:
                 return result
             try:
                 reply = await self._take(step)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 reply = error
 
     async def _take(self, step: Step) -> Reply:
@@ -105,7 +108,9 @@ class AsyncDriver:
             raise
 
     async def aclose(self) -> None:
-        """Close the connections, and end what was left."""
+        """End what follows keys, close the connections, and end what was left."""
+        for changes in list(self.following):
+            await changes.aclose()
         await self.http.aclose()
         for left in self._left:
             left.cancel()
@@ -143,6 +148,7 @@ class AsyncChanges(Following, AsyncIterator[Change]):
     def __init__(self, driver: AsyncDriver, reads: Reads, wanted: ChangesRequest) -> None:
         super().__init__(reads, wanted)
         self._driver = driver
+        driver.following.add(self)
 
     async def __anext__(self) -> Change:
         change = await self._driver.run(self._next_change())
@@ -312,7 +318,7 @@ class AsyncClient(AsyncReader):
         return AsyncSession(self._driver, self._reads)
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections; there are no more changes of the keys that are followed."""
         await self._driver.aclose()
 
     async def __aenter__(self) -> Self:

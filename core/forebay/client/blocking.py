@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -39,6 +40,8 @@ class Driver:
         self.http = httpx.Client(
             headers=token_headers(token), verify=verify, transport=transport, limits=CONNECTIONS
         )
+        self.following: weakref.WeakSet[Changes] = weakref.WeakSet()
+        """What the client's closing ends."""
 
     def run(self, plan: Plan[T]) -> T:
         """The plan's result; raises what the plan raises."""
@@ -51,7 +54,7 @@ class Driver:
                 return result
             try:
                 reply = self._take(step)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 reply = error
 
     def _take(self, step: Step) -> Reply:
@@ -74,6 +77,12 @@ class Driver:
             return Opened(response, response.iter_bytes())
         response.read()
         return response
+
+    def close(self) -> None:
+        """End what follows keys, then close the connections."""
+        for changes in list(self.following):
+            changes.close()
+        self.http.close()
 
 
 class Items(Listing[T], Iterator[T]):
@@ -101,6 +110,7 @@ class Changes(Following, Iterator[Change]):
         self._driver = driver
         self._taking = threading.Lock()
         """Held while a change is waited for."""
+        driver.following.add(self)
 
     def __next__(self) -> Change:
         with self._taking:
@@ -283,8 +293,8 @@ class Client(Reader):
         return Session(self._driver, self._reads)
 
     def close(self) -> None:
-        """Close the connections."""
-        self._driver.http.close()
+        """Close the connections; there are no more changes of the keys that are followed."""
+        self._driver.close()
 
     def __enter__(self) -> Self:
         return self

@@ -28,6 +28,8 @@ class Following:
         self._reads = reads
         self._wanted = wanted
         self._opened: Opened | None = None
+        self._server = 0
+        """Where the stream is from."""
         self._reader = EventReader()
         self._events: deque[Event] = deque()
         self._last_event_id: str | None = None
@@ -83,17 +85,16 @@ class Following:
 
     def _leave(self) -> Plan[None]:
         yield from self._close()
-        self._reads.turn()
+        self._reads.turn_from(self._server)
         yield from self._pause()
 
     def _open(self) -> Plan[Problem | None]:
         """Connect; the problem if there is one that may pass, raised if it is the first that is heard."""
         try:
-            self._opened = yield from self._reads.open(self._wanted, self._last_event_id)
+            self._opened, self._server = yield from self._reads.open(self._wanted, self._last_event_id)
         except Problem as problem:
             if not self._began or not is_transient(problem):
                 raise
-            self._reads.turn()
             yield from self._pause()
             return problem
         self._began = True

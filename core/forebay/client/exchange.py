@@ -17,14 +17,15 @@ import httpx
 from forebay.client.options import query_string
 from forebay.client.problems import problem_of_response
 from forebay.errors import DeadlineExceeded, NoReplica, Problem
-from forebay.rest.changes import KEEP_ALIVE_MS
+from forebay.rest.changes import KEEP_ALIVE_MS, is_transient
+from forebay.rest.events import EVENTS_MEDIA_TYPE
 from forebay.rest.statuses import OF_THE_SERVER
 
 _TRIES_PER_URL = 2
 """A server may close an idle connection just as a request is sent on it: that does not mean it is down."""
 _GRACE_MS = 100.0
 """How much longer to wait for the server's own deadline problem, which lists the replicas asked."""
-_STREAM_GRACE_S = 2.0
+_STREAM_GRACE_MS = 2_000.0
 """A stream starts with whatever there is once its time is over, from one replica after the other."""
 _LEAST_PAUSE_S = 0.1
 _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
@@ -95,7 +96,7 @@ class Pause:
 
 
 Step: TypeAlias = Send | Receive | Close | Pause
-Reply: TypeAlias = httpx.Response | Opened | bytes | httpx.TransportError | None
+Reply: TypeAlias = httpx.Response | Opened | bytes | httpx.RequestError | None
 Plan: TypeAlias = Generator[Step, Reply, T]
 
 
@@ -144,7 +145,7 @@ class Exchange:
         problem: Problem | None = None
         refused: dict[int, float] = {}
         while True:
-            response = yield from self._reach(request, deadline_ms, refused)
+            response, server = yield from self._reach(request, deadline_ms, refused)
             if response is not None:
                 assert isinstance(response, httpx.Response)
                 if response.status_code == 200:
@@ -156,8 +157,8 @@ class Exchange:
                     problem = problem_of_response(response)
                     if response.status_code not in OF_THE_SERVER:
                         raise problem
-                refused[self._first % len(self._urls)] = _pause_s(problem)
-                self.turn()
+                refused[server] = _pause_s(problem)
+                self.turn_from(server)
             assert problem is not None
             all_refused = response is None or len(refused) == len(self._urls)
             pause_s = min(refused.values()) if all_refused else 0.0
@@ -167,18 +168,20 @@ class Exchange:
                 yield Pause(pause_s)
                 refused.clear()
 
-    def open(self, request: Request, deadline_ms: float) -> Plan[Opened]:
-        """The stream of the first server that provides one; raises ``Problem``."""
+    def open(self, request: Request, deadline_ms: float) -> Plan[tuple[Opened, int]]:
+        """The stream of the first server that provides one, and that server; raises ``Problem``."""
         for left in reversed(range(len(self._urls))):
-            reply = yield from self._reach(request, deadline_ms, ())
+            reply, server = yield from self._reach(request, deadline_ms, ())
             assert reply is not None
             if isinstance(reply, Opened):
-                return reply
+                if reply.response.headers.get("content-type", "").startswith(EVENTS_MEDIA_TYPE):
+                    return reply, server
+                yield Close(reply)
+                raise _foreign(reply.response, "a stream of events")
             problem = problem_of_response(reply)
-            if reply.status_code not in OF_THE_SERVER:
-                break
-            self.turn()
-            if not left or self._now_ms() >= deadline_ms:
+            if is_transient(problem):
+                self.turn_from(server)
+            if reply.status_code not in OF_THE_SERVER or not left or self._now_ms() >= deadline_ms:
                 break
         raise problem
 
@@ -187,14 +190,16 @@ class Exchange:
         """Whether there is another server to turn to."""
         return len(self._urls) > 1
 
-    def turn(self) -> None:
-        """Ask another server first from now on."""
-        self._first += 1
+    def turn_from(self, server: int) -> None:
+        """Ask another server first from now on, unless it is another already."""
+        if self._first == server:
+            self._first = (server + 1) % len(self._urls)
 
     def _reach(
         self, request: Request, deadline_ms: float, refused: Container[int]
-    ) -> Plan[httpx.Response | Opened | None]:
-        """The response of the first server that gives one, except those that refused; None if no other does."""
+    ) -> Plan[tuple[httpx.Response | Opened | None, int]]:
+        """The response of the first server that gives one, except those that refused, and that server; None if no
+        other does."""
         attempts: list[dict[str, str]] = []
         first, tries = self._first, _TRIES_PER_URL * len(self._urls)
         to_ask = sum(number not in refused for number in range(len(self._urls)))
@@ -208,14 +213,13 @@ class Exchange:
                 raise DeadlineExceeded("No server answered in time.", attempts=attempts)
             reply = yield self._send(request, url, left_ms, max(1, to_ask - len(attempts)))
             if isinstance(reply, httpx.Response | Opened):
-                self._first = first + turn
-                return reply
-            assert isinstance(reply, httpx.TransportError)
+                return reply, number
+            assert isinstance(reply, httpx.RequestError)
             # Not asked first next time: it may accept connections and never answer.
-            self._first = first + turn + 1
+            self.turn_from(number)
             attempts.append({"host": url, "outcome": f"{type(reply).__name__}: {reply}"})
         if len(attempts) < tries:
-            return None
+            return None, first
         last = attempts[-1]["outcome"]
         raise NoReplica(f"None of {', '.join(self._urls)} could be reached, the last: {last}", attempts=attempts)
 
@@ -223,13 +227,19 @@ class Exchange:
         parameters = dict(request.parameters)
         # One that accepts connections and never answers must leave the others some time.
         wait_ms = min(parameters.get("wait_ms") or 0, left_ms)
-        share_ms = wait_ms + (left_ms - wait_ms) / urls_left
+        share_ms, grace_ms = (left_ms - wait_ms) / urls_left, _GRACE_MS
+        connect_s = left_ms / urls_left / 1000
+        if request.streamed:
+            grace_ms = _STREAM_GRACE_MS
+            if urls_left > 1:
+                grace_ms = min(grace_ms, share_ms / 2)
+                share_ms -= grace_ms
+        told_ms = wait_ms + share_ms
         if request.timed:
-            parameters["timeout_ms"] = math.ceil(share_ms)
+            parameters["timeout_ms"] = math.ceil(told_ms)
         query = query_string(parameters)
         url += f"{request.path}{'?' if query else ''}{query}"
-        whole_s, connect_s = (share_ms + _GRACE_MS) / 1000, left_ms / urls_left / 1000
-        timeout = httpx.Timeout(whole_s + (_STREAM_GRACE_S if request.streamed else 0.0), connect=connect_s)
+        timeout = httpx.Timeout((told_ms + grace_ms) / 1000, connect=connect_s)
         if request.streamed:
             return Open("GET", url, None, timeout, request.last_event_id)
         return Send("GET" if request.body is None else "POST", url, request.body, timeout)
@@ -261,5 +271,9 @@ def _document(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise Problem(f"{response.url} answered 200 with something other than a JSON object.", status=200)
+        raise _foreign(response, "a JSON object")
     return document
+
+
+def _foreign(response: httpx.Response, expected: str) -> Problem:
+    return Problem(f"{response.url} answered 200 with something other than {expected}.", status=200)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -95,11 +95,11 @@ class Reads:
         if segment in REWRITTEN or len(segment) > _LONGEST_SEGMENT:
             request = _batch(store, [_key_text(key)], parameters)
             document = yield from self._exchange.ask(request, deadline_ms, _refusal_of_the_only)
-            result = _result(document["results"][0])
+            result = _the_only(document)
         else:
             request = Request(f"{_path(store)}/keys/{segment}", parameters)
             try:
-                result = answer_of((yield from self._exchange.ask(request, deadline_ms)))
+                result = _understood(answer_of, (yield from self._exchange.ask(request, deadline_ms)))
             except UnknownKey as miss:
                 result = miss
         self.note(store, result)
@@ -162,10 +162,10 @@ class Reads:
     ) -> Plan[list[Answer | Problem]]:
         """Ask for keys whose JSON is given."""
         document = yield from self._exchange.ask(_batch(store, keys, parameters), deadline_ms)
-        return [_result(result) for result in document["results"]]
+        return _understood(_results, document)
 
-    def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[Opened]:
-        """The stream of a key's changes; raises ``Problem``.
+    def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[tuple[Opened, int]]:
+        """The stream of a key's changes, and the server that it is from; raises ``Problem``.
 
         The last event's id is None before the first; an empty one means that earlier positions no longer apply.
         """
@@ -182,9 +182,9 @@ class Reads:
         request = Request(path, parameters, streamed=True, last_event_id=last_event_id)
         return (yield from self._exchange.open(request, deadline_ms))
 
-    def turn(self) -> None:
-        """Ask another server first from now on."""
-        self._exchange.turn()
+    def turn_from(self, server: int) -> None:
+        """Ask another server first from now on, unless it is another already."""
+        self._exchange.turn_from(server)
 
     @property
     def several(self) -> bool:
@@ -214,7 +214,7 @@ class Reads:
             cursor=cursor,
         )
         document = yield from self._exchange.ask(Request(f"{path}/{items}", parameters), deadline_ms)
-        page = page_of(document, items, wanted.kind)
+        page = _understood(lambda document: page_of(document, items, wanted.kind), document)
         if self._positions is not None:
             for source in page.partitions:
                 self._positions.add(store, source.position)
@@ -231,7 +231,7 @@ class Reads:
         spec = self._specs.get(store)
         if spec is None:
             document = yield from self._exchange.ask(Request(_path(store), {}, timed=False), deadline_ms)
-            spec = self._specs[store] = StoreSpec.from_document(document)
+            spec = self._specs[store] = _understood(StoreSpec.from_document, document)
         return spec
 
     def _parameters(
@@ -295,11 +295,31 @@ def _batch(store: str, keys: Sequence[str], parameters: dict[str, Any]) -> Reque
 
 def _refusal_of_the_only(batch: dict[str, Any]) -> Problem | None:
     """The problem of a batch's only key."""
-    result = _result(batch["results"][0])
+    result = _the_only(batch)
     return result if isinstance(result, Problem) else None
+
+
+def _the_only(batch: dict[str, Any]) -> Answer | Problem:
+    (result,) = _understood(_results, batch)
+    return result
+
+
+def _results(batch: dict[str, Any]) -> list[Answer | Problem]:
+    return [_result(result) for result in batch["results"]]
 
 
 def _result(document: dict[str, Any]) -> Answer | Problem:
     if "problem" not in document:
         return answer_of(document)
     return problem_of({"key": document["key"], **document["problem"]})
+
+
+def _understood(read: Callable[[dict[str, Any]], T], document: dict[str, Any]) -> T:
+    """What is read in an answer; raises ``Problem`` if that is not there."""
+    try:
+        return read(document)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise Problem(
+            "The answer is a JSON object, but not that of a read: the server is neither a router nor a worker.",
+            status=200,
+        ) from None
