@@ -32,6 +32,8 @@ class CommittedOffset(NamedTuple):
     """The query of each writer's newest heartbeat."""
     misplaced_key: str | None = None
     """A key, in hexadecimal, that was found in a partition where the partitioner does not put it."""
+    partitions_found: int | None = None
+    """How many partitions the log was found to have, if not as many as the topology."""
     tombstone_floor: int = 0
     """The log's when it was last read: tombstones below it were either applied, or what they delete was removed
     before it was read."""

@@ -114,6 +114,7 @@ class CheckpointedStore:
             stream_time_ms=found.stream_time_ms,
             queries=found.queries,
             misplaced_key=found.misplaced_key,
+            partitions_found=found.partitions_found,
         )
         if found.position != position:
             return known

@@ -27,6 +27,7 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
         key = bytes.fromhex(committed.misplaced_key)
         if is_misplaced(replica.spec, replica.task.partition, key):
             replica.refuse_misses(key)
+    replica.learn_partitions(committed.partitions_found)
     replica.ends.clear()
     replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
     replica.moment_kept_boot_ms = replica.progress.current_until_boot_ms or 0.0
@@ -48,8 +49,10 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     replica.ends.observe(batch.end)
     replica.learn_partitions(batch.partitions)
     replica.learn_tombstone_life(batch.tombstone_life_ms)
+    partitions_found = replica.partitions_found if replica.repartitioned else None
     settles = batch.end_reached and before.pending_end is not None
-    if not batch.records and batch.position == before.position and before.complete and not settles:
+    is_news = settles or partitions_found != before.partitions_found
+    if not batch.records and batch.position == before.position and before.complete and not is_news:
         _note_nothing_new(replica, before, batch)
         return
     skipped, stopped_by = 0, None
@@ -61,7 +64,11 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     after = advance(before, batch, fold, None, epoch_ms())
     progress = _progress(replica, after, batch, _as_of_after(replica, before, after))
     misplaced = None if replica.misplaced_key is None else replica.misplaced_key.hex()
-    after = after._replace(current_until_epoch_ms=_epoch(progress.current_until_boot_ms), misplaced_key=misplaced)
+    after = after._replace(
+        current_until_epoch_ms=_epoch(progress.current_until_boot_ms),
+        misplaced_key=misplaced,
+        partitions_found=partitions_found,
+    )
     _commit(replica, before, after, fold)
     replica.moment_kept_boot_ms = batch.end.sent_boot_ms
     replica.stream_time_ms = after.stream_time_ms

@@ -113,6 +113,7 @@ def advance(
         replay_since_epoch_ms=before.replay_since_epoch_ms if before.position else now_epoch_ms,
         queries=fold.queries,
         misplaced_key=before.misplaced_key,
+        partitions_found=before.partitions_found,
         tombstone_floor=max(before.tombstone_floor, batch.tombstone_floor),
     )
 

@@ -347,6 +347,14 @@ def test_a_log_that_was_given_more_partitions_makes_misses_worthless(log, caplog
             follower.applier.apply(follower.replica, batch._replace(partitions=partitions))
         assert follower.replica.repartitioned is worthless
     assert "now has 2 partitions" in caplog.text
+    # A restart knows before it has heard from the log.
+    again = Replica(follower.replica.spec, TaskId(0, 0), follower.replica.store)
+    follower.applier.follow(again)
+    assert again.repartitioned
+    # The topology was given the new number.
+    mended = Replica(dataclasses.replace(again.spec, partitions=2), TaskId(0, 0), follower.replica.store)
+    follower.applier.follow(mended)
+    assert not mended.repartitioned
     follower.close()
 
 
