@@ -12,12 +12,13 @@ import logging
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import InternalError, Problem
-from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, Slot
+from forebay.hot_path import HotBatch, HotPathProtocol, KeyHandler, RequestForm, Slot
 from forebay.metadata import HostInfo
 from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now
 from forebay.rest.answers import Answer, problem_answer
@@ -68,32 +69,31 @@ class RouterHotPath:
         self._ticking = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def key(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | Slot | None:
-        """A slot that will be filled, None if the route must answer."""
+    def key(self, form: RequestForm) -> KeyHandler:
+        """Fills a slot later, or leaves it to the route."""
+        return partial(self._ask, form)
+
+    def _ask(self, form: RequestForm, segment: bytes, protocol: HotPathProtocol) -> Answer | Slot | None:
         router = self._router
-        segment = request.segment
         try:
-            asked = self._choices.key_read(request.form)
+            asked = self._choices.key_read(form)
             if asked is None:
                 return None
             partition = asked.spec.partition_of(from_segment(asked.spec.key_codec, segment))
         except Problem:
             return None
-        overload = router.overload()
-        if overload is not None:
-            self._metrics.count(_PATH, overload.status, asked.spec.name)
-            self._answer_ms.observe(0)
-            return problem_answer(overload)
+        if router.in_flight >= router.settings.max_in_flight:
+            return self._overload(asked.spec.name)
         now = boot_ms()
         target = self._choices.choose(asked, partition, now)
         if target is None:
             return None
-        slot = protocol.slot(request)
+        slot = protocol.slot(form)
         read = _Outstanding(asked, segment, partition, slot, target, now)
         # Of the bytes received, only key and query are passed on, both checked.
         sent = b"".join((asked.before, segment, asked.between, target.rest))
         most_load = router.settings.max_in_flight_per_worker
-        if not target.upstream.send(sent, lambda answer: self._answered(read, answer), most_load):
+        if not target.upstream.send(sent, partial(self._answered, read), most_load):
             return None
         router.in_flight += 1
         router.budget.earn(now)
@@ -102,9 +102,16 @@ class RouterHotPath:
             self._tick()
         return slot
 
+    def _overload(self, store: str) -> Answer:
+        problem = self._router.overload()
+        assert problem is not None
+        self._metrics.count(_PATH, problem.status, store)
+        self._answer_ms.observe(0)
+        return problem_answer(problem)
+
     def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Slot:
         """A slot that will be filled."""
-        slot = protocol.slot(request)
+        slot = protocol.slot(request.form)
         self._begin(self._batch(request, slot))
         return slot
 
@@ -129,11 +136,11 @@ class RouterHotPath:
         took_ms = boot_ms() - read.sent_boot_ms
         if answer is not None:
             target = read.target
-            router.cluster.answered(target.host, late=read.done)
+            target.worker.answered(late=read.done)
             router.delay.observe(took_ms)
             if not target.reported:
                 target.reported = True
-                router.cluster.heard(target.host, (read.asked.spec.name, read.partition), answer.head)
+                router.cluster.heard(target.worker.host, (read.asked.spec.name, read.partition), answer.head)
             if took_ms > IN_TRANSIT_MS:
                 answer = self._by_now(read, answer, took_ms)
         if read.done:
@@ -143,7 +150,7 @@ class RouterHotPath:
             refused = None
             if answer is not None and answer.status not in REFUSALS:
                 # One that refused the router's token is asked again: it may have another since.
-                refused = (read.target.host, answer)
+                refused = (read.target.worker.host, answer)
             self._go_on_as_ordinary(read, refused=refused)
         else:
             read.done = True
@@ -198,7 +205,7 @@ class RouterHotPath:
                 )
                 self._router.counts["hedges_won"] += read.hedged and is_final(answer)
             else:
-                answer = late(spec.name, read.partition, [Attempt(read.target.host, "no answer yet")])
+                answer = late(spec.name, read.partition, [Attempt(read.target.worker.host, "no answer yet")])
         except Problem as problem:
             answer = problem_answer(problem)
         except Exception:
@@ -218,7 +225,7 @@ class RouterHotPath:
             read = self._outstanding.popleft()
             if read.done:
                 continue
-            router.cluster.silent(read.target.host)
+            router.cluster.silent(read.target.worker.host)
             self._hedge(read)
         if self._outstanding:
             self._tick()
@@ -231,14 +238,14 @@ class RouterHotPath:
         elif router.budget.spend():
             router.counts["hedges"] += 1
             read.hedged = True
-            self._go_on_as_ordinary(read, silent=read.target.host)
-        elif router.cluster.well(read.target.host):
+            self._go_on_as_ordinary(read, silent=read.target.worker.host)
+        elif router.cluster.well(read.target.worker.host):
             router.counts["hedges_refused"] += not read.refused
             read.refused = True
             self._wait(read)
         else:
             # The worker hangs: this is no hedge.
-            self._go_on_as_ordinary(read, silent=read.target.host)
+            self._go_on_as_ordinary(read, silent=read.target.worker.host)
 
     def _has_another(self, read: _Outstanding) -> bool:
         asked = read.asked
@@ -246,7 +253,7 @@ class RouterHotPath:
         if spec is None:
             return False
         hosts = self._router.candidates(spec, read.partition, asked.parameters)
-        return any(host != read.target.host for host in hosts)
+        return any(host != read.target.worker.host for host in hosts)
 
     def _wait(self, read: _Outstanding) -> None:
         pause_ms = max(0.0, min(self._left_ms(read), _LOOK_AGAIN_MS))
@@ -256,7 +263,7 @@ class RouterHotPath:
         if read.done:
             return
         if self._left_ms(read) <= 0:
-            self._go_on_as_ordinary(read, silent=read.target.host)
+            self._go_on_as_ordinary(read, silent=read.target.worker.host)
         else:
             self._hedge(read)
 

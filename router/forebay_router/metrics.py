@@ -10,16 +10,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from forebay import __version__
-from forebay.lag import UNKNOWN_LAG, Lag
+from forebay.lag import Lag
 from forebay.rest.answers import Answer
 from forebay.rest.histogram import Histogram
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.statuses import WITH_LAG
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
-from forebay_router.upstream.provenance import RawFigures, ReportedProvenance, raw_figures, read_figures
+from forebay_router.upstream.provenance import reported_in
 
-_MOST_UNREAD = 4_096
+_MOST_UNREAD = 256
+"""Reading them takes a fraction of a millisecond, in which no read is answered."""
 _PROCESS = ProcessCollector(registry=None)
 _ANSWER_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
 
@@ -36,7 +37,8 @@ class RouterMetrics(Collector):
         self._lag = ServedLag()
         self.answer_ms: dict[str, Histogram] = defaultdict(lambda: Histogram(_ANSWER_MS))
         """How long answers took, by route: lists until their first byte, event streams not at all."""
-        self._unread: Counter[tuple[str, str, int, RawFigures | None]] = Counter()
+        self._unread: Counter[tuple[str, str, int, bytes]] = Counter()
+        """Answers by route, store, status and header lines."""
 
     def count(self, route: str, status: int, store: str = "") -> None:
         """Count an answer that no single replica gave; ``store`` as the client named it, if it did."""
@@ -54,18 +56,18 @@ class RouterMetrics(Collector):
         return store if store in self._router.metadata.stores else ""
 
     def count_answer(self, route: str, store: str, answer: Answer) -> None:
-        """Count an answer, and how far behind it was. Figures are parsed later, identical ones only once."""
-        self._unread[route, store, answer.status, raw_figures(answer.head)] += 1
+        """Count an answer, and how far behind it was. Header lines are parsed later, identical ones only once."""
+        self._unread[route, store, answer.status, answer.head] += 1
         if len(self._unread) >= _MOST_UNREAD:
             self._read()
 
     def _read(self) -> None:
         unread, self._unread = self._unread, Counter()
-        for (route, store, status, raw), count in unread.items():
-            told = ReportedProvenance("", UNKNOWN_LAG) if raw is None else read_figures(raw)
-            self._reads[route, status, told.role] += count
+        for (route, store, status, head), count in unread.items():
+            told = reported_in(head)
+            self._reads[route, status, "" if told is None else told.role] += count
             self._results[store, status] += count
-            if raw is not None and status in WITH_LAG:
+            if told is not None and status in WITH_LAG:
                 self._lag.observe(store, told.lag, count)
 
     def count_list(self, route: str, store: str, lag: Lag) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from time import perf_counter
 
 from forebay.errors import Problem
-from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest
+from forebay.hot_path import HotBatch, HotPathProtocol, KeyHandler, RequestForm
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import batch_answer, read_batch_keys
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.queries.admission import Refused
-from forebay_worker.queries.reads import KeyRead
 from forebay_worker.worker import Worker
 
 _KNOWN = KEY_PARAMETERS | {"partition"}
@@ -34,31 +34,35 @@ class WorkerHotPath:
         def parameters(query: bytes) -> ReadParameters:
             return parse_parameters(query, _KNOWN)
 
-        @lru_cache(maxsize=_MOST_REMEMBERED)
-        def read(store: str, query: bytes) -> KeyRead:
-            return worker.reads.key(store, parameters(query))
-
         self._parameters = parameters
-        self._read = read
 
-    def key(self, request: HotRequest, protocol: HotPathProtocol) -> Answer | None:
-        """The answer, None if the route must give it."""
-        begun_s = perf_counter()
+    def key(self, form: RequestForm) -> KeyHandler:
+        """Answers at once, or leaves it to the route."""
         try:
-            read = self._read(request.form.store, request.form.query)
-            if read.parameters.wait_ms:
-                return None
-            answer = read.answer(request.segment)
-        except Refused as refused:
-            answer = refused.answer()
+            prepared = self._worker.reads.key(form.store, self._parameters(form.query))
         except Problem as problem:
-            answer = problem_answer(problem)
-        self._counts[_PATH, answer.status] += 1
-        self._took_us((perf_counter() - begun_s) * 1e6)
-        return answer
+            return self._counted(_always(problem))
+        return _left_to_the_route if prepared.parameters.wait_ms else self._counted(prepared.answer)
+
+    def _counted(self, read: Callable[[bytes], Answer]) -> KeyHandler:
+        counts, took_us = self._counts, self._took_us
+
+        def key(segment: bytes, protocol: HotPathProtocol) -> Answer:
+            begun_s = perf_counter()
+            try:
+                answer = read(segment)
+            except Refused as refused:
+                answer = refused.answer()
+            except Problem as problem:
+                answer = problem_answer(problem)
+            counts[_PATH, answer.status] += 1
+            took_us((perf_counter() - begun_s) * 1e6)
+            return answer
+
+        return key
 
     def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Answer | None:
-        """The same for a batch."""
+        """The answer, None if the route must give it."""
         begun_s = perf_counter()
         try:
             parameters = self._parameters(request.form.query)
@@ -71,3 +75,12 @@ class WorkerHotPath:
             answer = problem_answer(problem)
         self._count_answer(BATCH_ROUTE.path, answer.status, begun_s)
         return answer
+
+
+def _always(problem: Problem) -> Callable[[bytes], Answer]:
+    """For a form that is at fault whatever the key."""
+    return lambda segment: problem_answer(problem)
+
+
+def _left_to_the_route(segment: bytes, protocol: HotPathProtocol) -> None:
+    """It can wait."""

@@ -97,8 +97,8 @@ class Worker:
             self.topology,
             self.metadata,
             str(host),
-            lambda: self.tasks.replicas,
-            lambda: self.membership.lease_until_boot_ms,
+            self.tasks,
+            self.membership,
             settings.end_offset_max_age_ms,
             self._ceiling,
         )

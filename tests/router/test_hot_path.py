@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from forebay.hot_path import HotBatch, HotPathProtocol, HotRequest, RequestForm, Slot
+from forebay.hot_path import HotBatch, HotPathProtocol, RequestForm, Slot
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import Answer
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
+from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.hot_path import RouterHotPath
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads import choices
@@ -32,7 +33,7 @@ def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatc
         form = RequestForm("s", b"max_record_lag=%d" % bound, b"", b"")
         for key in range(100):
             # Nobody holds anything, so the route is to answer.
-            assert path.key(HotRequest(form, b"k%d" % key, 0), PROTOCOL) is None
+            assert path.key(form)(b"k%d" % key, PROTOCOL) is None
             most = max(most, sum(map(len, path._choices._choices.values())))
     assert 50 <= most <= 100
 
@@ -46,7 +47,7 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
             return True
 
     class Client:
-        def slot(self, request: HotRequest) -> Client:
+        def slot(self, form: RequestForm) -> Client:
             return self
 
         def fill(self, answer: Answer, *_: object) -> None:
@@ -57,14 +58,14 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
     router.cluster.metadata = StreamsMetadataState({"s": spec})
     path, answered = RouterHotPath(router, RouterMetrics(router)), asyncio.get_running_loop().create_future()
-    target = Target(HostInfo("w", 1), cast(Upstream, Worker()), b"")
+    target = Target(WorkerView(HostInfo("w", 1)), cast(Upstream, Worker()), b"")
     monkeypatch.setattr(path._choices, "choose", lambda *_: target)
-    request, client = HotRequest(RequestForm("s", b"", b"", b""), b"k", 0), cast(HotPathProtocol, Client())
-    assert path.key(request, client) is client
+    read, client = path.key(RequestForm("s", b"", b"", b"")), cast(HotPathProtocol, Client())
+    assert read(b"k", client) is client
     (lose,) = asked
     lose(None)
     # Another comes before it is asked elsewhere.
-    later = path.key(request, PROTOCOL)
+    later = read(b"k", PROTOCOL)
     assert isinstance(later, Answer)
     assert later.status == 429
     # Nobody else holds anything.
@@ -80,7 +81,7 @@ async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
         def __init__(self) -> None:
             self.answered = asyncio.Event()
 
-        def slot(self, request: HotBatch) -> Slot:
+        def slot(self, form: RequestForm) -> Slot:
             return cast(Slot, self)
 
         def fill(self, answer: Answer) -> None:

@@ -6,14 +6,24 @@ make up nearly all traffic. Anything not recognised with certainty falls through
 
 from forebay.hot_path.guard import guarded
 from forebay.hot_path.outbox import Slot
-from forebay.hot_path.protocol import Handlers, HotPathProtocol, Outcome, make_protocol
-from forebay.hot_path.recogniser import HotBatch, HotRequest, Recogniser, RequestForm, recognise, recognise_batch
+from forebay.hot_path.protocol import Handlers, HotPathProtocol, KeyHandler, Outcome, make_protocol
+from forebay.hot_path.recogniser import (
+    Forms,
+    HotBatch,
+    HotRequest,
+    Recogniser,
+    RequestForm,
+    recognise,
+    recognise_batch,
+)
 
 __all__ = [
+    "Forms",
     "Handlers",
     "HotBatch",
     "HotPathProtocol",
     "HotRequest",
+    "KeyHandler",
     "Outcome",
     "Recogniser",
     "RequestForm",

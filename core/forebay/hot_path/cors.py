@@ -24,8 +24,8 @@ class OriginHeaders:
         self.lines = lru_cache(maxsize=_MOST_ORIGINS)(self._lines)
 
     def _lines(self, origin: bytes) -> bytes:
-        """Each line ended by CRLF; for a GET without cookies."""
-        if self._middleware is None:
+        """Each line ended by CRLF; for a GET without cookies. None without an origin."""
+        if self._middleware is None or not origin:
             return b""
         added: list[tuple[bytes, bytes]] = []
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 from forebay.authentication import Authenticator
 from forebay.errors import Problem
-from forebay.hot_path.protocol import Handlers, HotPathProtocol, Outcome
-from forebay.hot_path.recogniser import HotBatch, HotRequest
+from forebay.hot_path.protocol import Handlers, HotPathProtocol, KeyHandler, Outcome
+from forebay.hot_path.recogniser import HotBatch, RequestForm
 from forebay.rest.answers import Answer, problem_answer
 
 
@@ -27,17 +27,31 @@ class _Guarded:
         self._authenticator = authenticator
         self._refusals = refusals
 
-    def key(self, request: HotRequest, protocol: HotPathProtocol) -> Outcome:
-        return self._refusal(request) or self._handlers.key(request, protocol)
+    def key(self, form: RequestForm) -> KeyHandler:
+        keys, authorization = f"/v1/stores/{form.store}/keys/", form.authorization
+        authenticate = self._authenticator.authenticate
+        read: KeyHandler | None = None
+
+        def guarded(segment: bytes, protocol: HotPathProtocol) -> Outcome:
+            nonlocal read
+            try:
+                authenticate("GET", keys + segment.decode(), authorization)
+            except Problem as problem:
+                return self._refused(problem)
+            if read is None:
+                # Only now: whoever is refused has nothing prepared.
+                read = self._handlers.key(form)
+            return read(segment, protocol)
+
+        return guarded
 
     def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
-        return self._refusal(request) or self._handlers.batch(request, protocol)
-
-    def _refusal(self, request: HotRequest | HotBatch) -> Answer | None:
-        method, path = request.target()
         try:
-            self._authenticator.authenticate(method, path, request.form.authorization)
+            self._authenticator.authenticate(*request.target(), request.form.authorization)
         except Problem as problem:
-            self._refusals[problem.status] += 1
-            return problem_answer(problem)
-        return None
+            return self._refused(problem)
+        return self._handlers.batch(request, protocol)
+
+    def _refused(self, problem: Problem) -> Answer:
+        self._refusals[problem.status] += 1
+        return problem_answer(problem)

@@ -18,8 +18,8 @@ class Connection(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
-    def send_filled(self) -> None:
-        """Have the answers sent that no earlier one holds up."""
+    def send_if_next(self, slot: Slot, answer: Answer) -> bool:
+        """Have a slot's answer sent if no earlier one holds it up, and those that it held up; whether it was."""
         ...
 
     def send_now(self) -> None:
@@ -40,38 +40,38 @@ def render(answer: Answer, lines: bytes = b"") -> bytes:
 
 
 class Slot:
-    """The place of one answer in a connection's order of answers."""
+    """The place of one answer in a connection's order of answers.
 
-    __slots__ = ("_answer", "_bounds", "_connection", "_filled_boot_ms", "_lines")
+    ``lines`` are the header lines for the request's origin.
+    """
+
+    __slots__ = ("_answer", "_bounds", "_connection", "_filled_boot_ms", "filled", "lines")
 
     def __init__(self, connection: Connection, lines: bytes) -> None:
         self._connection = connection
-        self._lines = lines
-        self._answer: Answer | None = None
+        self.lines = lines
+        self.filled = False
+        """Whether there is an answer."""
 
     def fill(self, answer: Answer, bounds: tuple[str, Tolerance] | None = None) -> None:
         """Set the answer; only the first counts, and it is sent once all earlier ones are.
 
         ``bounds`` are the store and the tolerance of a read of one key, and still hold when it is sent.
         """
-        if self._answer is None:
+        if self.filled:
+            return
+        self.filled = True
+        if not self._connection.send_if_next(self, answer):
             self._answer, self._bounds = answer, bounds
             self._filled_boot_ms = boot_ms()
-            self._connection.send_filled()
-
-    @property
-    def filled(self) -> bool:
-        """Whether there is an answer."""
-        return self._answer is not None
 
     def render(self) -> bytes:
-        """The answer's bytes as of now."""
+        """The bytes, as of now, of an answer that could not be sent at once."""
         answer = self._answer
-        assert answer is not None
         if self._bounds is not None:
             store, tolerance = self._bounds
             answer = answer_by_now(answer, boot_ms() - self._filled_boot_ms, tolerance, store)
-        return render(answer, self._lines)
+        return render(answer, self.lines)
 
 
 class Outbox:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from forebay.errors import BadRequest
 from forebay.hot_path.cors import OriginHeaders
 from forebay.hot_path.outbox import Outbox, Slot, render
-from forebay.hot_path.recogniser import HotBatch, HotRequest, Recogniser, recognise, recognise_batch
+from forebay.hot_path.recogniser import Forms, HotBatch, Recogniser, RequestForm, recognise_batch
 from forebay.hot_path.stall import StallWatch
 from forebay.hot_path.upgrade import head_without_upgrade
 from forebay.lag import UNLIMITED
@@ -43,11 +43,15 @@ Outcome = Answer | Slot | None
 """An answer at once, a slot of the protocol's to be filled later, or None, upon which FastAPI answers."""
 
 
+KeyHandler = Callable[[bytes, "HotPathProtocol"], Outcome]
+"""Answers a read of the key with this segment, received on this connection."""
+
+
 class Handlers(Protocol):
     """A tier's handlers of recognised requests."""
 
-    def key(self, request: HotRequest, protocol: HotPathProtocol) -> Outcome:
-        """Answer a read of one key."""
+    def key(self, form: RequestForm) -> KeyHandler:
+        """What answers reads of one key in this form: prepared once, and used for all of them."""
         ...
 
     def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
@@ -55,10 +59,18 @@ class Handlers(Protocol):
         ...
 
 
+class _Prepared(NamedTuple):
+    """What is prepared for reads in one form: ``lines`` are their answers' header lines for its origin."""
+
+    form: RequestForm
+    read: KeyHandler
+    lines: bytes
+
+
 class HotPathProtocol(HttpToolsProtocol):
     """Offers complete requests to the handlers while the connection is between two ordinary ones."""
 
-    key_handler: ClassVar[Callable[[HotRequest, HotPathProtocol], Outcome]]
+    forms: ClassVar[Forms[_Prepared]]
     batch_handler: ClassVar[Callable[[HotBatch, HotPathProtocol], Outcome]]
     draining: ClassVar[Callable[[], bool]]
     origins: ClassVar[OriginHeaders]
@@ -66,7 +78,7 @@ class HotPathProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._recogniser = Recogniser()
+        self._recogniser = Recogniser(self.forms)
         self._in_message = self._in_head = self._upgrading = False
         self._slots: deque[Slot] = deque()
         self._most_slots = _FIRST_SLOTS
@@ -93,23 +105,33 @@ class HotPathProtocol(HttpToolsProtocol):
         """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
         if not self._slots and not self._held and self._between_requests():
             # Nearly always: one whole request, and nothing else going on.
-            request: Any = self._recogniser.recognise(data)
-            handler: Callable[[Any, HotPathProtocol], Outcome] = type(self).key_handler
-            if request is None:
-                # Only by itself: it takes as long as a hundred reads, and others must have their turn.
-                request, handler = recognise_batch(data), type(self).batch_handler
-            if request is not None and request.end == len(data):
-                outcome = self._handle(handler, request, last=True)
-                if outcome is not None:
-                    self._count()
-                    if type(outcome) is Answer:
-                        self._send(render(outcome, self._lines(request)))
-                    else:
-                        self._slots.append(cast(Slot, outcome))
+            recognised = self._recogniser.recognise(data)
+            if recognised is not None:
+                (_, read, lines), segment = recognised
+                if self._answered(self._handle(read, segment, last=True), lines):
+                    return
+                self._parse(data)
+                return
+            # Only by itself: it takes as long as a hundred reads, and others must have their turn.
+            batch = recognise_batch(data)
+            if batch is not None:
+                outcome = self._handle(type(self).batch_handler, batch, last=True)
+                if self._answered(outcome, self._lines(batch.form)):
                     return
                 self._parse(data)
                 return
         self._receive_more(data)
+
+    def _answered(self, outcome: Outcome, lines: bytes) -> bool:
+        """Whether a handler gave an answer, or will; None is before it."""
+        if outcome is None:
+            return False
+        self._count()
+        if type(outcome) is Answer:
+            self._send(render(outcome, lines))
+        else:
+            self._slots.append(cast(Slot, outcome))
+        return True
 
     def _receive_more(self, data: bytes) -> None:
         if self._refusal:
@@ -166,22 +188,19 @@ class HotPathProtocol(HttpToolsProtocol):
         """The start of the first request that is not for the hot path."""
         at = 0
         while at < len(data) and self._between_requests() and len(self._slots) < self._most_slots:
-            request = recognise(data, at)
-            if request is None:
+            found = self.forms.find(data, at)
+            if found is None:
                 break
-            outcome = self._handle(type(self).key_handler, request, last=request.end == len(data))
-            if outcome is None:
-                break
-            if isinstance(outcome, Slot):
-                self._slots.append(outcome)
-            elif self._slots:
-                slot = self.slot(request)
+            (form, read, lines), begin, segment_end, end = found
+            outcome = self._handle(read, data[begin:segment_end], last=end == len(data))
+            if type(outcome) is Answer and self._slots:
+                slot = Slot(self, lines)
                 self._slots.append(slot)
-                slot.fill(outcome, (request.form.store, UNLIMITED))
-            else:
-                self._send(render(outcome, self._lines(request)))
-            at = request.end
-            self._count()
+                slot.fill(outcome, (form.store, UNLIMITED))
+                self._count()
+            elif not self._answered(outcome, lines):
+                break
+            at = end
         return at
 
     def _send(self, answer: bytes) -> None:
@@ -210,7 +229,7 @@ class HotPathProtocol(HttpToolsProtocol):
             self._arm_keep_alive()
 
     def _handle(
-        self, handler: Callable[[Any, HotPathProtocol], Outcome], request: HotRequest | HotBatch, *, last: bool
+        self, handler: Callable[[Any, HotPathProtocol], Outcome], request: bytes | HotBatch, *, last: bool
     ) -> Outcome:
         """The handler's answer; while draining, the last request received is left to the route.
 
@@ -225,23 +244,29 @@ class HotPathProtocol(HttpToolsProtocol):
             log.exception("the hot path failed")
             return None
 
-    def _lines(self, request: HotRequest | HotBatch) -> bytes:
-        return self.origins.lines(request.form.origin) if request.form.origin else b""
+    def _lines(self, form: RequestForm) -> bytes:
+        return self.origins.lines(form.origin)
 
-    def slot(self, request: HotRequest | HotBatch) -> Slot:
+    def slot(self, form: RequestForm) -> Slot:
         """A place for a request's answer; the handler that returns it fills it later."""
-        return Slot(self, self._lines(request))
+        return Slot(self, self._lines(form))
 
-    def send_filled(self) -> None:
+    def send_if_next(self, slot: Slot, answer: Answer) -> bool:
+        """Send a slot's answer if those of all earlier ones are sent; otherwise it waits in its slot."""
+        slots = self._slots
+        if not slots or slots[0] is not slot or self.flow.write_paused:
+            return False
+        slots.popleft()
+        self._send_of_slot(render(answer, slot.lines))
+        if slots or self._held or self._ended:
+            self._send_filled()
+        return True
+
+    def _send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and continue with the input held back for them."""
         slots = self._slots
         while slots and slots[0].filled and not self.flow.write_paused:
-            answer = slots.popleft().render()
-            if len(answer) * self._most_slots > _MOST_SLOT_BYTES:
-                self._most_slots = max(1, self._most_slots // 2)
-            elif self._most_slots < _MOST_SLOTS:
-                self._most_slots += 1
-            self._send(answer)
+            self._send_of_slot(slots.popleft().render())
         if self._ended and not slots:
             self.send_now()
             self._close()
@@ -249,6 +274,13 @@ class HotPathProtocol(HttpToolsProtocol):
             held, self._held = self._held, b""
             self.flow.resume_reading()
             self.data_received(held)
+
+    def _send_of_slot(self, answer: bytes) -> None:
+        if len(answer) * self._most_slots > _MOST_SLOT_BYTES:
+            self._most_slots = max(1, self._most_slots // 2)
+        elif self._most_slots < _MOST_SLOTS:
+            self._most_slots += 1
+        self._send(answer)
 
     def pause_writing(self) -> None:
         """Too much waits for the peer: it is dropped unless it reads some of it in time."""
@@ -261,7 +293,7 @@ class HotPathProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             self._stall.end()
         if self._slots or self._held:
-            self.send_filled()
+            self._send_filled()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -408,11 +440,12 @@ def make_protocol(
     handlers: Handlers, cors: Mapping[str, Any] | None, draining: Callable[[], bool]
 ) -> type[HotPathProtocol]:
     """A protocol class for uvicorn's ``http`` setting, bound to a tier's handlers and its CORS options."""
+    origins = OriginHeaders(cors)
     bound = {
-        "key_handler": staticmethod(handlers.key),
+        "forms": Forms(lambda form: _Prepared(form, handlers.key(form), origins.lines(form.origin))),
         "batch_handler": staticmethod(handlers.batch),
         "draining": staticmethod(draining),
-        "origins": OriginHeaders(cors),
+        "origins": origins,
         "outbox": Outbox(),
     }
     return type("BoundHotPathProtocol", (HotPathProtocol,), bound)

@@ -7,7 +7,8 @@ odd byte is left to them, as are all headers that are not ordinary.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
 
 from forebay.hot_path.header_block import judge
 from forebay.rest.batches import MOST_BODY_BYTES
@@ -25,10 +26,15 @@ _BATCH_LINE = re.compile(
     rb"POST /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/batch-get"
     rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]{0,1024}+))? HTTP/1\.1(?=\r\n)"
 )
-_MOST_BLOCKS = 4096
+_MOST_BLOCKS = _MOST_FORMS = 4096
+_MOST_REMEMBERED_BYTES = 1024
+"""Longer forms are parsed each time: what is remembered must be bounded in bytes."""
 _DOTS = frozenset({b".", b".."})
 _BEFORE_NONE = bytes(_MOST_HEAD_BYTES + 1)
 """Longer than anything compared with it, so nothing starts with it."""
+
+
+T = TypeVar("T")
 
 
 class RequestForm(NamedTuple):
@@ -50,10 +56,6 @@ class HotRequest(NamedTuple):
     form: RequestForm
     segment: bytes
     end: int
-
-    def target(self) -> tuple[str, str]:
-        """Its method and path."""
-        return "GET", f"/v1/stores/{self.form.store}/keys/{self.segment.decode()}"
 
 
 class HotBatch(NamedTuple):
@@ -83,6 +85,11 @@ class _HeaderBlocks(dict[bytes, tuple[bytes, bytes] | None]):
 
 
 _BLOCKS = _HeaderBlocks()
+
+
+def is_segment(segment: bytes) -> bool:
+    """Whether a path can have these bytes as a segment of its own."""
+    return segment.isalnum() or (_WHOLE_SEGMENT.fullmatch(segment) is not None and segment not in _DOTS)
 
 
 def recognise(data: bytes, at: int = 0) -> HotRequest | None:
@@ -121,29 +128,76 @@ def recognise_batch(data: bytes) -> HotBatch | None:
     return HotBatch(form, data[head_end + 4 :], told.frames, len(data))
 
 
-class Recogniser:
-    """Recognises the requests of one connection, one at a time.
+class Forms(Generic[T]):
+    """What is prepared for each form that clients' requests have, once for all connections.
 
-    Clients send the same each time except for the key. A request that differs from the last in nothing else is not
-    parsed again.
+    Clients send the same each time except for the key. A request in a known form is not parsed again; its key is
+    all that is looked at. A bounded number of forms is remembered.
     """
 
-    __slots__ = ("_after", "_before", "_form")
+    def __init__(self, prepare: Callable[[RequestForm], T]) -> None:
+        self._prepare = prepare
+        self._known: dict[bytes, dict[bytes, T]] = {}
+        """By the bytes before the key, then by those after it."""
+        self._remembered = 0
 
-    def __init__(self) -> None:
+    def find(self, data: bytes, at: int = 0) -> tuple[T, int, int, int] | None:
+        """What is prepared for the request that begins at ``at``, its segment's begin and end, and its own end.
+
+        None for whatever ``recognise`` does not recognise.
+        """
+        target_end = data.find(b" ", at + len(b"GET "))
+        segment_end = data.find(b"?", at, target_end) if target_end >= 0 else -1
+        if segment_end < 0:
+            segment_end = target_end
+        begin = data.rfind(b"/", at, segment_end) + 1 if segment_end >= 0 else 0
+        end = data.find(_HEAD_END, segment_end) + len(_HEAD_END) if begin > at else 0
+        known = self._known.get(data[at:begin]) if at < begin < segment_end < end else None
+        prepared = None if known is None else known.get(data[segment_end:end])
+        if prepared is not None and is_segment(data[begin:segment_end]) and end - at <= _MOST_HEAD_BYTES:
+            return prepared, begin, segment_end, end
+        return self._learn(data, at)
+
+    def _learn(self, data: bytes, at: int) -> tuple[T, int, int, int] | None:
+        request = recognise(data, at)
+        if request is None:
+            return None
+        prepared = self._prepare(request.form)
+        begin = at + len(b"GET /v1/stores//keys/") + len(request.form.store)
+        segment_end = begin + len(request.segment)
+        if request.end - at - len(request.segment) <= _MOST_REMEMBERED_BYTES:
+            if self._remembered >= _MOST_FORMS:
+                self._known.clear()
+                self._remembered = 0
+            self._remembered += 1
+            self._known.setdefault(data[at:begin], {})[data[segment_end : request.end]] = prepared
+        return prepared, begin, segment_end, request.end
+
+
+class Recogniser(Generic[T]):
+    """Recognises the requests of one connection that come one at a time: most are in the form of the last one."""
+
+    __slots__ = ("_after", "_before", "_forms", "_prepared")
+
+    def __init__(self, forms: Forms[T]) -> None:
+        self._forms = forms
         self._before, self._after = _BEFORE_NONE, b""
-        self._form = RequestForm("", b"", b"", b"")
+        self._prepared: T
 
-    def recognise(self, data: bytes) -> HotRequest | None:
-        """The same result as the function of that name for a request at the start of ``data``."""
+    def recognise(self, data: bytes) -> tuple[T, bytes] | None:
+        """What is prepared for a request, and its segment; None unless ``data`` is exactly one that ``recognise``
+        recognises."""
         before, after = self._before, self._after
         if data.startswith(before) and data.endswith(after) and len(data) <= _MOST_HEAD_BYTES:
             segment = data[len(before) : len(data) - len(after)]
-            if segment.isalnum() or (_WHOLE_SEGMENT.fullmatch(segment) and segment not in _DOTS):
-                return HotRequest(self._form, segment, len(data))
-        request = recognise(data)
-        if request is not None and request.end == len(data):
-            self._form = request.form
-            self._before = b"GET /v1/stores/%b/keys/" % request.form.store.encode()
-            self._after = data[len(self._before) + len(request.segment) :]
-        return request
+            if is_segment(segment):
+                return self._prepared, segment
+        found = self._forms.find(data)
+        if found is None:
+            return None
+        prepared, begin, segment_end, end = found
+        if end != len(data):
+            return None
+        self._prepared = prepared
+        self._before, self._after = data[:begin], data[segment_end:]
+        return prepared, data[begin:segment_end]

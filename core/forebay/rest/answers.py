@@ -92,11 +92,14 @@ class EncodedProvenance(NamedTuple):
     """The header lines of a JSON answer."""
     members: bytes
     """The members of the document, without braces."""
+    tail: bytes
+    """The same as the rest of a document, with its closing brace."""
 
 
 def encode_provenance(source: Provenance) -> EncodedProvenance:
     """A provenance in bytes, reused until it changes."""
-    return EncodedProvenance(source, JSON_HEAD + NO_STORE + provenance_head(source), provenance_json(source))
+    members = provenance_json(source)
+    return EncodedProvenance(source, JSON_HEAD + NO_STORE + provenance_head(source), members, b",%b}" % members)
 
 
 def problem_answer(problem: Problem, source: Provenance | None = None) -> Answer:

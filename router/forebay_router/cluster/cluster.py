@@ -100,13 +100,11 @@ class Cluster:
             worker.replicas[held] = Report(told.role, told.lag, boot_ms())
             self._holding.setdefault(held, set()).add(host)
 
-    def answered(self, host: HostInfo, *, late: bool = False) -> None:
-        """A worker answered a read, perhaps ``late``, when it was no longer awaited: it does not hang."""
+    def answered(self, host: HostInfo) -> None:
+        """A worker answered a read."""
         worker = self.workers.get(host)
         if worker is not None:
-            worker.silent_reads = 0
-            if not late:
-                worker.slow_start.answered()
+            worker.answered()
 
     def silent(self, host: HostInfo) -> None:
         """A worker let a read wait past the hedge delay."""
@@ -133,11 +131,6 @@ class Cluster:
         """Whether a worker answers, as far as is known."""
         worker = self.workers.get(host)
         return worker is not None and worker.well
-
-    def recovered(self, host: HostInfo) -> bool:
-        """Whether a worker answers and may have as many reads at once as any other."""
-        worker = self.workers.get(host)
-        return worker is not None and worker.well and worker.slow_start.window is None
 
     def rows(self) -> list[dict[str, Any]]:
         """The replicas of all workers that answer, as they last reported them; their lag as of now."""
@@ -178,6 +171,8 @@ class Cluster:
         """There is no such worker any more."""
         worker = self.workers.pop(host, None)
         if worker is not None:
+            # Whoever was to ask it must not.
+            worker.live = False
             self._holds(WorkerView(host), worker.replicas.keys())
             self._find_ceiling()
 

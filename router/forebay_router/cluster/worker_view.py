@@ -58,6 +58,17 @@ class WorkerView:
         """Whether it answers, as far as is known."""
         return self.live and not self.suspect
 
+    @property
+    def recovered(self) -> bool:
+        """Whether it answers and may have as many reads at once as any other."""
+        return self.live and self.silent_reads < _SILENT_READS_TO_SUSPECT and self.slow_start.window is None
+
+    def answered(self, *, late: bool = False) -> None:
+        """It answered a read, perhaps ``late``, when it was no longer awaited: it does not hang."""
+        self.silent_reads = 0
+        if not late:
+            self.slow_start.answered()
+
     def is_newer(self, status: Mapping[str, Any]) -> bool:
         """Whether a status is of a later moment than the last one adopted."""
         return bool((status["incarnation"], status["sequence"]) > (self.incarnation, self.sequence))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.hot_path import RequestForm
 from forebay.lag import Tolerance
-from forebay.metadata import HostInfo
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.topology import StoreSpec
 from forebay_router.cluster.candidates import candidates, equally_good, less_loaded
+from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.hedging import MOST_DELAY_MS
 from forebay_router.router import Router
 from forebay_router.upstream.upstreams import Upstream
@@ -25,7 +26,7 @@ _MOST_CHOICES = 32_768
 class Target:
     """A worker that may be asked for a partition: ``rest`` is a request to it from ``partition=`` on."""
 
-    host: HostInfo
+    worker: WorkerView
     upstream: Upstream
     rest: bytes
     reported: bool = False
@@ -64,16 +65,22 @@ class Choices:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._reads: dict[tuple[str, bytes], KeyRead] = {}
+        self._stores: Mapping[str, StoreSpec] = {}
+        """Those that reads are prepared for."""
+        self._reads: dict[RequestForm, KeyRead] = {}
         self._choices: dict[tuple[str, Tolerance, bool], _ByPartition] = {}
         self._choices_made = 0
 
     def key_read(self, form: RequestForm) -> KeyRead | None:
         """The prepared read of a form, None if the route must answer; raises ``Problem``."""
-        spec = self._router.cluster.metadata.stores.get(form.store)
-        found = self._reads.get((form.store, form.query))
-        if found is not None and found.spec is spec:
+        stores = self._router.cluster.metadata.stores
+        if stores is not self._stores:
+            self._stores = stores
+            self._forget()
+        found = self._reads.get(form)
+        if found is not None:
             return found
+        spec = stores.get(form.store)
         if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
             return None
         parameters = parse_parameters(form.query, KEY_PARAMETERS)
@@ -94,7 +101,7 @@ class Choices:
             b"GET /v1/stores/%b/keys/" % spec.name_bytes,
             b"?%b&" % form.query if form.query else b"?",
         )
-        self._reads[form.store, form.query] = read
+        self._reads[form] = read
         return read
 
     def _forget(self) -> None:
@@ -106,11 +113,10 @@ class Choices:
     def choose(self, read: KeyRead, partition: int, now_boot_ms: float) -> Target | None:
         """The best candidate, or one equally good; None if the ordinary read must search for one."""
         choice = read.choices.get(partition)
-        fit = self._router.cluster.recovered
         if choice is None or now_boot_ms - choice.made_boot_ms >= _CHOICE_MAX_AGE_MS:
             choice = self._think(read, partition, now_boot_ms)
         for target in choice.targets:
-            if not fit(target.host):
+            if not target.worker.recovered:
                 # One was lost. Recovering ones are probed by ordinary reads.
                 choice = self._think(read, partition, now_boot_ms)
                 break
@@ -124,9 +130,12 @@ class Choices:
         router = self._router
         holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
         hosts = equally_good(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]
-        if not all(map(router.cluster.recovered, hosts)):
-            hosts = ()
-        targets = tuple(self._target(host, partition) for host in hosts)
+        workers = [router.cluster.workers.get(host) for host in hosts]
+        targets = tuple(
+            self._target(worker, partition) for worker in workers if worker is not None and worker.recovered
+        )
+        if len(targets) < len(hosts):
+            targets = ()
         if partition not in read.choices:
             if self._choices_made >= _MOST_CHOICES:
                 self._forget()
@@ -134,10 +143,10 @@ class Choices:
         choice = read.choices[partition] = _Choice(now_boot_ms, targets)
         return choice
 
-    def _target(self, host: HostInfo, partition: int) -> Target:
-        told = (partition, str(host).encode(), self._router.credentials())
+    def _target(self, worker: WorkerView, partition: int) -> Target:
+        told = (partition, str(worker.host).encode(), self._router.credentials())
         rest = b"partition=%d HTTP/1.1\r\nhost: %b\r\n%b\r\n" % told
-        return Target(host, self._router.upstreams[host], rest)
+        return Target(worker, self._router.upstreams[worker.host], rest)
 
 
 def _load_of(target: Target) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import NamedTuple
 
 from forebay.lag import Lag
@@ -21,33 +20,16 @@ class ReportedProvenance(NamedTuple):
     lag: Lag
 
 
-RawFigures = tuple[bytes | None, bytes | None, bytes | None, bytes | None]
-"""Record lag, time lag, age and role, unparsed."""
-
-
-@lru_cache(maxsize=1024)
-def raw_figures(head: bytes) -> RawFigures | None:
-    """The contents of header lines, in the order in which they are sent; None if they contain no figures.
-
-    Unparsed: many answers have identical ones.
-    """
+def reported_in(head: bytes) -> ReportedProvenance | None:
+    """The contents of header lines, in the order in which they are sent; None if they contain no figures."""
     at = head.find(b"forebay-")
     found = None if at < 0 else _LINES.match(head, at)
-    return None if found is None else (found[1], found[2], found[3], found[4])
-
-
-def read_figures(raw: RawFigures) -> ReportedProvenance:
-    """Parsed raw figures."""
-    record_lag, time_lag_ms, age_ms, role = raw
+    if found is None:
+        return None
+    record_lag, time_lag_ms, age_ms, role = found.groups()
     return ReportedProvenance(
         "" if role is None else role.decode(), Lag(_number(record_lag), _number(time_lag_ms), _number(age_ms))
     )
-
-
-def reported_in(head: bytes) -> ReportedProvenance | None:
-    """The parsed contents of header lines; None if they contain no figures."""
-    raw = raw_figures(head)
-    return None if raw is None else read_figures(raw)
 
 
 def _number(digits: bytes | None) -> int | None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from forebay.clock import boot_ms
 from forebay.errors import (
@@ -83,6 +84,16 @@ class Admitted:
     """The last parameters that it was checked against, and met."""
 
 
+class _Tasks(Protocol):
+    replicas: ReplicaTable
+    """Those held now."""
+
+
+class _Membership(Protocol):
+    lease_until_boot_ms: float
+    """Until when the worker may be active."""
+
+
 class Admission:
     """Finds the replica of a partition and decides whether it may answer."""
 
@@ -91,33 +102,38 @@ class Admission:
         topology: Topology,
         metadata: StreamsMetadataState,
         host: str,
-        replicas: Callable[[], ReplicaTable],
-        lease_until_boot_ms: Callable[[], float],
+        tasks: _Tasks,
+        membership: _Membership,
         end_offset_max_age_ms: int,
         ceiling: Tolerance = UNLIMITED,
     ) -> None:
-        self._topology = topology
+        self.stores = topology.stores
         self._metadata = metadata
         self._host = host
-        self._replicas = replicas
-        self._lease_until_boot_ms = lease_until_boot_ms
+        self._tasks = tasks
+        self._membership = membership
         self._end_offset_max_age_ms = end_offset_max_age_ms
         self._ceiling = ceiling
 
     def spec(self, store: str) -> StoreSpec:
         """The store's specification; raises ``UnknownStore``."""
-        spec = self._topology.stores.get(store)
+        spec = self.stores.get(store)
         if spec is None:
             raise UnknownStore(f"There is no store {store!r}; GET /v1/stores lists them.", store=store)
         return spec
 
     def partition(self, spec: StoreSpec, plain: bytes, asked: int | None = None) -> int:
-        """The partition of a key, which must be the requested one if any was.
+        """The partition of a key, as ``agreed_partition`` has it."""
+        found = None if spec.stream_partitioner is None else spec.partition_of(plain)
+        return self.agreed_partition(spec, found, asked)
+
+    def agreed_partition(self, spec: StoreSpec, found: int | None, asked: int | None) -> int:
+        """The partition that the partitioner found for a key, which must be the requested one if any was.
 
         Raises ``BadParameter`` if it is not: a miss in a partition that is not the key's would prove nothing.
         Raises ``UnknownPartitioner`` if the partitioner is unknown and no partition was requested.
         """
-        if spec.stream_partitioner is None:
+        if found is None:
             if asked is None:
                 raise UnknownPartitioner(
                     f"The partitioner of the store {spec.name!r} is 'unknown': name the key's partition with "
@@ -125,10 +141,9 @@ class Admission:
                     store=spec.name,
                 )
             return asked
-        partition = spec.partition_of(plain)
-        if asked is not None and asked != partition:
-            raise BadParameter(f"The key is in partition {partition}, not {asked}.", parameter="partition")
-        return partition
+        if asked is not None and asked != found:
+            raise BadParameter(f"The key is in partition {found}, not {asked}.", parameter="partition")
+        return found
 
     def partitioning(self, spec: StoreSpec, asked: int | None) -> Callable[[bytes], int]:
         """The same for many keys."""
@@ -138,7 +153,7 @@ class Admission:
 
     def replica(self, spec: StoreSpec, partition: int) -> Replica:
         """The replica held here; raises ``NotHostedHere``, naming the hosts that hold one."""
-        replica = self._replicas().get((spec.name, partition))
+        replica = self._tasks.replicas.get((spec.name, partition))
         if replica is not None:
             return replica
         held = self._metadata.map.by_topic_partition
@@ -154,7 +169,7 @@ class Admission:
     def lag(self, replica: Replica) -> tuple[str, Lag]:
         """Role and lag of a replica now."""
         now = boot_ms()
-        return replica.role(self._lease_until_boot_ms(), now), lag_of(replica.progress, now)
+        return replica.role(self._membership.lease_until_boot_ms, now), lag_of(replica.progress, now)
 
     def proven_lag(self, replica: Replica) -> tuple[str, Lag]:
         """Role of a replica now, and its lag as it may be checked against a bound."""
@@ -199,12 +214,12 @@ class Admission:
 
     def _find(self, replica: Replica) -> Admitted:
         """A replica's present state; times are rounded up to the millisecond, so that no lag is understated."""
-        lease = self._lease_until_boot_ms()
+        lease = self._membership.lease_until_boot_ms
         moment = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000 + 1
         progress, designated, replayed = replica.progress, replica.designated_boot_ms, replica.log
-        kept = replica.admitted
+        kept: Admitted | None = replica.admitted
         if (
-            isinstance(kept, Admitted)
+            kept is not None
             and kept.moment_boot_ms == moment
             and kept.progress is progress
             and kept.lease_until_boot_ms == lease

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 
 from forebay.clock import boot_ms
-from forebay.codecs import from_segment
 from forebay.errors import LogDiverged, PositionOfAnotherLog, Problem
 from forebay.rest.changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.event_streams import Events, problem_event
@@ -50,8 +49,8 @@ class KeyChanges:
         self._waits = waits
         self._spec = admission.spec(store)
         require_followed(self._spec)
-        self._plain = from_segment(self._spec.key_codec, segment)
-        self._partition = admission.partition(self._spec, self._plain, parameters.partition)
+        self._key = reads.key_form(store, segment)
+        self._partition = admission.agreed_partition(self._spec, self._key.partition, parameters.partition)
         self._parameters = parameters
         self._wait_ms = wait_ms
         self._resuming = resuming
@@ -71,8 +70,7 @@ class KeyChanges:
         """
         try:
             replica = self._admission.replica(self._spec, self._partition)
-            prefix = self._spec.stored_keys.prefix(self._plain)
-            with replica.watches.watching(prefix, self._woken.set):
+            with replica.watches.watching(self._key.stored, self._woken.set):
                 self._store = replica.store
                 while True:
                     event = await self._due(replica)
@@ -123,7 +121,7 @@ class KeyChanges:
     def _changed(self, replica: Replica) -> Event | None:
         """The key read again, None if unchanged since last sent."""
         read_at = replica.progress.position
-        found = self._reads.look(replica, self._plain, self._parameters)
+        found = self._reads.look(replica, self._key, self._parameters)
         self._stale, self._read_at = False, read_at
         # A leading byte distinguishes an empty value from none.
         digest = hashlib.blake2b(b"" if found.value is None else b"=" + found.value, digest_size=16).digest()
@@ -133,7 +131,8 @@ class KeyChanges:
         self._changed_boot_ms = boot_ms()
         source = found.provenance.source
         self._note_sent(source.role)
-        document = key_document(self._spec, self._plain, found.value, found.provenance.members)
+        shown = None if found.value is None else self._spec.value_codec.to_json(found.value)
+        document = key_document(self._key, shown, found.provenance.tail)
         return Event("absent" if found.value is None else "value", document, source.position)
 
     def _note_sent(self, role: str) -> None:

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from forebay.codecs import from_segment
 from forebay.errors import NotReady, Problem
 from forebay.rest.answers import Answer, EncodedProvenance, problem_answer
 from forebay.rest.batches import KeyResult, key_result
@@ -18,6 +17,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
 from forebay_worker.queries.admission import Admission, Refused
+from forebay_worker.queries.key_forms import KeyForm, KeyForms, key_forms
 from forebay_worker.queries.misses import miss, why_unproven
 from forebay_worker.queries.values import key_document, key_documents, require_versions, value_of, values_of
 from forebay_worker.tasks.replica import Replica
@@ -40,26 +40,30 @@ class Batched(NamedTuple):
 class KeyRead:
     """A read of one key without the key: its store and parameters, prepared once for all identical reads."""
 
-    __slots__ = ("_admission", "_spec", "parameters")
+    __slots__ = ("_admission", "_key_form", "_shown", "_spec", "parameters")
 
-    def __init__(self, admission: Admission, spec: StoreSpec, parameters: ReadParameters) -> None:
+    def __init__(
+        self, admission: Admission, spec: StoreSpec, key_form: KeyForms, parameters: ReadParameters
+    ) -> None:
         require_kind(spec, "key-value", "versioned")
         require_versions(spec, parameters)
         self._admission = admission
         self._spec = spec
+        self._key_form = key_form
+        self._shown = spec.value_codec.to_json
         self.parameters = parameters
 
     def answer(self, segment: bytes) -> Answer:
         """Answer for a key as it appears in the path; raises ``Problem`` or ``Refused``."""
-        admission, spec, parameters = self._admission, self._spec, self.parameters
-        plain = from_segment(spec.key_codec, segment)
-        replica = admission.replica(spec, admission.partition(spec, plain, parameters.partition))
-        admitted = admission.admit(replica, parameters)
-        value = value_of(replica, plain, parameters)
+        admission, parameters = self._admission, self.parameters
+        key = self._key_form(segment)
+        partition = admission.agreed_partition(self._spec, key.partition, parameters.partition)
+        admitted = admission.admit(admission.replica(self._spec, partition), parameters)
+        value = value_of(admitted.replica, key, parameters)
         provenance = admission.provenance(admitted)
         if value is None:
-            raise Refused(miss(admitted, plain, parameters.as_of_ms), provenance.source)
-        return Answer(200, provenance.json_head, key_document(spec, plain, value, provenance.members))
+            raise Refused(miss(admitted, key.plain, parameters.as_of_ms), provenance.source)
+        return Answer(200, provenance.json_head, key_document(key, self._shown(value), provenance.tail))
 
 
 class Reads:
@@ -67,17 +71,24 @@ class Reads:
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
+        stores = admission.stores
+        self._key_forms = {name: key_forms(spec, len(stores)) for name, spec in stores.items()}
+
+    def key_form(self, store: str, segment: bytes) -> KeyForm:
+        """A key of a store as it appears in the path; raises ``Problem``."""
+        return self._key_forms[self._admission.spec(store).name](segment)
 
     def key(self, store: str, parameters: ReadParameters) -> KeyRead:
         """The prepared read for ``GET /v1/stores/{store}/keys/{key}``; raises ``Problem``."""
-        return KeyRead(self._admission, self._admission.spec(store), parameters)
+        spec = self._admission.spec(store)
+        return KeyRead(self._admission, spec, self._key_forms[spec.name], parameters)
 
-    def look(self, replica: Replica, plain: bytes, parameters: ReadParameters) -> Found:
+    def look(self, replica: Replica, key: KeyForm, parameters: ReadParameters) -> Found:
         """A replica's result for a key, including a proven miss; raises ``Refused``."""
         admitted = self._admission.admit(replica, parameters)
-        found = Found(value_of(replica, plain, parameters), self._admission.provenance(admitted))
+        found = Found(value_of(replica, key, parameters), self._admission.provenance(admitted))
         if found.value is None:
-            problem = why_unproven(admitted, plain)
+            problem = why_unproven(admitted, key.plain)
             if problem is not None:
                 raise Refused(problem, found.provenance.source)
         return found
@@ -124,7 +135,7 @@ class Reads:
         except NotReady as problem:
             return _refused(len(plains), problem_answer(problem), True)
         provenance = self._admission.provenance(admitted)
-        documents = key_documents(spec, plains, values, provenance.members)
+        documents = key_documents(spec, plains, values, provenance.tail)
         batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:
             missed = Refused(miss(admitted, plains[index], parameters.as_of_ms), provenance.source)

@@ -11,6 +11,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.stored_versions import decode_version
 from forebay.stores import StateStore
 from forebay.topology import StoreSpec
+from forebay_worker.queries.key_forms import KeyForm
 from forebay_worker.state.rocksdb import is_damage
 from forebay_worker.tasks.replica import Replica
 
@@ -29,14 +30,13 @@ def scanned(replica: Replica, start: bytes, end: bytes, *, reverse: bool = False
         raise _unreadable(replica, store, error) from error
 
 
-def value_of(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
+def value_of(replica: Replica, key: KeyForm, parameters: ReadParameters) -> bytes | None:
     """The value of a key, at the requested time if it has versions; raises ``NotReady``."""
-    keys = replica.spec.stored_keys
-    if keys.kind != "key-value":
-        return _version(replica, plain, parameters)
+    if replica.spec.kind != "key-value":
+        return _version(replica, key.plain, parameters)
     store = replica.store
     try:
-        return store.get(keys.prefix(plain))
+        return store.get(key.stored)
     except Exception as error:
         raise _unreadable(replica, store, error) from error
 
@@ -110,21 +110,17 @@ def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
         )
 
 
-def key_document(spec: StoreSpec, plain: bytes, value: bytes | None, members: bytes) -> bytes:
+def key_document(key: KeyForm, shown: bytes | None, tail: bytes) -> bytes:
     """The JSON of one key's result, without ``value`` if there is none.
 
-    ``members`` are those of its provenance.
+    ``shown`` is the value's JSON, ``tail`` that of its provenance.
     """
-    key = spec.key_codec.to_json(plain)
-    if value is None:
-        return b'{"store":"%b","key":%b,%b}' % (spec.name_bytes, key, members)
-    shown = spec.value_codec.to_json(value)
-    return b'{"store":"%b","key":%b,"value":%b,%b}' % (spec.name_bytes, key, shown, members)
+    return key.document + tail if shown is None else b'%b,"value":%b%b' % (key.document, shown, tail)
 
 
-def key_documents(spec: StoreSpec, plains: list[bytes], values: list[bytes | None], members: bytes) -> list[bytes]:
+def key_documents(spec: StoreSpec, plains: list[bytes], values: list[bytes | None], tail: bytes) -> list[bytes]:
     """The same for several keys at half the cost, empty if there is no value."""
-    form = b'{"store":"%b","key":%%b,"value":%%b,%b}' % (spec.name_bytes, members.replace(b"%", b"%%"))
+    form = b'{"store":"%b","key":%%b,"value":%%b%b' % (spec.name_bytes, tail.replace(b"%", b"%%"))
     key, shown = spec.key_codec.to_json, spec.value_codec.to_json
     return [
         b"" if value is None else form % (key(plain), shown(value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from forebay.lag import EMPTY_PROGRESS, EndOffsets, Progress
 from forebay.retention import history_begins_ms, oldest_kept_ms
@@ -69,7 +70,7 @@ class Replica:
     on_damage: Callable[[Replica, StateStore, str], None] = _ignore_damage
     """Has this replica's store rebuilt, which was found damaged, and why; any thread may call it, repeatedly."""
 
-    admitted: object = None
+    admitted: Any = None
     """The replica's state as found by the last read, cached by the queries while valid."""
 
     @property

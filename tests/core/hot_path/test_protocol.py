@@ -5,7 +5,6 @@ import gc
 import re
 import socket
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from forebay.hot_path import Handlers, HotBatch, HotRequest, Outcome, Slot, make_protocol
+from forebay.hot_path import Handlers, HotBatch, KeyHandler, Outcome, RequestForm, Slot, make_protocol
 from forebay.hot_path.protocol import HotPathProtocol
 from forebay.hot_path.stall import StallWatch
 from forebay.rest.answers import Answer
@@ -22,6 +21,7 @@ from tests.cluster import until
 BODY = b"x" * 10_000
 LARGE = 8 << 20
 REQUEST = b"GET /v1/stores/s/keys/k HTTP/1.1\r\nHost: h\r\n\r\n"
+FORM = RequestForm("s", b"", b"", b"")
 
 
 class SlowPeer(asyncio.Transport):
@@ -61,13 +61,16 @@ class SlowPeer(asyncio.Transport):
 class OfOneKey:
     """Handlers of reads of one key only."""
 
-    key: Callable[[HotRequest, HotPathProtocol], Outcome]
+    read: KeyHandler
+
+    def key(self, form: RequestForm) -> KeyHandler:
+        return self.read
 
     def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
         return None
 
 
-def bound(handler: Callable[[HotRequest, HotPathProtocol], Outcome]) -> type[HotPathProtocol]:
+def bound(handler: KeyHandler) -> type[HotPathProtocol]:
     return make_protocol(OfOneKey(handler), None, lambda: False)
 
 
@@ -81,7 +84,7 @@ def wiring(app: Any = nothing, **options: Any) -> tuple[Config, ServerState, dic
     return config, ServerState(), {}
 
 
-def connected(handler: Callable[[HotRequest, HotPathProtocol], Outcome]) -> SlowPeer:
+def connected(handler: KeyHandler) -> SlowPeer:
     return opened(OfOneKey(handler))
 
 
@@ -95,7 +98,7 @@ def opened(handlers: Handlers) -> SlowPeer:
 
 @pytest.fixture
 async def peer() -> SlowPeer:
-    return connected(lambda request, protocol: Answer(200, b"", BODY))
+    return connected(lambda segment, protocol: Answer(200, b"", BODY))
 
 
 async def test_a_peer_that_takes_no_answers_is_not_answered_without_end(peer):
@@ -114,7 +117,7 @@ async def test_a_peer_that_takes_no_answers_is_not_answered_without_end(peer):
 )
 async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatch, begun):
     monkeypatch.setattr("forebay.hot_path.protocol._MOST_REQUEST_S", 0.05)
-    peer = connected(lambda request, protocol: Answer(200, b"", BODY))
+    peer = connected(lambda segment, protocol: Answer(200, b"", BODY))
     if begun:
         peer.protocol.data_received(begun)
     await until(lambda: peer.closed)
@@ -122,7 +125,7 @@ async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatc
 
 async def test_a_connection_whose_requests_came_whole_may_rest(monkeypatch):
     monkeypatch.setattr("forebay.hot_path.protocol._MOST_REQUEST_S", 0.02)
-    peer = connected(lambda request, protocol: Answer(200, b"", BODY))
+    peer = connected(lambda segment, protocol: Answer(200, b"", BODY))
     peer.protocol.data_received(REQUEST)
     await asyncio.sleep(0.06)
     assert not peer.closed
@@ -142,8 +145,8 @@ async def test_a_head_that_does_not_end_ends_the_connection(peer):
 async def test_large_answers_that_come_later_wait_for_a_peer_that_takes_none_and_few_are_asked_for():
     asked: list[Slot] = []
 
-    def handler(request, protocol):
-        asked.append(protocol.slot(request))
+    def handler(segment, protocol):
+        asked.append(protocol.slot(FORM))
         return asked[-1]
 
     peer = connected(handler)
@@ -170,7 +173,7 @@ async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_i
     monkeypatch.setattr("forebay.hot_path.stall._MOST_STALL_S", 0.3)
     loop = asyncio.get_running_loop()
     # More than the kernel takes, of which it says nothing before a third of it is gone.
-    kind = bound(lambda request, protocol: Answer(200, b"", b"x" * LARGE))
+    kind = bound(lambda segment, protocol: Answer(200, b"", b"x" * LARGE))
     server = await loop.create_server(lambda: kind(*wiring(), loop), "127.0.0.1", 0)
     with socket.socket() as slow, socket.socket() as gone:
         for peer in (slow, gone):
@@ -229,7 +232,7 @@ async def test_a_peer_that_takes_not_even_a_little_holds_no_connection_open(monk
     monkeypatch.setattr("forebay.hot_path.stall._MOST_STALL_S", 0.2)
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(some, timeout_keep_alive=0.1 if closing == "when idle" else 60)
-    kind = bound(lambda request, protocol: Answer(200, b"", b"x" * 60_000))
+    kind = bound(lambda segment, protocol: Answer(200, b"", b"x" * 60_000))
 
     class Narrow(kind):
         def connection_made(self, transport: Any) -> None:
@@ -257,7 +260,7 @@ async def test_a_peer_that_takes_not_even_a_little_holds_no_connection_open(monk
 async def test_nothing_is_kept_of_a_connection_that_was_reset(request_):
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(some, timeout_keep_alive=60)
-    protocol = bound(lambda request, protocol: Answer(200, b"", BODY))(config, state, lifespan, loop)
+    protocol = bound(lambda segment, protocol: Answer(200, b"", BODY))(config, state, lifespan, loop)
     peer = SlowPeer()
     peer.protocol = protocol
     protocol.connection_made(peer)
@@ -279,7 +282,7 @@ async def test_who_waits_for_a_peer_hears_that_it_has_left_whatever_else_it_has_
 
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(waits)
-    kind = bound(lambda request, protocol: None)
+    kind = bound(lambda segment, protocol: None)
     server = await loop.create_server(lambda: kind(config, state, lifespan, loop), "127.0.0.1", 0)
     with socket.socket() as peer:
         peer.setblocking(False)
@@ -303,9 +306,12 @@ async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_it
     slots: list[Slot] = []
 
     class Handling:
-        def key(self, request: HotRequest, protocol: HotPathProtocol) -> Outcome:
-            slots.append(protocol.slot(request))
-            return slots[-1]
+        def key(self, form: RequestForm) -> KeyHandler:
+            def read(segment: bytes, protocol: HotPathProtocol) -> Outcome:
+                slots.append(protocol.slot(form))
+                return slots[-1]
+
+            return read
 
         def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
             taken.append(request.body)
@@ -337,7 +343,7 @@ async def test_what_is_no_request_is_refused_after_the_answer_to_the_one_before_
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    protocol = bound(lambda request, protocol: None)(*wiring(slow), asyncio.get_running_loop())
+    protocol = bound(lambda segment, protocol: None)(*wiring(slow), asyncio.get_running_loop())
     peer = SlowPeer()
     peer.protocol = protocol
     protocol.connection_made(peer)
@@ -355,7 +361,7 @@ async def test_a_body_that_is_none_is_refused_though_its_request_is_being_answer
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    protocol = bound(lambda request, protocol: None)(*wiring(patient), asyncio.get_running_loop())
+    protocol = bound(lambda segment, protocol: None)(*wiring(patient), asyncio.get_running_loop())
     peer = SlowPeer()
     peer.protocol = protocol
     protocol.connection_made(peer)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.hot_path import Recogniser, recognise, recognise_batch
+from forebay.hot_path import Forms, HotRequest, Recogniser, recognise, recognise_batch
 from forebay.hot_path.upgrade import head_without_upgrade
 
 PLAIN = b"GET /v1/stores/counts/keys/a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -253,10 +253,20 @@ ALIKE = st.builds(
 @example(received=[PLAIN, PLAIN[:-4]])
 @example(received=[PLAIN, PLAIN.replace(b"/a", b"/" + b"a" * 8192)])
 @example(received=[PLAIN, PLAIN.replace(b"Host: x", b"Host: y")])
-def test_what_came_before_on_a_connection_changes_nothing(received):
-    recogniser = Recogniser()
+def test_what_came_before_changes_nothing(received):
+    forms = Forms(lambda form: form)
+    recogniser = Recogniser(forms)
     for data in received:
-        assert recogniser.recognise(data) == recognise(data)
+        alone = recognise(data)
+        whole = alone is not None and alone.end == len(data)
+        assert recogniser.recognise(data) == ((alone.form, alone.segment) if whole else None)
+        for prefix in (b"", b"GET /", PLAIN):
+            found = forms.find(prefix + data, len(prefix))
+            if found is None:
+                assert alone is None
+            else:
+                form, begin, segment_end, end = found
+                assert HotRequest(form, (prefix + data)[begin:segment_end], end - len(prefix)) == alone
 
 
 @pytest.mark.parametrize("cut", range(1, len(PLAIN)))

@@ -1,6 +1,7 @@
 """A replica that is held, for reads of it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 from forebay.clock import boot_ms
 from forebay.lag import Progress
@@ -30,4 +31,5 @@ def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[A
     replica = Replica(spec, TaskId(0, partition), rocksdb, "log", progress, complete=True)
     metadata = StreamsMetadataState(topology.stores, local_lags=dict)
     replicas = {("counts", partition): replica}
-    return Admission(topology, metadata, "here:1", lambda: replicas, lambda: now + 60_000, 5_000), replica
+    tasks, membership = SimpleNamespace(replicas=replicas), SimpleNamespace(lease_until_boot_ms=now + 60_000)
+    return Admission(topology, metadata, "here:1", tasks, membership, 5_000), replica

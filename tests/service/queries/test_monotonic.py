@@ -2,6 +2,7 @@
 
 import json
 from math import inf
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,9 +43,9 @@ class Copy:
         self.replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"), log="log", progress=EMPTY_PROGRESS)
         self.finish()
         metadata = StreamsMetadataState(TOPOLOGY.stores)
-        self._reads = Reads(
-            Admission(TOPOLOGY, metadata, "h:1", lambda: {("s", 0): self.replica}, lambda: inf, 5000)
-        )
+        tasks = SimpleNamespace(replicas={("s", 0): self.replica})
+        membership = SimpleNamespace(lease_until_boot_ms=inf)
+        self._reads = Reads(Admission(TOPOLOGY, metadata, "h:1", tasks, membership, 5000))
 
     def begin(self, records: int) -> None:
         progress = self.replica.progress

@@ -68,7 +68,7 @@ async def test_a_list_whose_first_partition_leaves_its_bounds_while_others_are_r
 ):
     _, first = held(tmp_path / "0")
     admission, second = held(tmp_path / "1", partition=1)
-    admission._replicas()["counts", 0] = first
+    admission._tasks.replicas["counts", 0] = first
     passed_ms, scan = 0, second.store.scan
 
     def slow(start: bytes, end: bytes, *, reverse: bool = False):
@@ -155,7 +155,7 @@ async def test_a_partition_that_one_page_left_out_stays_out_of_all_that_follow(t
     first = await listed(admission, "entries", "limit=1&allow_partial=true")
     assert (first["missing"], first["complete"]) == ([0], False)
     _, late = held(tmp_path / "0")
-    admission._replicas()["counts", 0] = late  # type: ignore[index]
+    admission._tasks.replicas["counts", 0] = late  # type: ignore[index]
     following = await listed(admission, "entries", f"limit=1&allow_partial=true&cursor={first['next']}")
     assert [entry["key"] for entry in following["entries"]] == ["l"]
     assert (following["missing"], following["complete"]) == ([0], False)

@@ -1,0 +1,45 @@
+"""A key in the forms that a read of it needs, made once for keys that are read again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from forebay.codecs import from_segment
+from forebay.topology import StoreSpec
+
+MOST_REMEMBERED = 32_768
+"""Keys remembered by a process, of all stores."""
+_LEAST_REMEMBERED = 64
+"""Of each store, however many there are."""
+_REMEMBERED_BYTES = 128
+"""Longer keys are worked out each time: what is remembered must be bounded in bytes."""
+
+
+class KeyForm(NamedTuple):
+    """One key of a store; ``partition`` is None if the partitioner is unknown."""
+
+    plain: bytes
+    partition: int | None
+    stored: bytes
+    """Its stored key, or what those of its entries begin with."""
+    document: bytes
+    """How the documents of its answers begin."""
+
+
+KeyForms = Callable[[bytes], KeyForm]
+"""The forms of a key by its URL segment as received; raises ``BadKey``."""
+
+
+def key_forms(spec: StoreSpec, stores: int) -> KeyForms:
+    """Those of a store which is one of so many."""
+
+    def work_out(segment: bytes) -> KeyForm:
+        plain = from_segment(spec.key_codec, segment)
+        partition = None if spec.stream_partitioner is None else spec.partition_of(plain)
+        document = b'{"store":"%b","key":%b' % (spec.name_bytes, spec.key_codec.to_json(plain))
+        return KeyForm(plain, partition, spec.stored_keys.prefix(plain), document)
+
+    remembered = lru_cache(maxsize=max(_LEAST_REMEMBERED, MOST_REMEMBERED // stores))(work_out)
+    return lambda segment: (remembered if len(segment) <= _REMEMBERED_BYTES else work_out)(segment)
