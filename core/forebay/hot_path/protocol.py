@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 _MOST_HEAD_BYTES = 64 << 10
 """Limit for an incomplete request head, not counting its first chunk."""
-_MOST_UNSENT_BYTES = 64 << 10
-"""Above this, answers are sent in the middle of a turn, so that a peer that stopped reading holds back the
-next."""
+_MOST_UNSENT_BYTES = 8 << 10
+"""Above this, answers are sent in the middle of a turn: a router that pipelines many reads can begin with their
+answers, and a peer that stopped reading holds back the next."""
 _FIRST_SLOTS, _MOST_SLOTS = 16, 256
 """Outstanding answers on one connection above which nothing more is read from it; more if they are small."""
 _MOST_SLOT_BYTES = 1 << 20

@@ -23,7 +23,10 @@ acknowledges."""
 _KEEP_ALIVE_S = 5
 """After how long without traffic the worker's machine is asked whether the connection is still there."""
 _MOST_HEAD_BYTES = 64 << 10
+_MOST_GATHERED = 16
+"""Requests sent together at most: the worker can begin with them while others still come."""
 _LENGTH = b"\r\ncontent-length: "
+_LENGTH_SIZE = len(_LENGTH)
 
 
 class UpstreamClosed(ConnectionError):
@@ -51,6 +54,7 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(self, in_flight: InFlight) -> None:
+        self._loop = asyncio.get_running_loop()
         self._in_flight = in_flight
         self._pending: deque[OnAnswer] = deque()
         self._chunks: list[bytes] = []
@@ -74,9 +78,9 @@ class Connection(asyncio.Protocol):
         return bool(self._unsent)
 
     def send(self, request: bytes, on_answer: OnAnswer, *, at_once: bool) -> None:
-        """Send a request, either at once or together with all others of the event loop's turn."""
+        """Send a request, either at once or together with others of the event loop's turn."""
         if self.closed or self._transport is None:
-            asyncio.get_running_loop().call_soon(on_answer, None)
+            self._loop.call_soon(on_answer, None)
             return
         self._pending.append(on_answer)
         self._in_flight.count += 1
@@ -84,12 +88,14 @@ class Connection(asyncio.Protocol):
             self._transport.write(request)
             return
         if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._unsent.append(request)
+        if len(self._unsent) >= _MOST_GATHERED:
+            self._flush()
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
-        if not self.closed and self._transport is not None:
+        if unsent and not self.closed and self._transport is not None:
             self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     def data_received(self, data: bytes) -> None:
@@ -101,8 +107,8 @@ class Connection(asyncio.Protocol):
             return
         buffer = b"".join([*self._chunks, data]) if self._chunks else data
         self._chunks.clear()
-        at = 0
-        while at < len(buffer):
+        at, size, pending = 0, len(buffer), self._pending
+        while at < size:
             try:
                 parsed = _parse(buffer, at)
             except ValueError:
@@ -111,15 +117,16 @@ class Connection(asyncio.Protocol):
             if parsed is None:
                 break
             answer, at, keep = parsed
-            if not self._pending:
+            if not pending:
                 self.close()
                 return
-            self._next_pending()(answer)
+            self._in_flight.count -= 1
+            pending.popleft()(answer)
             if not keep:
                 self.close()
                 return
         self._awaited = 0
-        if at < len(buffer):
+        if at < size:
             self._chunks.append(buffer[at:])
             self._awaited = _left_of_body(buffer, at)
 
@@ -127,11 +134,8 @@ class Connection(asyncio.Protocol):
         """Notify all that still wait."""
         self.closed = True
         while self._pending:
-            self._next_pending()(None)
-
-    def _next_pending(self) -> OnAnswer:
-        self._in_flight.count -= 1
-        return self._pending.popleft()
+            self._in_flight.count -= 1
+            self._pending.popleft()(None)
 
     def close(self) -> None:
         """Close; outstanding requests get None."""

@@ -107,6 +107,21 @@ async def test_a_peer_that_takes_no_answers_is_not_answered_without_end(peer):
     assert len(peer.written) < 200_000
 
 
+async def test_a_router_can_begin_with_the_first_answers_while_others_are_made():
+    written: list[int] = []
+
+    def handler(segment, protocol):
+        written.append(len(peer.written))
+        return Answer(200, b"", b"x" * 500)
+
+    peer = connected(handler)
+    peer.protocol.data_received(REQUEST * 100)
+    assert written[0] == 0
+    assert written[50] > 0
+    # Each write costs as much as some reads.
+    assert len(set(written)) < 15
+
+
 @pytest.mark.parametrize(
     "begun",
     [

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from forebay.metadata import HostInfo
-from forebay_router.upstream.connection import UpstreamClosed
+from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed
 from forebay_router.upstream.upstreams import Upstreams
 
 
@@ -75,6 +75,25 @@ async def test_an_answer_in_pieces_is_put_together():
 async def test_pipelined_answers_are_matched_in_order():
     async with worker(answer(b"1") + answer(b"22", b"404 Not Found"), answer(b"333")) as host:
         assert [(got.status, got.body) for got in await ask(host, 3)] == [(200, b"1"), (404, b"22"), (200, b"333")]
+
+
+async def test_a_worker_can_begin_with_a_turns_first_requests_while_others_still_come():
+    sent: list[bytes] = []
+
+    class Wire(asyncio.Transport):
+        def write(self, data: bytes) -> None:
+            sent.append(data)
+
+    connection = Connection(InFlight())
+    connection.connection_made(Wire())
+    requests = [b"%d;" % number for number in range(40)]
+    for request in requests:
+        connection.send(request, lambda answer: None, at_once=False)
+    assert 0 < len(b"".join(sent)) < len(b"".join(requests))
+    await asyncio.sleep(0)
+    assert b"".join(sent) == b"".join(requests)
+    # Each write costs as much as some reads.
+    assert len(sent) <= 5
 
 
 @pytest.mark.parametrize(
