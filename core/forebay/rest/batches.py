@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from forebay.errors import BadRequest
-from forebay.rest.answers import JSON_HEAD, NO_STORE, Answer
+import msgpack
+
+from forebay.codecs import KeyCodec
+from forebay.errors import BadRequest, Problem
+from forebay.rest.answers import JSON_HEAD, NO_STORE, Answer, problem_answer
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 
 MOST_KEYS = 500
@@ -17,7 +19,6 @@ MOST_BODY_BYTES = 2 << 20
 KeyResult = tuple[int, bytes]
 """The result for one key: a status and, as JSON, the answer or the problem."""
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
-_FRAME = struct.Struct(">HI")
 
 
 def key_result(answer: Answer) -> KeyResult:
@@ -49,10 +50,26 @@ def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
+def read_plain_keys(codec: KeyCodec, keys: Sequence[Any]) -> tuple[list[tuple[int, bytes]], dict[int, KeyResult]]:
+    """Places and plain bytes of a batch's keys; by place, the results of those that are no keys of the codec."""
+    from_json = codec.from_json
+    try:
+        # Nearly always; one by one takes twice as long.
+        return list(enumerate(map(from_json, keys))), {}
+    except Problem:
+        plains, faults = [], {}
+        for place, key in enumerate(keys):
+            try:
+                plains.append((place, from_json(key)))
+            except Problem as problem:
+                faults[place] = key_result(problem_answer(problem))
+        return plains, faults
+
+
 def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: bool = False) -> Answer:
     """The answer with these keys' results, in order; anything but a single answer becomes a problem of its key.
 
-    In frames for a router: each result is preceded by its status, so that no JSON is parsed.
+    In frames for a router, as MessagePack, in which no JSON need be parsed.
     """
     if frames:
         return _batch_frames(results)
@@ -64,18 +81,11 @@ def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: b
 
 
 def _batch_frames(results: Sequence[KeyResult]) -> Answer:
-    parts: list[bytes] = []
-    for status, body in results:
-        parts += (_FRAME.pack(status, len(body)), body)
-    return Answer(200, _FRAMES_HEAD, b"".join(parts))
+    statuses, bodies = zip(*results, strict=True) if results else ((), ())
+    return Answer(200, _FRAMES_HEAD, msgpack.packb((statuses, bodies)))
 
 
-def read_batch_frames(raw: bytes) -> list[KeyResult]:
-    """The results of an answer in frames."""
-    results, begin, unpack = [], _FRAME.size, _FRAME.unpack_from
-    while begin <= len(raw):
-        status, size = unpack(raw, begin - _FRAME.size)
-        end = begin + size
-        results.append((status, raw[begin:end]))
-        begin = end + _FRAME.size
-    return results
+def read_batch_frames(raw: bytes) -> tuple[list[int], list[bytes]]:
+    """Statuses and bodies of an answer in frames, in order."""
+    statuses, bodies = msgpack.unpackb(raw)
+    return statuses, bodies

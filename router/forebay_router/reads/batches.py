@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,14 @@ from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.aging import aged, came_too_early
 from forebay.rest.answers import Answer, problem_answer
-from forebay.rest.batches import KeyResult, batch_answer, key_result, read_batch_frames, read_batch_keys
+from forebay.rest.batches import (
+    KeyResult,
+    batch_answer,
+    key_result,
+    read_batch_frames,
+    read_batch_keys,
+    read_plain_keys,
+)
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
@@ -38,16 +46,18 @@ from forebay_router.reads.replica_read import (
 from forebay_router.router import Router
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
+_LEAST_AGE_MS = 1.0
+"""Figures of a lag are whole milliseconds."""
 
 _Places = dict[int, list[int]]
 """The places of each partition's keys in a request."""
 
 
 class _Found(NamedTuple):
-    """A key's place in a request, its result, and as of when that is right."""
+    """Results that came together: the places of their keys in a request, and as of when they are right."""
 
-    place: int
-    result: KeyResult
+    places: Sequence[int]
+    results: Sequence[KeyResult]
     as_of_boot_ms: float
 
 
@@ -64,7 +74,7 @@ async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: b
             batch = _Batch(router, spec, keys, query, parameters, router.deadline(parameters), tolerance)
             results = await batch.results()
             answer = batch_answer(keys, results)
-            metrics.count_batch(store, (status for status, _ in results))
+            metrics.count_batch(store, [status for status, _ in results])
     except Problem as problem:
         answer = problem_answer(problem)
         metrics.count(BATCH_ROUTE.path, answer.status, store)
@@ -77,6 +87,51 @@ class _History(NamedTuple):
 
     attempts: Mapping[int, Sequence[Attempt]] = MappingProxyType({})
     asked: frozenset[HostInfo] = frozenset()
+
+    def attempts_at(self, place: int, read: ReplicaRead) -> list[Attempt]:
+        """Those for one key, with a later read's."""
+        return [*self.attempts.get(place, ()), *read.attempts]
+
+
+class _Told:
+    """The results for a request's keys, by place, as they come."""
+
+    def __init__(self, keys: int) -> None:
+        self.results: list[Any] = [None] * keys
+        self._as_of_boot_ms = [math.inf] * keys
+
+    def take(self, found: Iterable[_Found]) -> None:
+        """Results that came, instead of those before."""
+        for places, results, as_of_boot_ms in found:
+            for place, result in zip(places, results, strict=True):
+                self.results[place] = result
+                self._as_of_boot_ms[place] = as_of_boot_ms
+
+    def early(self, tolerance: Tolerance) -> set[int]:
+        """The places of those that have left their bounds while waiting for others."""
+        if tolerance == UNLIMITED:
+            return set()
+        now = boot_ms()
+        return {place for place in range(len(self.results)) if self._aged(place, now, tolerance)[1] is not None}
+
+    def by_now(self, store: str, tolerance: Tolerance) -> list[KeyResult]:
+        """All as they are now, a problem in place of each that has left its bounds."""
+        now = boot_ms()
+        if tolerance == UNLIMITED and now - min(self._as_of_boot_ms, default=now) < _LEAST_AGE_MS:
+            return self.results
+        aged_results = (self._aged(place, now, tolerance) for place in range(len(self.results)))
+        return [
+            result if lag is None else key_result(came_too_early(store, tolerance, lag))
+            for result, lag in aged_results
+        ]
+
+    def _aged(self, place: int, now_boot_ms: float, tolerance: Tolerance) -> tuple[KeyResult, Lag | None]:
+        """A key's present result, and its lag if that has left its bounds."""
+        status, body = result = self.results[place]
+        if status not in WITH_LAG:
+            return result, None
+        body, lag = aged(body, now_boot_ms - self._as_of_boot_ms[place])
+        return (status, body), None if lag is None or tolerance.met_by(lag) else lag
 
 
 @dataclass(frozen=True)
@@ -95,45 +150,23 @@ class _Batch:
 
     async def results(self) -> list[KeyResult]:
         """Each key's answer or problem, in order."""
-        results: list[Any] = [None] * len(self.keys)
-        plains: list[tuple[int, bytes]] = []
-        from_json = self.spec.key_codec.from_json
-        for index, key in enumerate(self.keys):
-            try:
-                plains.append((index, from_json(key)))
-            except Problem as problem:
-                results[index] = key_result(problem_answer(problem)), boot_ms()
+        told = _Told(len(self.keys))
+        plains, faults = read_plain_keys(self.spec.key_codec, self.keys)
+        told.take([_Found(list(faults), list(faults.values()), boot_ms())])
         left_ms = self.deadline_boot_ms - boot_ms()
         until = self.deadline_boot_ms - time_to_ask_again_ms(self.tolerance, left_ms)
         if may_be_elsewhere(self.parameters):
             # First whatever some replica can answer at once.
-            for index, result, as_of_boot_ms in await replace(self, impatient=True)._look(plains, until):
-                results[index] = result, as_of_boot_ms
-            plains_left = [place for place in plains if results[place[0]][0][0] in MAY_COME]
+            told.take(await replace(self, impatient=True)._look(plains, until))
+            left = [place for place in plains if told.results[place[0]][0] in MAY_COME]
         else:
-            plains_left = plains
-        for index, result, as_of_boot_ms in await self._look(plains_left, until):
-            results[index] = result, as_of_boot_ms
-        bounded = self.tolerance != UNLIMITED
-        early = {index for index, told in enumerate(results) if bounded and self._by_now(*told)[1] is not None}
+            left = plains
+        told.take(await self._look(left, until))
+        early = told.early(self.tolerance)
         if early and boot_ms() < self.deadline_boot_ms:
             # Once more: those that kept the others waiting are not asked again.
-            again = [place for place in plains if place[0] in early]
-            for index, result, as_of_boot_ms in await self._look(again, self.deadline_boot_ms):
-                results[index] = result, as_of_boot_ms
-        return [
-            result if lag is None else key_result(came_too_early(self.spec.name, self.tolerance, lag))
-            for result, lag in (self._by_now(*told) for told in results)
-        ]
-
-    def _by_now(self, result: KeyResult, as_of_boot_ms: float) -> tuple[KeyResult, Lag | None]:
-        """A key's present result, and its lag if that has left its bounds while waiting for others."""
-        status, body = result
-        waited_ms = boot_ms() - as_of_boot_ms
-        if status not in WITH_LAG or (waited_ms < 1 and self.tolerance == UNLIMITED):
-            return result, None
-        body, lag = aged(body, waited_ms)
-        return (status, body), None if lag is None or self.tolerance.met_by(lag) else lag
+            told.take(await self._look([place for place in plains if place[0] in early], self.deadline_boot_ms))
+        return told.by_now(self.spec.name, self.tolerance)
 
     async def _look(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
         """Ask for some keys."""
@@ -144,9 +177,9 @@ class _Batch:
     async def _where_they_are(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
         """Ask for each key at its replicas, with one request for all partitions with the same candidates."""
         by_partition: _Places = defaultdict(list)
-        partition_of = self.spec.partition_of
-        for index, plain in plains:
-            by_partition[partition_of(plain)].append(index)
+        partitions = map(self.spec.partition_of, [plain for _, plain in plains])
+        for (index, _), partition in zip(plains, partitions, strict=True):
+            by_partition[partition].append(index)
         return await self._ask_each(by_partition, until, _History())
 
     async def _ask_each(self, by_partition: _Places, until: float, history: _History) -> list[_Found]:
@@ -170,15 +203,17 @@ class _Batch:
         groups = [{partition: list(came)} for partition in everywhere]
         async with contextlib.aclosing(self._as_they_come(groups, until, _History())) as coming:
             async for some in coming:
-                for index, (status, body), as_of_boot_ms in some:
-                    came[index].append(Came(Answer(status, b"", body), as_of_boot_ms))
+                for indices, results, as_of_boot_ms in some:
+                    for index, (status, body) in zip(indices, results, strict=True):
+                        came[index].append(Came(Answer(status, b"", body), as_of_boot_ms))
                 if all(any(decides(answer) for answer, _ in of_one) for of_one in came.values()):
                     break
         return [self._verdict(index, of_one) for index, of_one in came.items()]
 
     def _verdict(self, index: int, came: list[Came]) -> _Found:
         answer = verdict(self.spec, came)
-        return _Found(index, key_result(answer), next((at for one, at in came if one is answer), boot_ms()))
+        as_of_boot_ms = next((at for one, at in came if one is answer), boot_ms())
+        return _Found([index], [key_result(answer)], as_of_boot_ms)
 
     async def _as_they_come(
         self, groups: Iterable[_Places], until: float, history: _History
@@ -194,33 +229,55 @@ class _Batch:
 
     async def _ask(self, group: _Places, until: float, history: _History) -> list[_Found]:
         """Some partitions' results for their keys; keys that one replica refuses are asked of others."""
-        places = [(partition, index) for partition, at in group.items() for index in at]
-        keys = [self.keys[index] for _, index in places]
+        indices = [index for at in group.values() for index in at]
+        keys = [self.keys[index] for index in indices]
         request = self._request(next(iter(group)), keys, len(group) > 1, history.asked)
         read = ReplicaRead(self.router, request, self.parameters, until)
         answer = await read.run()
-        now = boot_ms()
-        attempts = {index: [*history.attempts.get(index, ()), *read.attempts] for _, index in places}
         if answer is None or answer.status != 200 or read.answered_by is None:
-            return [
-                _Found(index, key_result(answer or self._refusal(read, partition, attempts[index])), now)
-                for partition, index in places
-            ]
+            return self._without_answer(group, read, answer, history)
+        statuses, bodies = read_batch_frames(answer.body)
+        results = list(zip(statuses, bodies, strict=True))
+        if OF_THE_REPLICA.isdisjoint(statuses):
+            return [_Found(indices, results, read.as_of_boot_ms)]
+        return await self._ask_others(group, dict(zip(indices, results, strict=True)), read, until, history)
+
+    def _without_answer(
+        self, group: _Places, read: ReplicaRead, answer: Answer | None, history: _History
+    ) -> list[_Found]:
+        """What no replica answered, or one with a problem for all keys."""
+        now = boot_ms()
+        return [
+            _Found(
+                [index],
+                [key_result(answer or self._refusal(read, partition, history.attempts_at(index, read)))],
+                now,
+            )
+            for partition, at in group.items()
+            for index in at
+        ]
+
+    async def _ask_others(
+        self, group: _Places, results: Mapping[int, KeyResult], read: ReplicaRead, until: float, history: _History
+    ) -> list[_Found]:
+        """The results that are final, and those of other replicas for the keys that this one refused."""
+        assert read.answered_by is not None
         found: list[_Found] = []
         refused: _Places = defaultdict(list)
-        for (partition, index), result in zip(places, read_batch_frames(answer.body), strict=True):
-            status, body = result
-            if status in OF_THE_REPLICA:
-                attempts[index].append(Attempt(read.answered_by, "answered", Answer(status, b"", body)))
+        attempts = dict(history.attempts)
+        for partition, at in group.items():
+            for index in at:
+                status, body = results[index]
+                if status not in OF_THE_REPLICA:
+                    found.append(_Found([index], [(status, body)], read.as_of_boot_ms))
+                    continue
                 refused[partition].append(index)
-            else:
-                found.append(_Found(index, result, read.as_of_boot_ms))
-            if status == NotHostedHere.status:
-                self.router.discovery.refresh(read.answered_by)
-        if refused:
-            met = {read.answered_by, *(attempt.host for attempt in read.attempts)}
-            found += await self._ask_each(refused, until, _History(attempts, history.asked | met))
-        return found
+                attempt = Attempt(read.answered_by, "answered", Answer(status, b"", body))
+                attempts[index] = [*history.attempts_at(index, read), attempt]
+                if status == NotHostedHere.status:
+                    self.router.discovery.refresh(read.answered_by)
+        met = {read.answered_by, *(attempt.host for attempt in read.attempts)}
+        return found + await self._ask_each(refused, until, _History(attempts, history.asked | met))
 
     def _refusal(self, read: ReplicaRead, partition: int, attempts: Sequence[Attempt]) -> Answer:
         """Why a key has no answer: the answers of the replicas asked for it, if any."""

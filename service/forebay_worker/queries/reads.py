@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from forebay.errors import NotReady, Problem
 from forebay.rest.answers import Answer, EncodedProvenance, problem_answer
-from forebay.rest.batches import KeyResult, key_result
+from forebay.rest.batches import KeyResult, key_result, read_plain_keys
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
@@ -99,16 +99,16 @@ class Reads:
         require_kind(spec, "key-value", "versioned")
         results: list[Any] = [None] * len(keys)
         places: dict[int, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
-        from_json = spec.key_codec.from_json
+        plain_keys, faults = read_plain_keys(spec.key_codec, keys)
+        for index, fault in faults.items():
+            results[index] = fault
         partition_of = self._admission.partitioning(spec, parameters.partition)
-        for index, key in enumerate(keys):
+        for index, plain in plain_keys:
             try:
-                plain = from_json(key)
-                partition = partition_of(plain)
+                indices, plains = places[partition_of(plain)]
             except Problem as problem:
                 results[index] = key_result(problem_answer(problem))
                 continue
-            indices, plains = places[partition]
             indices.append(index)
             plains.append(plain)
         waiting: list[int] = []
