@@ -9,7 +9,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.errors import PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
-from forebay.metadata import NO_GENERATION, ClusterMap, HostInfo, StreamsMetadataState
+from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.candidates import Holder
@@ -192,11 +192,16 @@ class Cluster:
         self.metadata.stores = {spec.name: same.get(spec, spec) for spec in specs}
         return self.metadata.on_change(newer)
 
-    def drop_map_of_former_group(self) -> None:
+    def drop_map_of_former_group(self, told: Generation) -> None:
         """Forget the map if for some time every worker that answers has known only older ones.
 
-        As after all of them were restarted on a group that was restored from a backup.
+        As after all of them were restarted on a group that was restored from a backup. ``told`` is the generation
+        that one of them has just told.
         """
+        if told >= self.metadata.map.generation:
+            # As nearly always: the others need not be looked at.
+            self._outdated_boot_ms = float("inf")
+            return
         known = {worker.generation for worker in self.workers.values() if worker.well} - {NO_GENERATION}
         if not known or max(known) >= self.metadata.map.generation:
             self._outdated_boot_ms = float("inf")

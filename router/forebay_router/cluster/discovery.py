@@ -187,7 +187,7 @@ class Discovery:
         """Fetch the map of a worker that has a newer one, unless another's was just fetched."""
         known = self._cluster.metadata
         async with self._fetching:
-            self._cluster.drop_map_of_former_group()
+            self._cluster.drop_map_of_former_group(generation)
             if generation > known.map.generation or not known.stores:
                 await self._fetch_metadata(address)
 
@@ -207,7 +207,8 @@ class Discovery:
         if status.get("tier") != "worker":
             strangers.ignore(address, "is not a worker: name workers as --seeds")
             return False
-        all_asked = self._seeds.addresses <= self._asked | {address}
+        # Only as long as there is an application to choose: there may be a thousand of them.
+        all_asked = strangers.application_id is None and self._seeds.addresses <= self._asked | {address}
         return strangers.admit(address, status["application_id"], all_asked=all_asked)
 
     def _lost(self, address: HostInfo, error: Exception) -> None:
