@@ -187,14 +187,9 @@ EMPTY_PROGRESS = Progress(0, 0, None, 0, None, 0.0, None, None)
 
 def lag_of(progress: Progress, now_boot_ms: float) -> Lag:
     """The lag of an answer given now from this progress."""
-    known_to = progress.consistent_position
-    end = progress.end_offset
-    record_lag = None if end is None else max(0, end - (progress.beginning if known_to is None else known_to))
-    return Lag(
-        record_lag,
-        _elapsed_ms(now_boot_ms, progress.current_until_boot_ms),
-        _elapsed_ms(now_boot_ms, progress.as_of_boot_ms),
-    )
+    _, _, known_to, beginning, end, _, current_until, as_of = progress
+    record_lag = None if end is None else max(0, end - (beginning if known_to is None else known_to))
+    return Lag(record_lag, _elapsed_ms(now_boot_ms, current_until), _elapsed_ms(now_boot_ms, as_of))
 
 
 def provable(lag: Lag, progress: Progress, now_boot_ms: float, end_offset_max_age_ms: float) -> Lag:

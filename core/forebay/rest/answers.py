@@ -12,6 +12,7 @@ from forebay.lag import Lag
 JSON_HEAD = b"content-type: application/json\r\n"
 PROBLEM_HEAD = b"content-type: " + PROBLEM_MEDIA_TYPE.encode() + b"\r\n"
 NO_STORE = b"cache-control: no-store\r\n"
+_OWN_HEAD = JSON_HEAD + NO_STORE
 CHALLENGE = b"www-authenticate: Bearer\r\n"
 
 
@@ -42,17 +43,13 @@ class Provenance(NamedTuple):
 def lag_json(lag: Lag) -> bytes:
     """The ``lag`` member."""
     record_lag, time_lag_ms, age_ms = lag
+    if record_lag is not None and time_lag_ms is not None and age_ms is not None:
+        return b'{"record_lag":%d,"time_lag_ms":%d,"age_ms":%d}' % (record_lag, time_lag_ms, age_ms)
     return b'{"record_lag":%b,"time_lag_ms":%b,"age_ms":%b}' % (
         b"null" if record_lag is None else b"%d" % record_lag,
         b"null" if time_lag_ms is None else b"%d" % time_lag_ms,
         b"null" if age_ms is None else b"%d" % age_ms,
     )
-
-
-def provenance_json(source: Provenance) -> bytes:
-    """The members in every answer of one replica, without braces."""
-    partition, position, role, host, lag = source
-    return _lasting(partition, position, role, host)[0] + lag_json(lag)
 
 
 @lru_cache(maxsize=4096)
@@ -71,6 +68,9 @@ def provenance_members(source: Provenance) -> dict[str, Any]:
 def lag_head(lag: Lag) -> bytes:
     """The header lines of a lag; those of unknown figures are absent."""
     record_lag, time_lag_ms, age_ms = lag
+    if record_lag is not None and time_lag_ms is not None and age_ms is not None:
+        known = (record_lag, time_lag_ms, age_ms)
+        return b"forebay-record-lag: %d\r\nforebay-time-lag-ms: %d\r\nforebay-age-ms: %d\r\n" % known
     return b"%b%b%b" % (
         b"" if record_lag is None else b"forebay-record-lag: %d\r\n" % record_lag,
         b"" if time_lag_ms is None else b"forebay-time-lag-ms: %d\r\n" % time_lag_ms,
@@ -98,8 +98,10 @@ class EncodedProvenance(NamedTuple):
 
 def encode_provenance(source: Provenance) -> EncodedProvenance:
     """A provenance in bytes, reused until it changes."""
-    members = provenance_json(source)
-    return EncodedProvenance(source, JSON_HEAD + NO_STORE + provenance_head(source), members, b",%b}" % members)
+    partition, position, role, host, lag = source
+    lasting_members, lasting_lines = _lasting(partition, position, role, host)
+    members = lasting_members + lag_json(lag)
+    return EncodedProvenance(source, _OWN_HEAD + lag_head(lag) + lasting_lines, members, b",%b}" % members)
 
 
 def problem_answer(problem: Problem, source: Provenance | None = None) -> Answer:

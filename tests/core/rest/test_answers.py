@@ -11,11 +11,11 @@ from forebay.rest.answers import (
     NO_STORE,
     Answer,
     Provenance,
+    encode_provenance,
     json_answer,
     lag_json,
     problem_answer,
     provenance_head,
-    provenance_json,
     provenance_members,
 )
 
@@ -59,7 +59,7 @@ def test_the_spliced_members_are_those_of_a_problem() -> None:
         "host": "[::1]:8080",
         "lag": {"record_lag": 7, "time_lag_ms": None, "age_ms": 0},
     }
-    assert json.loads(b"{" + provenance_json(SOURCE) + b"}") == members
+    assert json.loads(b"{" + encode_provenance(SOURCE).members + b"}") == members
     assert provenance_members(SOURCE) == members
 
 
