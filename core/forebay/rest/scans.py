@@ -29,8 +29,9 @@ from forebay.stored_keys import (
 from forebay.stored_versions import decode_version
 from forebay.topology import StoreSpec
 
-FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames"
-"""How a worker passes a page to a router: items with their stored keys, so that no JSON is parsed."""
+FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
+"""How a worker passes a page or a batch to a router, so that no JSON is parsed: items with their stored keys, or
+results with their statuses. Another version of the format has another name."""
 
 
 class ScanRoute(NamedTuple):

@@ -74,6 +74,10 @@ class ReplicaRequest:
             lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
         return b"\r\n".join(lines) + b"\r\n" + credentials + b"\r\n" + (self.body or b"")
 
+    def understands(self, answer: Answer) -> bool:
+        """Whether an answer is in the form that was asked for; a worker of another version may not know it."""
+        return not self.accept or answer.status != 200 or b"content-type: " + self.accept + b"\r\n" in answer.head
+
 
 class Came(NamedTuple):
     """One partition's answer, and as of when its lag is right, since it or others may have taken longer."""
@@ -314,6 +318,10 @@ class ReplicaRead:
         answer = task.result()
         cluster.answered(host)
         cluster.heard(host, self._held, answer.head)
+        if not self._request.understands(answer):
+            self.attempts.append(Attempt(host, "answered in another version's format"))
+            self._refused.add(host)
+            return None
         if is_final(answer):
             now = boot_ms()
             if now > self._deadline:

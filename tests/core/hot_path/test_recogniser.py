@@ -211,7 +211,7 @@ def test_a_batch_with_something_behind_it_is_left_alone(behind):
         b"Proxy-Connection: close",
         b"Upgrade: websocket",
         b"Origin: http://a\r\nCookie: a=b",
-        b"Accept: application/vnd.forebay.frames\r\nAccept: */*",
+        b"Accept: application/vnd.forebay.frames.v1\r\nAccept: */*",
         b"Host: y",
     ],
 )
@@ -222,7 +222,7 @@ def test_a_batch_that_needs_the_parser_is_left_to_it(header):
 def test_a_batch_says_whether_its_answer_is_to_be_in_frames():
     asked = {
         accept: recognise_batch(BATCH.replace(b"Host: x", b"Host: x\r\n" + accept))
-        for accept in (b"Accept: */*", b"Accept: application/vnd.forebay.frames")
+        for accept in (b"Accept: */*", b"Accept: application/vnd.forebay.frames.v1")
     }
     assert [found is not None and found.frames for found in asked.values()] == [False, True]
 
@@ -305,7 +305,7 @@ def test_several_requests_are_recognised_one_after_another():
         b"Connection: upgrade, close",
         b"Connection: ,",
         b"Host: y",
-        b"Accept: application/vnd.forebay.frames",
+        b"Accept: application/vnd.forebay.frames.v1",
     ],
 )
 def test_what_needs_the_parser_is_left_to_it(header):
