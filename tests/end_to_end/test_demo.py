@@ -1,4 +1,4 @@
-"""The main job, as ``scripts/demo --check`` runs it."""
+"""The main job, as ``scripts/demo --check`` runs it, on either log."""
 
 import subprocess
 import sys
@@ -6,14 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import need_kafka
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.spark
 @pytest.mark.chaos
-def test_the_demo_checks_out():
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["--kafka"], marks=pytest.mark.kafka)], ids=["sqlite", "kafka"]
+)
+def test_the_demo_checks_out(options):
+    if options:
+        need_kafka()
     done = subprocess.run(
-        [sys.executable, "-m", "examples.flights.demo", "--check"],
+        [sys.executable, "-m", "examples.flights.demo", "--check", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
