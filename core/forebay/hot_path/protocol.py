@@ -436,13 +436,26 @@ def _has_raw_target(data: memoryview) -> bool:
     return not bytes(data[:_MOST_HEAD_BYTES]).split(b"\r\n", 1)[0].isascii()
 
 
+def _left_to_the_route(segment: bytes, protocol: HotPathProtocol) -> Outcome:
+    return None
+
+
 def make_protocol(
     handlers: Handlers, cors: Mapping[str, Any] | None, draining: Callable[[], bool]
 ) -> type[HotPathProtocol]:
     """A protocol class for uvicorn's ``http`` setting, bound to a tier's handlers and its CORS options."""
     origins = OriginHeaders(cors)
+
+    def prepare(form: RequestForm) -> _Prepared:
+        try:
+            read = handlers.key(form)
+        except Exception:
+            log.exception("the hot path failed")
+            read = _left_to_the_route
+        return _Prepared(form, read, origins.lines(form.origin))
+
     bound = {
-        "forms": Forms(lambda form: _Prepared(form, handlers.key(form), origins.lines(form.origin))),
+        "forms": Forms(prepare),
         "batch_handler": staticmethod(handlers.batch),
         "draining": staticmethod(draining),
         "origins": origins,

@@ -26,7 +26,9 @@ _BATCH_LINE = re.compile(
     rb"POST /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/batch-get"
     rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]{0,1024}+))? HTTP/1\.1(?=\r\n)"
 )
-_MOST_BLOCKS = _MOST_FORMS = 4096
+_MOST_BLOCKS = 4096
+_MOST_FORMS = 8192
+"""In each of two generations: a router asks for each partition in a form of its own."""
 _MOST_REMEMBERED_BYTES = 1024
 """Longer forms are parsed each time: what is remembered must be bounded in bytes."""
 _DOTS = frozenset({b".", b".."})
@@ -35,6 +37,9 @@ _BEFORE_NONE = bytes(_MOST_HEAD_BYTES + 1)
 
 
 T = TypeVar("T")
+
+_ByParts = dict[bytes, dict[bytes, T]]
+"""By the bytes of a request before its key, then by those after it."""
 
 
 class RequestForm(NamedTuple):
@@ -137,8 +142,9 @@ class Forms(Generic[T]):
 
     def __init__(self, prepare: Callable[[RequestForm], T]) -> None:
         self._prepare = prepare
-        self._known: dict[bytes, dict[bytes, T]] = {}
-        """By the bytes before the key, then by those after it."""
+        self._known: _ByParts[T] = {}
+        self._known_before: _ByParts[T] = {}
+        """The generation before: what is not asked for again goes with it."""
         self._remembered = 0
 
     def find(self, data: bytes, at: int = 0) -> tuple[T, int, int, int] | None:
@@ -162,15 +168,17 @@ class Forms(Generic[T]):
         request = recognise(data, at)
         if request is None:
             return None
-        prepared = self._prepare(request.form)
         begin = at + len(b"GET /v1/stores//keys/") + len(request.form.store)
         segment_end = begin + len(request.segment)
-        if request.end - at - len(request.segment) <= _MOST_REMEMBERED_BYTES:
+        before, after = data[at:begin], data[segment_end : request.end]
+        prepared = self._known_before.get(before, {}).get(after)
+        if prepared is None:
+            prepared = self._prepare(request.form)
+        if len(before) + len(after) <= _MOST_REMEMBERED_BYTES and after not in self._known.get(before, {}):
             if self._remembered >= _MOST_FORMS:
-                self._known.clear()
-                self._remembered = 0
+                self._known, self._known_before, self._remembered = {}, self._known, 0
+            self._known.setdefault(before, {})[after] = prepared
             self._remembered += 1
-            self._known.setdefault(data[at:begin], {})[data[segment_end : request.end]] = prepared
         return prepared, begin, segment_end, request.end
 
 

@@ -26,7 +26,6 @@ _MOST_HEAD_BYTES = 64 << 10
 _MOST_GATHERED = 16
 """Requests sent together at most: the worker can begin with them while others still come."""
 _LENGTH = b"\r\ncontent-length: "
-_LENGTH_SIZE = len(_LENGTH)
 
 
 class UpstreamClosed(ConnectionError):

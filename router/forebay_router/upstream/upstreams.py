@@ -57,8 +57,8 @@ class Upstream:
     def send(self, request: bytes, on_answer: OnAnswer, most_load: int) -> bool:
         """Send a request over a shared connection: at once if the worker is idle.
 
-        Other requests of the same event-loop turn go to the worker over one connection, the least loaded, at the
-        turn's end. False, and nothing is sent, while some connections are missing, or ``most_load`` requests are
+        Other requests of the same event-loop turn go to the worker in groups, each over the least loaded
+        connection. False, and nothing is sent, while some connections are missing, or ``most_load`` requests are
         in flight.
         """
         load = self._in_flight.count

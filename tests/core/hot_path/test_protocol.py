@@ -107,6 +107,17 @@ async def test_a_peer_that_takes_no_answers_is_not_answered_without_end(peer):
     assert len(peer.written) < 200_000
 
 
+async def test_what_cannot_be_prepared_is_left_to_the_route():
+    class Failing(OfOneKey):
+        def key(self, form: RequestForm) -> KeyHandler:
+            raise RuntimeError("a mistake")
+
+    peer = opened(Failing(lambda segment, protocol: None))
+    peer.protocol.data_received(REQUEST)
+    # uvicorn's own answer to an application that gives none.
+    await until(lambda: peer.written.startswith(b"HTTP/1.1 500"))
+
+
 async def test_a_router_can_begin_with_the_first_answers_while_others_are_made():
     written: list[int] = []
 

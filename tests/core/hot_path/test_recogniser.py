@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.hot_path import Forms, HotRequest, Recogniser, recognise, recognise_batch
+from forebay.hot_path import Forms, HotRequest, Recogniser, RequestForm, recognise, recognise_batch
 from forebay.hot_path.upgrade import head_without_upgrade
 
 PLAIN = b"GET /v1/stores/counts/keys/a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -267,6 +267,25 @@ def test_what_came_before_changes_nothing(received):
             else:
                 form, begin, segment_end, end = found
                 assert HotRequest(form, (prefix + data)[begin:segment_end], end - len(prefix)) == alone
+
+
+def test_of_any_number_of_forms_those_that_are_asked_for_again_are_prepared_once(monkeypatch):
+    monkeypatch.setattr("forebay.hot_path.recogniser._MOST_FORMS", 10)
+    prepared: list[bytes] = []
+
+    def prepare(form: RequestForm) -> RequestForm:
+        prepared.append(form.query)
+        return form
+
+    forms = Forms(prepare)
+    for number in range(100):
+        forms.find(PLAIN)
+        forms.find(PLAIN.replace(b" HTTP", b"?max_age_ms=%d HTTP" % number))
+    assert prepared.count(b"") == 1
+    remembered = [after for known in (forms._known, forms._known_before) for of in known.values() for after in of]
+    assert len(remembered) <= 20
+    forms.find(PLAIN.replace(b"Host: x", b"Host: x\r\nX: " + b"x" * 2_000))
+    assert max(map(len, remembered)) < 1_000
 
 
 @pytest.mark.parametrize("cut", range(1, len(PLAIN)))
