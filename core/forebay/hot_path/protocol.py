@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
-import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-
-from forebay.errors import BadRequest
 from forebay.hot_path.cors import OriginHeaders
+from forebay.hot_path.ordinary import OrdinaryProtocol
 from forebay.hot_path.outbox import Outbox, Slot, render
 from forebay.hot_path.recogniser import Forms, HotBatch, Recogniser, RequestForm, recognise_batch
-from forebay.hot_path.stall import StallWatch
-from forebay.hot_path.upgrade import head_without_upgrade
 from forebay.lag import UNLIMITED
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import Answer
 
 log = logging.getLogger(__name__)
 
-_MOST_HEAD_BYTES = 64 << 10
-"""Limit for an incomplete request head, not counting its first chunk."""
 _MOST_UNSENT_BYTES = 8 << 10
 """Above this, answers are sent in the middle of a turn: a router that pipelines many reads can begin with their
 answers, and a peer that stopped reading holds back the next."""
@@ -31,12 +23,6 @@ _FIRST_SLOTS, _MOST_SLOTS = 16, 256
 """Outstanding answers on one connection above which nothing more is read from it; more if they are small."""
 _MOST_SLOT_BYTES = 1 << 20
 """Limit in bytes for this many answers as large as the last."""
-_MOST_REQUEST_S = 30.0
-"""How long a request may take to arrive, and the first one to begin."""
-_NO_HTTP = "Invalid HTTP request received."
-_NO_HTTP_BUT_FOR_ESCAPES = (
-    "Invalid HTTP request received: its target holds bytes that must be percent-encoded, such as %C3%BC for ü."
-)
 
 
 Outcome = Answer | Slot | None
@@ -67,7 +53,7 @@ class _Prepared(NamedTuple):
     lines: bytes
 
 
-class HotPathProtocol(HttpToolsProtocol):
+class HotPathProtocol(OrdinaryProtocol):
     """Offers complete requests to the handlers while the connection is between two ordinary ones."""
 
     forms: ClassVar[Forms[_Prepared]]
@@ -79,27 +65,14 @@ class HotPathProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._recogniser = Recogniser(self.forms)
-        self._in_message = self._in_head = self._upgrading = False
         self._slots: deque[Slot] = deque()
         self._most_slots = _FIRST_SLOTS
-        self._patience: asyncio.TimerHandle | None = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
-        self._head_bytes = 0
         self._held = b""
         self._ended = False
-        self._refusal = ""
-        """Why nothing more of what is received can be understood, while an earlier request is being answered."""
-        self._running: RequestResponseCycle | None = None
-        """The framework's request under way; the parser's may be a later one."""
         self._hot_requests = 0
         self._hot_requests_at_timer = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait this long for a request."""
-        super().connection_made(transport)
-        self._stall = StallWatch(self.loop, transport)
-        self._be_patient()
 
     def data_received(self, data: bytes) -> None:
         """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
@@ -153,36 +126,7 @@ class HotPathProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Leave it to the parser and the framework, once all that is ready is sent."""
         self.send_now()
-        went_on = self._in_head
-        self._feed(data)
-        if not self._in_head:
-            self._head_bytes = 0
-        elif went_on:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MOST_HEAD_BYTES:
-                self.send_400_response(f"The request's head is longer than {_MOST_HEAD_BYTES} bytes.")
-
-    def _feed(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
-        pieces = [memoryview(data)]
-        while pieces:
-            piece = pieces.pop()
-            try:
-                self.parser.feed_data(piece)
-            except httptools.HttpParserError:
-                self.send_400_response(_NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(piece) else _NO_HTTP)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                if not self._upgrading:
-                    return
-                pieces += [piece[upgrade.args[0] :], memoryview(self._begin_without_upgrade())]
-
-    def _begin_without_upgrade(self) -> bytes:
-        """Start with a new parser; returns what it must read first."""
-        parser, self._upgrading = self.parser, False
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return head_without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
+        super().data_received(data)
 
     def _answer_hot(self, data: bytes) -> int:
         """The start of the first request that is not for the hot path."""
@@ -282,133 +226,19 @@ class HotPathProtocol(HttpToolsProtocol):
             self._most_slots += 1
         self._send(answer)
 
-    def pause_writing(self) -> None:
-        """Too much waits for the peer: it is dropped unless it reads some of it in time."""
-        super().pause_writing()
-        self._stall.begin()
-
     def resume_writing(self) -> None:
         """The peer has read what waited for it."""
         super().resume_writing()
-        if not self.transport.is_closing():
-            self._stall.end()
         if self._slots or self._held:
             self._send_filled()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def on_response_complete(self) -> None:
-        """The framework has answered a request."""
-        super().on_response_complete()
-        if self._refusal and not self._answers_earlier() and not self.transport.is_closing():
-            self.send_400_response(self._refusal)
-        self._watch_close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more is sent."""
-        self._stall.end()
-        self._end_patience()
-        running = self._running
-        if running is not None and not running.response_complete:
-            # Of several requests, uvicorn tells only the newest.
-            running.disconnected = True
-            running.message_event.set()
-        super().connection_lost(exc)
-        # After a reset, uvicorn lets it run out, and it holds all that belongs to the connection.
-        self._unset_keepalive_if_required()
-
-    def _close(self) -> None:
-        """Close once the peer has read what is left."""
-        self.transport.close()
-        self._watch_close()
-
-    def _watch_close(self) -> None:
-        """Drop a peer that does not read what is left, however little, if the connection is being closed."""
-        if self.transport.is_closing() and self in self.connections:
-            if self.scheme == "https":
-                self._stall.finish()
-            else:
-                self._stall.begin()
-
-    def _be_patient(self) -> None:
-        self._patience = self.loop.call_later(_MOST_REQUEST_S, self._lose_patience)
-
-    def _end_patience(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-    def _lose_patience(self) -> None:
-        # A peer that sends a byte now and then would keep a connection, and the bytes received, for ever.
-        self._patience = None
-        self._close()
-
-    def _between_requests(self) -> bool:
-        return (
-            not self._in_message
-            and (self.cycle is None or self.cycle.response_complete)
-            and not self.pipeline
-            and not self.flow.write_paused
-            and not self.transport.is_closing()
-        )
-
-    def on_message_begin(self) -> None:
-        """The parser has begun a request: the hot path waits for its end."""
-        self._in_message = self._in_head = True
-        # Counted from now, however long it took to begin.
-        self._end_patience()
-        self._be_patient()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        """The parser has read the head: anything after the body is not part of it."""
-        self._upgrading = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
-        if self._upgrading:
-            return
-        super().on_headers_complete()
-        self._in_head = False
-        # A trailer would count as a header, even Authorization, unseen by a proxy that checks headers.
-        self.headers = []
-
-    def on_message_complete(self) -> None:
-        """The parser has read a complete request."""
-        if self._upgrading:
-            return
-        self._in_message = False
-        self._end_patience()
-        super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not an HTTP request with a problem, like every error, and close.
-
-        It is sent after the answers to the requests before it.
-        """
-        if self._answers_earlier():
-            self._refusal = msg
-            return
-        answer = problem_answer(BadRequest(msg))
-        self.transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
-        self._close()
-
-    def _answers_earlier(self) -> bool:
-        """Whether the framework is answering a request that the parser has read to its end."""
-        running = self._running
-        whole = not self._in_message or self._in_head or running is not self.cycle
-        return running is not None and not running.response_complete and whole
 
     def shutdown(self) -> None:
         """Close once every answer is sent."""
         self.send_now()
         if self._slots:
             self._ended = True
-        elif self._in_message:
-            # The rest of a request may never arrive.
-            self._close()
         else:
             super().shutdown()
-            self._watch_close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's is asked; uvicorn's has no answer.
         """A client that has closed its half still gets its outstanding answers; without any, or with TLS, which
@@ -430,10 +260,6 @@ class HotPathProtocol(HttpToolsProtocol):
             self._arm_keep_alive()
         elif not self.transport.is_closing():
             self._close()
-
-
-def _has_raw_target(data: memoryview) -> bool:
-    return not bytes(data[:_MOST_HEAD_BYTES]).split(b"\r\n", 1)[0].isascii()
 
 
 def _left_to_the_route(segment: bytes, protocol: HotPathProtocol) -> Outcome:

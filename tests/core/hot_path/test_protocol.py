@@ -142,7 +142,7 @@ async def test_a_router_can_begin_with_the_first_answers_while_others_are_made()
     ],
 )
 async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatch, begun):
-    monkeypatch.setattr("forebay.hot_path.protocol._MOST_REQUEST_S", 0.05)
+    monkeypatch.setattr("forebay.hot_path.ordinary._MOST_REQUEST_S", 0.05)
     peer = connected(lambda segment, protocol: Answer(200, b"", BODY))
     if begun:
         peer.protocol.data_received(begun)
@@ -150,7 +150,7 @@ async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatc
 
 
 async def test_a_connection_whose_requests_came_whole_may_rest(monkeypatch):
-    monkeypatch.setattr("forebay.hot_path.protocol._MOST_REQUEST_S", 0.02)
+    monkeypatch.setattr("forebay.hot_path.ordinary._MOST_REQUEST_S", 0.02)
     peer = connected(lambda segment, protocol: Answer(200, b"", BODY))
     peer.protocol.data_received(REQUEST)
     await asyncio.sleep(0.06)
