@@ -45,14 +45,14 @@ class HedgeBudget:
         """How many hedges are allowed now."""
         return int(self._tokens)
 
-    def earn(self, now_ms: float) -> None:
-        """Count a request."""
+    def earn(self, now_ms: float, requests: int = 1) -> None:
+        """Count requests that came at this time, or shortly before."""
         second = int(now_ms // 1000)
         if second != self._second:
             self._burst = max(_LEAST_BURST, float(self._in_second))
             self._second, self._in_second = second, 0
-        self._in_second += 1
-        self._tokens = min(self._burst, self._tokens + _SHARE)
+        self._in_second += requests
+        self._tokens = min(self._burst, self._tokens + requests * _SHARE)
 
     def spend(self) -> bool:
         """Whether one more hedge is allowed; counts it if so."""

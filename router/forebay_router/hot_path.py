@@ -67,6 +67,7 @@ class RouterHotPath:
         self._choices = Choices(router)
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
+        self._asked_since_tick = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def key(self, form: RequestForm) -> KeyHandler:
@@ -96,7 +97,7 @@ class RouterHotPath:
         if not target.upstream.send(sent, partial(self._answered, read), most_load):
             return None
         router.in_flight += 1
-        router.budget.earn(now)
+        self._asked_since_tick += 1
         self._outstanding.append(read)
         if not self._ticking:
             self._tick()
@@ -219,8 +220,10 @@ class RouterHotPath:
     def _look_for_slow_reads(self) -> None:
         """Let reads that waited past the hedge delay continue as ordinary ones, within the budget of hedges."""
         self._ticking = False
-        router = self._router
-        late = boot_ms() - router.delay.delay_ms
+        router, now = self._router, boot_ms()
+        router.budget.earn(now, self._asked_since_tick)
+        self._asked_since_tick = 0
+        late = now - router.delay.delay_ms
         while self._outstanding and (self._outstanding[0].done or self._outstanding[0].sent_boot_ms < late):
             read = self._outstanding.popleft()
             if read.done:
