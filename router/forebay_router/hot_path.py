@@ -80,7 +80,7 @@ class RouterHotPath:
             asked = self._choices.key_read(form)
             if asked is None:
                 return None
-            partition = asked.spec.partition_of(from_segment(asked.spec.key_codec, segment))
+            partition = asked.partition_of(segment)
         except Problem:
             return None
         if router.in_flight >= router.settings.max_in_flight:
@@ -147,7 +147,7 @@ class RouterHotPath:
         if read.done:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer, took_ms)
-        elif answer is None or not is_final(answer):
+        elif answer is None or not (answer.status == 200 or is_final(answer)):
             refused = None
             if answer is not None and answer.status not in REFUSALS:
                 # One that refused the router's token is asked again: it may have another since.
@@ -164,8 +164,8 @@ class RouterHotPath:
         asked = read.asked
         if took_ms > self._router.timeout_ms(asked.parameters):
             return None
-        tolerance = asked.tolerance.held_to(self._router.cluster.ceiling)
-        return answer_by_now(answer, took_ms, tolerance, asked.spec.name, "it had arrived")
+        store, tolerance = asked.bounds
+        return answer_by_now(answer, took_ms, tolerance, store, "it had arrived")
 
     def _answered_after_all(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
         """The first worker was faster than those asked since."""
@@ -174,10 +174,10 @@ class RouterHotPath:
             self._fill(read, answer, took_ms)
 
     def _fill(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
-        self._answer_ms.observe(took_ms)
-        self._metrics.count_answer(_PATH, read.asked.spec.name, answer)
         asked = read.asked
-        read.slot.fill(answer, (asked.spec.name, asked.tolerance.held_to(self._router.cluster.ceiling)))
+        self._answer_ms.observe(took_ms)
+        self._metrics.count_answer(_PATH, asked.spec.name, answer)
+        read.slot.fill(answer, asked.bounds)
 
     def _go_on_as_ordinary(
         self, read: _Outstanding, *, silent: HostInfo | None = None, refused: tuple[HostInfo, Answer] | None = None

@@ -201,8 +201,10 @@ class HotPathProtocol(OrdinaryProtocol):
         if not slots or slots[0] is not slot or self.flow.write_paused:
             return False
         slots.popleft()
-        self._send_of_slot(render(answer, slot.lines))
+        sent = render(answer, slot.lines)
+        self._send(sent)
         if slots or self._held or self._ended:
+            self._adapt(len(sent))
             self._send_filled()
         return True
 
@@ -210,7 +212,9 @@ class HotPathProtocol(OrdinaryProtocol):
         """Send every answer whose predecessors are sent, and continue with the input held back for them."""
         slots = self._slots
         while slots and slots[0].filled and not self.flow.write_paused:
-            self._send_of_slot(slots.popleft().render())
+            sent = slots.popleft().render()
+            self._send(sent)
+            self._adapt(len(sent))
         if self._ended and not slots:
             self.send_now()
             self._close()
@@ -219,12 +223,12 @@ class HotPathProtocol(OrdinaryProtocol):
             self.flow.resume_reading()
             self.data_received(held)
 
-    def _send_of_slot(self, answer: bytes) -> None:
-        if len(answer) * self._most_slots > _MOST_SLOT_BYTES:
+    def _adapt(self, answer_bytes: int) -> None:
+        """Allow more outstanding answers on this connection while they are small, fewer if they are large."""
+        if answer_bytes * self._most_slots > _MOST_SLOT_BYTES:
             self._most_slots = max(1, self._most_slots // 2)
         elif self._most_slots < _MOST_SLOTS:
             self._most_slots += 1
-        self._send(answer)
 
     def resume_writing(self) -> None:
         """The peer has read what waited for it."""

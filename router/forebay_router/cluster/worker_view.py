@@ -66,7 +66,7 @@ class WorkerView:
     def answered(self, *, late: bool = False) -> None:
         """It answered a read, perhaps ``late``, when it was no longer awaited: it does not hang."""
         self.silent_reads = 0
-        if not late:
+        if not late and self.slow_start.window is not None:
             self.slow_start.answered()
 
     def is_newer(self, status: Mapping[str, Any]) -> bool:

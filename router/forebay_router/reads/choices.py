@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from forebay.codecs import from_segment
 from forebay.hot_path import RequestForm
 from forebay.lag import Tolerance
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
+from forebay.segments import remembered
 from forebay.topology import StoreSpec
 from forebay_router.cluster.candidates import candidates, equally_good, less_loaded
 from forebay_router.cluster.worker_view import WorkerView
@@ -48,9 +50,13 @@ class KeyRead:
     """A read of one key without the key: its store and query, prepared once for all identical reads."""
 
     spec: StoreSpec
+    partition_of: Callable[[bytes], int]
+    """The partition of a key by its URL segment as received; raises ``BadKey``."""
     query: bytes
     parameters: ReadParameters
     tolerance: Tolerance
+    bounds: tuple[str, Tolerance]
+    """The store, and the tolerance within the bounds that workers set to every read."""
     spread: bool
     choices: _ByPartition
     """Shared by all reads with the same candidates."""
@@ -67,6 +73,8 @@ class Choices:
         self._router = router
         self._stores: Mapping[str, StoreSpec] = {}
         """Those that reads are prepared for."""
+        self._partitions: dict[str, Callable[[bytes], int]] = {}
+        """By store: a key's partition by its segment."""
         self._reads: dict[tuple[str, bytes], KeyRead] = {}
         """By store and query."""
         self._choices: dict[tuple[str, Tolerance, bool], _ByPartition] = {}
@@ -77,6 +85,7 @@ class Choices:
         stores = self._router.cluster.metadata.stores
         if stores is not self._stores:
             self._stores = stores
+            self._partitions.clear()
             self._forget()
         # Without the token, of which there may be any number.
         place = form[:2]
@@ -96,9 +105,11 @@ class Choices:
         spread = parameters.prefer == "any" and not parameters.require_active
         read = KeyRead(
             spec,
+            self._partition_of(spec),
             form.query,
             parameters,
             tolerance,
+            (spec.name, tolerance.held_to(self._router.cluster.ceiling)),
             spread,
             self._choices.setdefault((spec.name, tolerance, spread), {}),
             b"GET /v1/stores/%b/keys/" % spec.name_bytes,
@@ -106,6 +117,14 @@ class Choices:
         )
         self._reads[place] = read
         return read
+
+    def _partition_of(self, spec: StoreSpec) -> Callable[[bytes], int]:
+        def work_out(segment: bytes) -> int:
+            return spec.partition_of(from_segment(spec.key_codec, segment))
+
+        if spec.name not in self._partitions:
+            self._partitions[spec.name] = remembered(work_out, len(self._stores))
+        return self._partitions[spec.name]
 
     def _forget(self) -> None:
         """Start again: clients may send any number of different forms."""
@@ -131,6 +150,7 @@ class Choices:
     def _think(self, read: KeyRead, partition: int, now_boot_ms: float) -> _Choice:
         """Find the workers to choose among; none if one of them is recovering."""
         router = self._router
+        read.bounds = (read.spec.name, read.tolerance.held_to(router.cluster.ceiling))
         holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
         hosts = equally_good(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]
         workers = [router.cluster.workers.get(host) for host in hosts]

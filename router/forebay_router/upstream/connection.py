@@ -26,6 +26,7 @@ _MOST_HEAD_BYTES = 64 << 10
 _MOST_GATHERED = 16
 """Requests sent together at most: the worker can begin with them while others still come."""
 _LENGTH = b"\r\ncontent-length: "
+_LENGTH_SIZE = len(_LENGTH)
 
 
 class UpstreamClosed(ConnectionError):
@@ -189,10 +190,20 @@ def _parse(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
         if len(buffer) - at > _MOST_HEAD_BYTES:
             raise ValueError("head too long")
         return None
+    body_at = end + 4
+    length_at = buffer.rfind(_LENGTH, at, end)
+    told = _before_length(buffer[at : length_at + 2]) if length_at >= 0 else None
+    digits = buffer[length_at + _LENGTH_SIZE : end]
+    if told is not None and digits.isdigit():
+        # From a forebay worker: the length is the last line.
+        status, lines = told
+        answer_end = body_at + int(digits)
+        if len(buffer) < answer_end:
+            return None
+        return Answer(status, lines, buffer[body_at:answer_end]), answer_end, True
     status, lines, length, keep = _read_head(buffer, at, end)
     if length < 0:
         raise ValueError("no content-length")
-    body_at = end + 4
     if len(buffer) < body_at + length:
         return None
     return Answer(status, lines, buffer[body_at : body_at + length]), body_at + length, keep
@@ -212,13 +223,6 @@ def _read_head(buffer: bytes, at: int, end: int) -> tuple[int, bytes, int, bool]
 
     ``end`` is that of the last header. Raises ``ValueError``.
     """
-    length_at = buffer.rfind(_LENGTH, at, end)
-    if length_at >= 0:
-        digits = buffer[length_at + len(_LENGTH) : end]
-        told = _before_length(buffer[at : length_at + 2])
-        if told is not None and digits.isdigit():
-            # From a forebay worker: the length is the last line.
-            return *told, int(digits), True
     status, lines = _split_status(buffer[at : end + 2])
     length, keep = -1, True
     kept = []

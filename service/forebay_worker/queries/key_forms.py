@@ -1,20 +1,13 @@
-"""A key in the forms that a read of it needs, made once for keys that are read again and again."""
+"""A key in the forms that a read of it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 from forebay.codecs import from_segment
+from forebay.segments import remembered
 from forebay.topology import StoreSpec
-
-MOST_REMEMBERED = 32_768
-"""Keys remembered by a process, of all stores."""
-_LEAST_REMEMBERED = 64
-"""Of each store, however many there are."""
-_REMEMBERED_BYTES = 128
-"""Longer keys are worked out each time: what is remembered must be bounded in bytes."""
 
 
 class KeyForm(NamedTuple):
@@ -41,5 +34,4 @@ def key_forms(spec: StoreSpec, stores: int) -> KeyForms:
         document = b'{"store":"%b","key":%b' % (spec.name_bytes, spec.key_codec.to_json(plain))
         return KeyForm(plain, partition, spec.stored_keys.prefix(plain), document)
 
-    remembered = lru_cache(maxsize=max(_LEAST_REMEMBERED, MOST_REMEMBERED // stores))(work_out)
-    return lambda segment: (remembered if len(segment) <= _REMEMBERED_BYTES else work_out)(segment)
+    return remembered(work_out, stores)
