@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
@@ -15,8 +14,7 @@ from forebay.rest.parameters import Prefer
 _Host = TypeVar("_Host")
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """One replica as known to the router.
 
     ``lag`` is the last one reported, unknown once the report is too old. ``load`` is how many requests the router

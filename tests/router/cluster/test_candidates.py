@@ -1,5 +1,4 @@
 import random
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,7 +104,7 @@ def test_any_begins_with_one_that_is_as_good_as_the_best(holders, tolerance, see
 @given(holders=HOLDERS, tolerance=TOLERANCES)
 def test_any_leaves_the_rack_of_the_router_only_if_no_one_there_is_as_good(holders, tolerance):
     chosen = {holder.near for holder in holders if holder.host in equally_good(holders, tolerance)}
-    elsewhere = equally_good([replace(holder, near=False) for holder in holders], tolerance)
+    elsewhere = equally_good([holder._replace(near=False) for holder in holders], tolerance)
     assert chosen == {any(holder.near for holder in holders if holder.host in elsewhere)} or not elsewhere
 
 
