@@ -6,7 +6,7 @@ import base64
 import binascii
 import bisect
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -278,15 +278,19 @@ def first_end(pages: Iterable[Page], *, reverse: bool) -> bytes | None:
     return max(ends) if reverse else min(ends)
 
 
-def merge(runs: Iterable[Items], *, reverse: bool) -> Items:
-    """Items of several partitions in one order; sorting finds what is ordered already."""
+def merge(runs: Iterable[Items], *, reverse: bool) -> tuple[list[bytes], Callable[[int], bytes]]:
+    """Items of several partitions in one order, and the stored key of each by its place.
+
+    Sorting finds what is ordered already.
+    """
     found = [run for run in runs if run[0]]
     if len(found) == 1:
-        return found[0]
+        keys, items = found[0]
+        return items, keys.__getitem__
     keys = list(chain.from_iterable(keys for keys, _ in found))
     items = list(chain.from_iterable(items for _, items in found))
     order = sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
-    return list(map(keys.__getitem__, order)), list(map(items.__getitem__, order))
+    return list(map(items.__getitem__, order)), lambda place: keys[order[place]]
 
 
 def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:

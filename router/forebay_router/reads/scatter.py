@@ -6,7 +6,7 @@ Memory is bounded whatever the limit: two pages per partition and list, and over
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,9 +211,9 @@ class Gather:
         left = self.parameters.limit
         looked_boot_ms = boot_ms()
         while True:
-            keys, items, told_to = self._merge()
+            items, key_at, told_to = self._merge()
             if len(items) > left:
-                items, told_to = items[:left], keys[left - 1]
+                items, told_to = items[:left], key_at(left - 1)
             for piece in _in_pieces(items):
                 yield piece if first else b"," + piece
                 first = False
@@ -246,10 +246,10 @@ class Gather:
             return range(self.scan.spec.partitions)
         return self.router.partitions(self.scan.spec, from_segment(self.scan.spec.key_codec, segment))
 
-    def _merge(self) -> tuple[list[bytes], list[bytes], bytes | None]:
+    def _merge(self) -> tuple[list[bytes], Callable[[int], bytes], bytes | None]:
         """Every current item that no later page can precede, in order; removed from the pages.
 
-        Stored keys, items, and the stored key up to which they are complete, None for the end.
+        Items, the stored key of each by its place, and the one up to which they are complete, None for the end.
         """
         reverse = self.scan.reverse
         pages = [part.page for part in self.parts.values() if part.page is not None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from typing import Any
 
 from forebay.clock import boot_ms
@@ -32,15 +31,13 @@ from forebay.rest.scans import (
 )
 from forebay_worker.queries.admission import Admission, Admitted
 from forebay_worker.queries.misses import why_unproven
-from forebay_worker.queries.values import oldest_version, scanned
+from forebay_worker.queries.values import oldest_version, scanned_in_chunks
 from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 _MOST_PAGE_BYTES = 4 << 20
 _MOST_LOOKED_AT = 10_000
 """Entries scanned per page, matching or not: some milliseconds, in which no other request is answered."""
-_FIRST_CHUNK, _CHUNK = 8, 128
-"""Entries taken before their size is checked."""
 
 
 class Scans:
@@ -113,11 +110,10 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) 
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
     if scan.route.items == "versions" and scan.plain is not None:
         start = max(start, oldest_version(replica, scan.plain) or start)
-    found = scanned(replica, start, end, reverse=scan.reverse)
     oldest_ms = replica.oldest_kept_ms
-    page, looked_at, size, chunk = Page(), 0, 0, min(_FIRST_CHUNK, limit + 1)
-    while pairs := list(itertools.islice(found, chunk)):
-        looked_at, chunk = looked_at + len(pairs), min(_CHUNK, 2 * chunk)
+    page, looked_at, size = Page(), 0, 0
+    for pairs in scanned_in_chunks(replica, start, end, reverse=scan.reverse, most=limit + 1):
+        looked_at += len(pairs)
         page.last = pairs[-1][0]
         asked_for = scan.asked_for(pairs, oldest_ms)
         if asked_for:
@@ -151,8 +147,8 @@ def _source_head(*pages: Page) -> bytes:
 def _merged(scan: Scan, pages: list[Page], limit: int) -> bytes:
     """One list answer of several partitions' pages, cut where a page that has more ends."""
     bound = first_end(pages, reverse=scan.reverse)
-    keys, items = merge([page.take_to(bound, reverse=scan.reverse) for page in pages], reverse=scan.reverse)
-    last = bound if len(items) <= limit else keys[limit - 1]
+    items, key_at = merge([page.take_to(bound, reverse=scan.reverse) for page in pages], reverse=scan.reverse)
+    last = bound if len(items) <= limit else key_at(limit - 1)
     sources = [page.source for page in pages]
     absent = set(range(scan.spec.partitions)) - {source["partition"] for source in sources}
     missing = absent if scan.plain is None else set()

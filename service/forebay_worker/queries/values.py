@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 
@@ -18,6 +19,8 @@ from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
 
+_FIRST_CHUNK, _LARGEST_CHUNK = 8, 128
+"""Entries that are read together: their size is unknown before."""
 _LOGGED = Repeats()
 """A store that cannot be read would otherwise be logged with every read of it."""
 
@@ -27,6 +30,20 @@ def scanned(replica: Replica, start: bytes, end: bytes, *, reverse: bool = False
     store = replica.store
     try:
         yield from store.scan(start, end, reverse=reverse)
+    except Exception as error:
+        raise _unreadable(replica, store, error) from error
+
+
+def scanned_in_chunks(
+    replica: Replica, start: bytes, end: bytes, *, reverse: bool, most: int
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    """The same in chunks of a growing number of entries, of which the first has this many at most."""
+    store, size = replica.store, min(_FIRST_CHUNK, most)
+    try:
+        found = store.scan(start, end, reverse=reverse)
+        while chunk := list(itertools.islice(found, size)):
+            yield chunk
+            size = min(_LARGEST_CHUNK, 2 * size)
     except Exception as error:
         raise _unreadable(replica, store, error) from error
 
