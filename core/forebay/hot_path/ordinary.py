@@ -42,7 +42,7 @@ class OrdinaryProtocol(HttpToolsProtocol):
         """The framework's request under way; the parser's may be a later one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait this long for a request."""
+        """Wait for a request, though not for ever."""
         super().connection_made(transport)
         self._stall = StallWatch(self.loop, transport)
         self._be_patient()
@@ -142,6 +142,7 @@ class OrdinaryProtocol(HttpToolsProtocol):
         self._close()
 
     def _between_requests(self) -> bool:
+        """Whether no request is with the framework, and more may be sent."""
         return (
             not self._in_message
             and (self.cycle is None or self.cycle.response_complete)
@@ -151,7 +152,7 @@ class OrdinaryProtocol(HttpToolsProtocol):
         )
 
     def on_message_begin(self) -> None:
-        """The parser has begun a request: the hot path waits for its end."""
+        """The parser has begun a request, whose end must come in time."""
         self._in_message = self._in_head = True
         # Counted from now, however long it took to begin.
         self._end_patience()

@@ -150,6 +150,7 @@ class Choices:
     def _think(self, read: KeyRead, partition: int, now_boot_ms: float) -> _Choice:
         """Find the workers to choose among; none if one of them is recovering."""
         router = self._router
+        # Workers may have other bounds by now.
         read.bounds = (read.spec.name, read.tolerance.held_to(router.cluster.ceiling))
         holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
         hosts = equally_good(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]
