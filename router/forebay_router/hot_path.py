@@ -83,8 +83,11 @@ class RouterHotPath:
             partition = asked.partition_of(segment)
         except Problem:
             return None
-        if router.in_flight >= router.settings.max_in_flight:
-            return self._overload(asked.spec.name)
+        overload = router.overload()
+        if overload is not None:
+            self._metrics.count(_PATH, overload.status, asked.spec.name)
+            self._answer_ms.observe(0)
+            return problem_answer(overload)
         now = boot_ms()
         target = self._choices.choose(asked, partition, now)
         if target is None:
@@ -102,13 +105,6 @@ class RouterHotPath:
         if not self._ticking:
             self._tick()
         return slot
-
-    def _overload(self, store: str) -> Answer:
-        problem = self._router.overload()
-        assert problem is not None
-        self._metrics.count(_PATH, problem.status, store)
-        self._answer_ms.observe(0)
-        return problem_answer(problem)
 
     def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Slot:
         """A slot that will be filled."""
@@ -147,7 +143,7 @@ class RouterHotPath:
         if read.done:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer, took_ms)
-        elif answer is None or not (answer.status == 200 or is_final(answer)):
+        elif answer is None or not is_final(answer):
             refused = None
             if answer is not None and answer.status not in REFUSALS:
                 # One that refused the router's token is asked again: it may have another since.

@@ -7,7 +7,7 @@ from functools import lru_cache
 from time import perf_counter
 
 from forebay.errors import Problem
-from forebay.hot_path import HotBatch, HotPathProtocol, KeyHandler, RequestForm
+from forebay.hot_path import HotBatch, HotPathProtocol, KeyHandler, RequestForm, left_to_the_route
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import batch_answer, read_batch_keys
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
@@ -42,7 +42,9 @@ class WorkerHotPath:
             prepared = self._worker.reads.key(form.store, self._parameters(form.query))
         except Problem as problem:
             return self._counted(_always(problem))
-        return _left_to_the_route if prepared.parameters.wait_ms else self._counted(prepared.answer)
+        if prepared.parameters.wait_ms:
+            return left_to_the_route
+        return self._counted(prepared.answer)
 
     def _counted(self, read: Callable[[bytes], Answer]) -> KeyHandler:
         counts, took_us = self._counts, self._took_us
@@ -80,7 +82,3 @@ class WorkerHotPath:
 def _always(problem: Problem) -> Callable[[bytes], Answer]:
     """For a form that is at fault whatever the key."""
     return lambda segment: problem_answer(problem)
-
-
-def _left_to_the_route(segment: bytes, protocol: HotPathProtocol) -> None:
-    """It can wait."""

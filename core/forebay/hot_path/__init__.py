@@ -6,7 +6,14 @@ make up nearly all traffic. Anything not recognised with certainty falls through
 
 from forebay.hot_path.guard import guarded
 from forebay.hot_path.outbox import Slot
-from forebay.hot_path.protocol import Handlers, HotPathProtocol, KeyHandler, Outcome, make_protocol
+from forebay.hot_path.protocol import (
+    Handlers,
+    HotPathProtocol,
+    KeyHandler,
+    Outcome,
+    left_to_the_route,
+    make_protocol,
+)
 from forebay.hot_path.recogniser import (
     Forms,
     HotBatch,
@@ -29,6 +36,7 @@ __all__ = [
     "RequestForm",
     "Slot",
     "guarded",
+    "left_to_the_route",
     "make_protocol",
     "recognise",
     "recognise_batch",

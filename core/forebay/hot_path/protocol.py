@@ -266,8 +266,8 @@ class HotPathProtocol(OrdinaryProtocol):
             self._close()
 
 
-def _left_to_the_route(segment: bytes, protocol: HotPathProtocol) -> Outcome:
-    return None
+def left_to_the_route(segment: bytes, protocol: HotPathProtocol) -> None:
+    """Handles reads in a form that is not for the hot path."""
 
 
 def make_protocol(
@@ -281,7 +281,7 @@ def make_protocol(
             read = handlers.key(form)
         except Exception:
             log.exception("the hot path failed")
-            read = _left_to_the_route
+            read = left_to_the_route
         return _Prepared(form, read, origins.lines(form.origin))
 
     bound = {

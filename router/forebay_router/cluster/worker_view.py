@@ -61,12 +61,12 @@ class WorkerView:
     @property
     def recovered(self) -> bool:
         """Whether it answers and may have as many reads at once as any other."""
-        return self.live and self.silent_reads < _SILENT_READS_TO_SUSPECT and self.slow_start.window is None
+        return self.well and self.slow_start.window is None
 
     def answered(self, *, late: bool = False) -> None:
         """It answered a read, perhaps ``late``, when it was no longer awaited: it does not hang."""
         self.silent_reads = 0
-        if not late and self.slow_start.window is not None:
+        if not late:
             self.slow_start.answered()
 
     def is_newer(self, status: Mapping[str, Any]) -> bool:
