@@ -61,7 +61,8 @@ class WorkerView:
     @property
     def recovered(self) -> bool:
         """Whether it answers and may have as many reads at once as any other."""
-        return self.well and self.slow_start.window is None
+        # Not by way of the properties above: every read asks.
+        return self.live and self.silent_reads < _SILENT_READS_TO_SUSPECT and self.slow_start.window is None
 
     def answered(self, *, late: bool = False) -> None:
         """It answered a read, perhaps ``late``, when it was no longer awaited: it does not hang."""
