@@ -8,6 +8,14 @@ from typing import Any, NamedTuple, Protocol
 from forebay.tasks import TopicPartition
 
 
+class StoreCorrupted(Exception):
+    """A store's content cannot be used: its files are damaged or gone, or it cannot continue its changelog.
+
+    The message says why. A store may raise it from any method; whoever holds the store sets it aside and rebuilds
+    it from its changelog (Kafka Streams' ``TaskCorruptedException``).
+    """
+
+
 class CommittedOffset(NamedTuple):
     """A store's record of one changelog partition, as of its last commit."""
 

@@ -11,10 +11,9 @@ from forebay.errors import BadParameter, NotReady, Problem
 from forebay.repeats import Repeats
 from forebay.rest.parameters import ReadParameters
 from forebay.stored_versions import decode_version
-from forebay.stores import StateStore
+from forebay.stores import StateStore, StoreCorrupted
 from forebay.topology import StoreSpec
 from forebay_worker.queries.key_forms import KeyForm
-from forebay_worker.state.rocksdb import is_damage
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -100,10 +99,11 @@ def _unreadable(replica: Replica, store: StateStore, error: Exception) -> Proble
 
     A damaged one is rebuilt.
     """
-    if is_damage(error):
-        replica.on_damage(replica, store, f"its store is damaged ({error})")
+    if isinstance(error, StoreCorrupted):
+        replica.on_damage(replica, store, str(error))
     if _LOGGED.is_news(f"{replica.spec.name} {replica.task} {error!r}"):
-        log.warning("%s of task %s could not be read: %r", replica.spec.name, replica.task, error)
+        # As text: a record that keeps the error keeps the read, and so the store, open.
+        log.warning("%s of task %s could not be read: %s", replica.spec.name, replica.task, repr(error))
     return NotReady("The store could not be read; it may be closing or being reopened.", retry_after_s=1)
 
 

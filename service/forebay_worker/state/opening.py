@@ -13,7 +13,7 @@ from pathlib import Path
 from forebay.changelog import Changelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay.stores import CommittedOffset, StateStore
+from forebay.stores import CommittedOffset, StateStore, StoreCorrupted
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import STORE_ENTRY_POINTS, StoreSpec
 from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
@@ -59,19 +59,26 @@ class StoreOpener:
         if spec.supplier == "memory":
             return OpenedStore(MemoryStore(spec.name), self._log_now(task, spec), lambda log: None)
         path = self.directory.store_path(task, spec.name)
-        if spec.supplier == "rocksdb":
-            return self._open_rocksdb(path, task, spec)
-        return self._open_supplied(path, task, spec)
+        open_at = self._open_rocksdb if spec.supplier == "rocksdb" else self._open_supplied
+        try:
+            return open_at(path, task, spec)
+        except StoreCorrupted as corrupted:
+            # Whatever found it, at whatever step: nothing of it is used.
+            if not path.exists():
+                raise
+            self._set_aside(task, spec, str(corrupted))
+        return open_at(path, task, spec)
 
     def _open_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         tp = TopicPartition(spec.topic, task.partition)
-        store, existed = self._sound_rocksdb(path, task, spec)
+        store, existed = self._rocksdb(path, task, spec)
 
         def identify(log: str) -> None:
             store.set_identity(_identity(log, task, spec))
 
         with _closed_on_error(store):
             found = store.identity
+            _require_same_origin(store, found, task, spec)
             if found is not None:
                 return OpenedStore(store, found.log, identify)
             log_identity = self._log_now(task, spec)
@@ -79,44 +86,30 @@ class StoreOpener:
                 identify(log_identity)
             if existed:
                 self._migrate_offsets(store, path, tp)
-            fault = _without_offset(store, tp)
-        if fault is None:
-            return OpenedStore(store, log_identity, identify)
-        store.close()
-        self._set_aside(task, spec, fault)
-        return self._open_rocksdb(path, task, spec)
-
-    def _sound_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> tuple[RocksDbStore, bool]:
-        """The store at a path, and whether it existed; an untrustworthy one is set aside and replaced."""
-        try:
-            store, existed = self._rocksdb(path, task, spec)
-            with _closed_on_error(store):
-                fault = _fault(store, task, spec)
-            if fault is None:
-                return store, existed
-            store.close()
-        except Exception as error:
-            if not path.exists() or obstacle(error, path) is not None or in_use(error):
-                raise
-            fault = f"it cannot be opened ({error})"
-        self._set_aside(task, spec, fault)
-        return self._rocksdb(path, task, spec)
+            _require_offset(store, tp)
+        return OpenedStore(store, log_identity, identify)
 
     def _rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> tuple[RocksDbStore, bool]:
         existed = (path / "CURRENT").exists()
         if not existed:
             self._forget_offsets(path, TopicPartition(spec.topic, task.partition))
-        return RocksDbStore(spec.name, path, self.memory.options()), existed
+        try:
+            return RocksDbStore(spec.name, path, self.memory.options()), existed
+        except StoreCorrupted:
+            raise
+        except Exception as error:
+            _raise_as_corrupted(error, path)
+            raise
 
     def _open_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         """Open a user's store. Its identity is kept in a separate file in the store's directory."""
         tp = TopicPartition(spec.topic, task.partition)
-        log_identity, found = self._log_now(task, spec), self._identity_of_supplied(path, task, spec)
+        log_identity, found = self._log_now(task, spec), _identity_of_supplied(path)
         if found is not None:
-            other = _difference(found, _identity(log_identity or found.log, task, spec))
-            if other is not None:
-                self._set_aside(task, spec, other)
             log_identity = log_identity or found.log
+            other = _difference(found, _identity(log_identity, task, spec))
+            if other is not None:
+                raise StoreCorrupted(other)
         existed = path.exists()
         if not existed:
             self._forget_offsets(path, tp)
@@ -125,10 +118,9 @@ class StoreOpener:
         try:
             store = factory(spec.name, path)
         except Exception as error:
-            if not existed or obstacle(error, path) is not None:
-                raise
-            self._set_aside(task, spec, f"it cannot be opened ({error})")
-            return self._open_supplied(path, task, spec)
+            if existed:
+                _raise_as_corrupted(error, path)
+            raise
 
         def identify(log: str) -> None:
             if store.persistent:
@@ -137,39 +129,26 @@ class StoreOpener:
         with _closed_on_error(store):
             if log_identity is not None:
                 identify(log_identity)
-            if store.manages_offsets:
-                kept = store
+            try:
+                if not store.manages_offsets:
+                    return OpenedStore(self._checkpointed(store, path, task, tp), log_identity, identify)
                 if existed:
                     self._migrate_offsets(store, path, tp)
-                fault = _without_offset(store, tp)
-            else:
-                kept, fault = self._checkpointed(store, path, task, tp)
-            if fault is not None:
+                _require_offset(store, tp)
+            except StoreCorrupted:
                 _require_own_directory(existed, path, spec)
-        if fault is None:
-            return OpenedStore(kept, log_identity, identify)
-        store.close()
-        self._set_aside(task, spec, fault)
-        return self._open_supplied(path, task, spec)
+                raise
+        return OpenedStore(store, log_identity, identify)
 
-    def _identity_of_supplied(self, path: Path, task: TaskId, spec: StoreSpec) -> StoreIdentity | None:
-        try:
-            return read_identity(path)
-        except (TypeError, ValueError) as error:
-            self._set_aside(task, spec, f"its identity cannot be read ({error})")
-            return None
-
-    def _checkpointed(
-        self, store: StateStore, path: Path, task: TaskId, tp: TopicPartition
-    ) -> tuple[StateStore, str | None]:
-        """A store whose offset is kept in a checkpoint file, and why it cannot be used, None if it can."""
+    def _checkpointed(self, store: StateStore, path: Path, task: TaskId, tp: TopicPartition) -> StateStore:
+        """A store whose offset is kept in a checkpoint file; raises ``StoreCorrupted`` if it is not there."""
         # One for all stores of the task: it tracks how old each line is.
         checkpoint = self._checkpoints.setdefault(task, CheckpointFile.of(path.parents[1]))
         checkpoint.drop_malformed()
         if tp not in checkpoint.read() and store.persistent and _has_records(store):
             # A replay from the beginning over its content would bring back deleted keys.
-            return store, "its offset is unknown"
-        return CheckpointedStore(store, checkpoint, tp, self._end(tp), self.checkpoint_interval_ms), None
+            raise StoreCorrupted("its offset is unknown")
+        return CheckpointedStore(store, checkpoint, tp, self._end(tp), self.checkpoint_interval_ms)
 
     def _migrate_offsets(self, store: StateStore, path: Path, tp: TopicPartition) -> None:
         """Migrate the offset of an old ``.checkpoint`` or ``.position`` file into a store that has none, once.
@@ -244,19 +223,33 @@ def _closed_on_error(store: StateStore) -> Iterator[None]:
         raise
 
 
-def _without_offset(store: StateStore, tp: TopicPartition) -> str | None:
-    """Why a store that manages its offsets cannot be used without one, None if it can."""
-    orphaned = store.committed_offset(tp) is None and _has_records(store)
-    return "it contains records but no offset" if orphaned else None
+def _identity_of_supplied(path: Path) -> StoreIdentity | None:
+    try:
+        return read_identity(path)
+    except (TypeError, ValueError) as error:
+        raise StoreCorrupted(f"its identity cannot be read ({error})") from error
 
 
-def _fault(store: RocksDbStore, task: TaskId, spec: StoreSpec) -> str | None:
-    """Why a store's content cannot be trusted, None if it can."""
-    found = store.identity
+def _raise_as_corrupted(error: Exception, path: Path) -> None:
+    """Raise ``StoreCorrupted`` for a store that exists and cannot be opened, unless the machine is at fault."""
+    if path.exists() and obstacle(error, path) is None and not in_use(error):
+        raise StoreCorrupted(f"it cannot be opened ({error})") from error
+
+
+def _require_offset(store: StateStore, tp: TopicPartition) -> None:
+    """Raise ``StoreCorrupted`` if a store that manages its offsets has records but no offset."""
+    if store.committed_offset(tp) is None and _has_records(store):
+        raise StoreCorrupted("it contains records but no offset")
+
+
+def _require_same_origin(store: RocksDbStore, found: StoreIdentity | None, task: TaskId, spec: StoreSpec) -> None:
+    """Raise ``StoreCorrupted`` if a store was built from something else, or does not record from what."""
     if found is not None:
-        return _difference(found, _identity(found.log, task, spec))
-    unknown = store.committed_offset(TopicPartition(spec.topic, task.partition)) is not None
-    return "it does not record which log it was built from" if unknown else None
+        other = _difference(found, _identity(found.log, task, spec))
+        if other is not None:
+            raise StoreCorrupted(other)
+    elif store.committed_offset(TopicPartition(spec.topic, task.partition)) is not None:
+        raise StoreCorrupted("it does not record which log it was built from")
 
 
 def _difference(found: StoreIdentity, expected: StoreIdentity) -> str | None:

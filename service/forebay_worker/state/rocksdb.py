@@ -37,7 +37,7 @@ from rocksdict import (
 from forebay.clock import boot_ms
 from forebay.errors import ForebayError
 from forebay.stored_keys import RESERVED_TAG
-from forebay.stores import CommittedOffset
+from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
 from forebay_worker.state.obstacles import in_use, obstacle, require_room
 
@@ -144,23 +144,33 @@ class StoreIdentity:
     format: int = STATE_FORMAT
 
 
-class StoreLost(Exception):
-    """A store that was open is damaged or gone: it has to be rebuilt."""
+def _raise_if_damage(error: Exception) -> None:
+    """Raise ``StoreCorrupted`` if an error means that a store's files are damaged or gone.
 
-
-def is_damage(error: Exception) -> bool:
-    """Whether an error means that a store's files are damaged or gone; RocksDB's are recognised by their text."""
+    RocksDB's errors can be recognised only by their text.
+    """
     text = str(error)
-    return text.startswith("Corruption: ") or os.strerror(errno.ENOENT) in text
+    if text.startswith("Corruption: ") or os.strerror(errno.ENOENT) in text:
+        raise StoreCorrupted(f"its store is damaged ({error})") from error
+
+
+@contextmanager
+def _damage_as_corruption() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        _raise_if_damage(error)
+        raise
 
 
 def _walk(cursor: RdictIter, step: Callable[[], object]) -> Iterator[tuple[bytes, bytes]]:
     """What is at a cursor and after it. ``Rdict.items`` would take damage for the end, and leave out the rest."""
     valid, key, value = cursor.valid, cursor.key, cursor.value
-    while valid():
-        yield key(), value()
-        step()
-    cursor.status()
+    with _damage_as_corruption():
+        while valid():
+            yield key(), value()
+            step()
+        cursor.status()
 
 
 class StoreSize(NamedTuple):
@@ -174,7 +184,8 @@ class StoreSize(NamedTuple):
 class RocksDbStore:
     """One partition of one store. One thread writes, any thread reads.
 
-    Raises ``rocksdict``'s errors if the directory cannot be opened.
+    Raises ``rocksdict``'s errors if the directory cannot be opened. Every method raises ``StoreCorrupted`` if it
+    meets damage.
     """
 
     persistent = True
@@ -189,16 +200,31 @@ class RocksDbStore:
         self._batch = WriteBatch(raw_mode=True)
         self._identity_to_commit: bytes | None = None
         self._refused = False
-        self._offsets = offsets_from_json(self._db.get(OFFSET_KEY))
+        self._offsets: dict[TopicPartition, CommittedOffset] = {}
+        try:
+            self._offsets = self._read_offsets()
+        except BaseException:
+            # Left open, it would lock its directory.
+            self.close()
+            raise
 
     @property
     def identity(self) -> StoreIdentity | None:
         """What the store was built from, None before its first commit."""
-        raw = self._db.get(IDENTITY_KEY)
+        raw = self.get(IDENTITY_KEY)
         if raw is None:
             return None
-        document: dict[str, Any] = json.loads(raw)
-        return StoreIdentity(**document)
+        try:
+            return StoreIdentity(**json.loads(raw))
+        except (TypeError, ValueError) as error:
+            raise StoreCorrupted(f"its identity cannot be read ({error})") from error
+
+    def _read_offsets(self) -> dict[TopicPartition, CommittedOffset]:
+        raw = self.get(OFFSET_KEY)
+        try:
+            return offsets_from_json(raw)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreCorrupted(f"its offset cannot be read ({error!r})") from error
 
     def set_identity(self, identity: StoreIdentity) -> None:
         """Record, with the next commit, what the store is built from."""
@@ -206,19 +232,28 @@ class RocksDbStore:
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a stored key."""
-        value: bytes | None = self._db.get(key)
+        try:
+            value: bytes | None = self._db.get(key)
+        except Exception as error:
+            _raise_if_damage(error)
+            raise
         return value
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """The values of several stored keys; releases the GIL meanwhile."""
-        return cast("list[bytes | None]", self._db.get(cast("list[Any]", keys)))
+        try:
+            return cast("list[bytes | None]", self._db.get(cast("list[Any]", keys)))
+        except Exception as error:
+            _raise_if_damage(error)
+            raise
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values with ``start <= key < end``, as of the call."""
         options = ReadOptions()
         # Not the lower bound: rocksdict 0.3.29 sets it as the upper one.
         options.set_iterate_upper_bound(end)
-        cursor = self._db.iter(options)
+        with _damage_as_corruption():
+            cursor = self._db.iter(options)
         if reverse:
             cursor.seek_to_last()
             return itertools.takewhile(lambda item: item[0] >= start, _walk(cursor, cursor.prev))
@@ -242,7 +277,7 @@ class RocksDbStore:
 
         If the disk refuses, what was collected is dropped, and the next commit first reopens the store, once there
         is space: RocksDB writes nothing more after its log has failed. Reads continue meanwhile. Raises
-        ``StoreLost`` if it cannot be reopened, and ``ForebayError`` if that shows that more was written.
+        ``StoreCorrupted`` if it cannot be reopened, and ``ForebayError`` if that shows that more was written.
         """
         batch, self._batch = self._batch, WriteBatch(raw_mode=True)
         self._reopen_if_refused()
@@ -278,8 +313,9 @@ class RocksDbStore:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except Exception:
+        except Exception as error:
             self._refused = True
+            _raise_if_damage(error)
             raise
 
     def _reopen_if_refused(self) -> None:
@@ -296,18 +332,18 @@ class RocksDbStore:
             require_room(self.path)
             self.close()
             self._db = Rdict(str(self.path), options=self._options)
-            found = offsets_from_json(self._db.get(OFFSET_KEY))
+            found = self._read_offsets()
         except Exception as error:
             if obstacle(error, self.path) is not None or in_use(error):
                 raise
-            raise StoreLost(f"its store can be neither written nor opened again ({error})") from error
+            raise StoreCorrupted(f"its store can be neither written nor opened again ({error})") from error
         # The last commit may have been written although it failed, but an earlier one cannot be missing.
         behind = [
             tp for tp, known in self._offsets.items() if tp not in found or found[tp].position < known.position
         ]
         if behind:
             self.close()
-            raise StoreLost("its store was opened again without what it had committed")
+            raise StoreCorrupted("its store was opened again without what it had committed")
         self._offsets = found
 
     def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:

@@ -16,10 +16,9 @@ from forebay.clock import boot_ms
 from forebay.errors import ForebayError
 from forebay.lag import EndOffset
 from forebay.repeats import Repeats
-from forebay.stores import CommittedOffset
+from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
-from forebay_worker.state.rocksdb import StoreLost
-from forebay_worker.tasks.commit import Untrusted, apply_batch, keep_moment, observe_end, resume
+from forebay_worker.tasks.commit import apply_batch, keep_moment, observe_end, resume
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -185,7 +184,7 @@ class Applier:
         try:
             with self._completion_told(replica):
                 apply_batch(replica, batch)
-        except Untrusted as reason:
+        except StoreCorrupted as reason:
             self._on_untrusted(replica, str(reason))
 
     @contextlib.contextmanager
@@ -199,7 +198,7 @@ class Applier:
 
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
         """What was applied is still served; the rest is retried, and the lag grows meanwhile."""
-        if isinstance(error, StoreLost):
+        if isinstance(error, StoreCorrupted):
             self._on_untrusted(replica, str(error))
             return
         tp = replica.topic_partition

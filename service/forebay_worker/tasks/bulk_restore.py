@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.clock import boot_ms
-from forebay.stores import CommittedOffset
+from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
-from forebay_worker.state.rocksdb import RocksDbStore, StoreLost
+from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 
@@ -297,7 +297,7 @@ class BulkRestore:
         def run() -> None:
             try:
                 outcome.append(ingest(restoration, report))
-            except StoreLost as error:
+            except StoreCorrupted as error:
                 self._lost(restoration.replica, str(error))
             except Exception as error:
                 found = restoration.obstacle = self._obstacle(error)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from forebay.changelog import Batch
 from forebay.clock import boot_ms, epoch_ms
 from forebay.lag import EndOffset, Progress
-from forebay.stores import CommittedOffset
+from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay_worker.tasks.distrust import reason_for_distrust
 from forebay_worker.tasks.expiry import swept_to_ms
 from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key
 from forebay_worker.tasks.foreign import fitting
 from forebay_worker.tasks.replica import Replica
-
-
-class Untrusted(Exception):
-    """A replica cannot go on from where it is and must be rebuilt; the message says why."""
 
 
 def resume(replica: Replica, committed: CommittedOffset) -> None:
@@ -37,14 +33,14 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
 def apply_batch(replica: Replica, batch: Batch) -> None:
     """Apply one batch and publish the progress.
 
-    Raises ``Untrusted`` if it cannot follow what is applied already, and ``BadRecord`` once what came before the
-    record is applied.
+    Raises ``StoreCorrupted`` if it cannot follow what is applied already, and ``BadRecord`` once what came before
+    the record is applied.
     """
     before = replica.store.committed_offset(batch.topic_partition) or CommittedOffset(0)
     current_until = _epoch(replica.progress.current_until_boot_ms)
     reason = reason_for_distrust(replica.log, before, current_until, batch)
     if reason is not None:
-        raise Untrusted(reason)
+        raise StoreCorrupted(reason)
     replica.learn_log(batch.identity)
     replica.ends.observe(batch.end)
     replica.learn_partitions(batch.partitions)

@@ -18,7 +18,7 @@ from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
 from forebay.lag import EndOffset
 from forebay.repeats import Repeats
-from forebay.stores import CommittedOffset
+from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.obstacles import obstacle
@@ -103,7 +103,13 @@ class Recovery:
         self._ends_due_boot_ms = 0.0
 
     def begin(self, replica: Replica) -> None:
-        """Follow the log, or restore in bulk first if it is far ahead."""
+        """Follow the log, or restore in bulk first if it is far ahead; a store found damaged is rebuilt."""
+        try:
+            self._begin(replica)
+        except StoreCorrupted as corrupted:
+            self.rebuild(replica, str(corrupted))
+
+    def _begin(self, replica: Replica) -> None:
         self.applier.follow(replica)
         if self._takes_files(replica):
             tp = replica.topic_partition
@@ -160,6 +166,9 @@ class Recovery:
     def _restore_in_bulk(self, replica: Replica, behind: int) -> None:
         try:
             replica.store.commit({})  # the identity, before any file is ingested
+        except StoreCorrupted as corrupted:
+            self.rebuild(replica, str(corrupted))
+            return
         except Exception as error:
             log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
             return
@@ -250,7 +259,7 @@ class Recovery:
         replica.failure = None
         replica.store, replica.log, replica.identify = opened.store, opened.log, opened.identify
         try:
-            self.begin(replica)
+            self._begin(replica)
         except Exception as error:
             with contextlib.suppress(Exception):
                 self.end(replica)

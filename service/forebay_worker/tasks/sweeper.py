@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from forebay.clock import boot_ms
+from forebay.stores import StoreCorrupted
 from forebay.tasks import TopicPartition
-from forebay_worker.state.rocksdb import StoreLost, is_damage
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 
@@ -64,13 +64,10 @@ class Sweeper:
         tp = replica.topic_partition
         try:
             removed = self._expiry.sweep(replica)
-        except StoreLost as error:
+        except StoreCorrupted as error:
             self._lost(replica, str(error))
             return 0
         except Exception as error:
-            if is_damage(error):
-                self._lost(replica, f"its store is damaged ({error})")
-                return 0
             if tp not in self._failed:
                 self._failed.add(tp)
                 log.error("%s: expired entries could not be deleted: %s", tp, self._obstacle(error) or error)

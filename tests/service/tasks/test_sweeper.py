@@ -1,10 +1,10 @@
 import time
 from collections import Counter
 
+from forebay.stores import StoreCorrupted
 from forebay.tasks import TaskId
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.opening import StoreOpener
-from forebay_worker.state.rocksdb import StoreLost
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.sweeper import Sweeper
@@ -31,7 +31,7 @@ def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_pa
 
 def test_a_store_that_a_sweep_finds_lost_is_rebuilt(monkeypatch):
     def refuse(*_: object) -> int:
-        raise StoreLost("its directory is gone")
+        raise StoreCorrupted("its directory is gone")
 
     monkeypatch.setattr(Expiry, "sweep", refuse)
     replica, lost = Replica(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a")), []
