@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -58,6 +57,7 @@ from forebay_router.reads.changes import RoutedChanges
 from forebay_router.reads.keys import read_key
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
 from forebay_router.router import Router
+from forebay_router.upstream.timeouts import running_timeout
 
 log = logging.getLogger(__name__)
 
@@ -167,21 +167,25 @@ async def _list(
         admission.enter_context(router.admitted())
         try:
             gather = await Gather.begin(router, route.scan, store, segment, path, query, parameters)
+            admission.callback(gather.drop)
+            body = gather.body()
+            first = await anext(body)
         except ScanRefused as refused:
             metrics.count_answer(route.path, store, refused.answer)
             return respond(refused.answer)
-        admission.callback(gather.drop)
         # In flight until the last piece is sent, or the client has left.
         admission.callback(lambda: metrics.count_list(route.path, store, gather.lag()))
-        return _ListResponse(gather.body(), admission.pop_all(), router.timeout_ms(parameters))
+        return _ListResponse(first, body, admission.pop_all(), router.timeout_ms(parameters))
 
 
 class _ListResponse(StreamingResponse):
     """A list that is streamed, and cut for a client that reads none of it within the request's time."""
 
-    def __init__(self, body: AsyncGenerator[bytes, None], admission: contextlib.ExitStack, piece_ms: int) -> None:
+    def __init__(
+        self, first: bytes, body: AsyncGenerator[bytes, None], admission: contextlib.ExitStack, piece_ms: int
+    ) -> None:
         super().__init__(
-            self._until_sent(body), media_type="application/json", headers={"cache-control": "no-store"}
+            self._until_sent(first, body), media_type="application/json", headers={"cache-control": "no-store"}
         )
         self._admission = admission
         self._piece_s = piece_ms / 1000
@@ -191,7 +195,7 @@ class _ListResponse(StreamingResponse):
 
         async def send_in_time(message: Message) -> None:
             try:
-                async with asyncio.timeout(self._piece_s):
+                async with running_timeout(self._piece_s):
                     await send(message)
             except TimeoutError:
                 raise ScanBroken("the client read nothing of it within the time allowed") from None
@@ -204,8 +208,9 @@ class _ListResponse(StreamingResponse):
                 log.warning("a list is cut: %s", broken)
 
     @staticmethod
-    async def _until_sent(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async def _until_sent(first: bytes, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(body):
+            yield first
             async for piece in body:
                 yield piece
 

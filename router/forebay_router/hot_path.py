@@ -31,6 +31,7 @@ from forebay_router.reads.keys import read_admitted_key
 from forebay_router.reads.replica_read import is_final
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
+from forebay_router.upstream.timeouts import was_stopped
 
 log = logging.getLogger(__name__)
 
@@ -211,12 +212,16 @@ class RouterHotPath:
 
     def _tick(self) -> None:
         self._ticking = True
-        asyncio.get_running_loop().call_later(_TICK_S, self._look_for_slow_reads)
+        asyncio.get_running_loop().call_later(_TICK_S, self._look_for_slow_reads, boot_ms())
 
-    def _look_for_slow_reads(self) -> None:
+    def _look_for_slow_reads(self, ticked_boot_ms: float) -> None:
         """Let reads that waited past the hedge delay continue as ordinary ones, within the budget of hedges."""
         self._ticking = False
         router, now = self._router, boot_ms()
+        if was_stopped(now - ticked_boot_ms):
+            # What came meanwhile is read first.
+            self._tick()
+            return
         router.budget.earn(now, self._asked_since_tick)
         self._asked_since_tick = 0
         late = now - router.delay.delay_ms

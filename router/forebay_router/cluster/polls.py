@@ -11,6 +11,7 @@ from typing import Any
 
 from forebay.metadata import HostInfo
 from forebay_router.upstream.encryption import Encryption
+from forebay_router.upstream.timeouts import running_timeout
 from forebay_router.upstream.upstreams import Upstreams
 
 _TIMEOUT_S = 1.0
@@ -46,7 +47,7 @@ class WorkerDocuments:
             str(address).encode(),
             self._credentials(),
         )
-        async with self._turns, asyncio.timeout(_TIMEOUT_S):
+        async with self._turns, running_timeout(_TIMEOUT_S):
             answer = await self._upstreams[address].request(request, alone=True)
         if answer.status != 200:
             raise PollRefused(answer.status)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forebay_router.upstream.timeouts import running_timeout
+
 _TIMEOUT_S = 1.0
 
 
@@ -67,7 +69,7 @@ class Siblings:
 
     async def _ask(self, number: int, question: str) -> Any:
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with running_timeout(_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._place.socket_of(number))
                 with contextlib.closing(writer):
                     writer.write(f"{question}\n".encode())

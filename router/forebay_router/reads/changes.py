@@ -27,6 +27,7 @@ from forebay_router.reads.replica_read import ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.timeouts import running_timeout
 from forebay_router.upstream.upstreams import Upstream
 
 _LEAST_PAUSE_MS = 20.0
@@ -154,7 +155,7 @@ class RoutedChanges:
             # It may have to wait for long, and must not keep others from their turn.
             return await _first(worker, asked, share_ms)
         turn, begun = worker.opening, boot_ms()
-        async with asyncio.timeout(share_ms / 1000):
+        async with running_timeout(share_ms / 1000):
             await turn.acquire()
         try:
             # A turn that came late is not given up.
@@ -206,7 +207,7 @@ class RoutedChanges:
 
 async def _first(worker: Upstream, request: bytes, left_ms: float) -> tuple[EventUpstream, Event]:
     """A worker's stream and its first event; raises ``OSError``."""
-    async with asyncio.timeout(left_ms / 1000):
+    async with running_timeout(left_ms / 1000):
         upstream = await worker.open_events(request)
         try:
             while (event := await upstream.next()) is None:

@@ -18,6 +18,7 @@ from forebay.topology import StoreSpec
 from forebay_router.reads.attempts import Attempt, late, overload, refusal
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
+from forebay_router.upstream.timeouts import TIME_TO_READ_S, was_stopped
 from forebay_router.upstream.upstreams import Claim
 
 _UNKNOWN_STORE = b'{"type":"urn:forebay:problem:unknown-store"'
@@ -214,6 +215,8 @@ class ReplicaRead:
         done, _ = await asyncio.wait(
             self._asked, timeout=max(pause_ms, 0.0) / 1000, return_when=asyncio.FIRST_COMPLETED
         )
+        if not done and was_stopped(boot_ms() - now - pause_ms):
+            done, _ = await asyncio.wait(self._asked, timeout=TIME_TO_READ_S, return_when=asyncio.FIRST_COMPLETED)
         return done
 
     def _silence_ms(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import LagExceedsTolerance, NoReplica
-from forebay.lag import UNLIMITED, Lag, Tolerance, worst_lag
+from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.rest.aging import came_too_early
 from forebay.rest.answers import Answer
 from forebay.rest.lists import joined_position, list_head, list_tail
@@ -120,6 +120,10 @@ class Gather:
     refused: list[Answer] = field(default_factory=list)
     """Why partitions are missing."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_AT_ONCE))
+    _sent_up_to: bytes | None = None
+    """The stored key up to which everything was sent."""
+    _sources: list[dict[str, Any]] = field(default_factory=list)
+    """What the list states of its partitions, with their lag as of the last item sent."""
 
     @classmethod
     async def begin(
@@ -166,17 +170,21 @@ class Gather:
 
     async def _renew_early(self) -> None:
         """Request again, once, first pages that left their bounds while waiting for others."""
-        tolerance = self.router.tolerance(self.scan.spec, self.parameters)
-        early = self._begin_again(tolerance)
+        early = self._begin_again()
         if early:
             await self._fetch([part for part, _ in early])
-            for part, lag in self._begin_again(tolerance):
-                self._leave_out(part, came_too_early(self.scan.spec.name, tolerance, lag))
+            for part, lag in self._begin_again():
+                self._leave_out(part, came_too_early(self.scan.spec.name, self._tolerance, lag))
 
-    def _begin_again(self, tolerance: Tolerance) -> list[tuple[_PartitionScan, Lag]]:
+    @property
+    def _tolerance(self) -> Tolerance:
+        """The bounds, which may become stricter while the list is sent."""
+        return self.router.tolerance(self.scan.spec, self.parameters)
+
+    def _begin_again(self) -> list[tuple[_PartitionScan, Lag]]:
         """Drop the first pages that have left their bounds; returns how far behind they are."""
         early = [(part, part.lag_now) for part in self.parts.values()]
-        early = [(part, lag) for part, lag in early if not tolerance.met_by(lag)]
+        early = [(part, lag) for part, lag in early if not self._tolerance.met_by(lag)]
         for part, _ in early:
             self._count(part, 0)
             part.begin_again()
@@ -205,41 +213,60 @@ class Gather:
         part.page_bytes = page_bytes
 
     async def body(self) -> AsyncGenerator[bytes, None]:
-        """The answer's body, piece by piece; raises ``ScanBroken`` if a partition is lost on the way."""
-        yield list_head(self.scan)
-        first = True
+        """The answer's body, piece by piece; raises ``ScanBroken`` if a partition is lost on the way.
+
+        Before the first piece it may raise ``ScanRefused``: nothing has been sent yet. Each piece is sent only
+        while the list's lag, as it is then, is within the bounds. A list that leaves them ends with a cursor after
+        what was sent, and states the lag as of its last piece.
+        """
+        head: bytes | None = list_head(self.scan)
         left = self.parameters.limit
-        looked_boot_ms = boot_ms()
         while True:
-            items, key_at, told_to = self._merge()
+            items, key_at, up_to = self._merge()
             if len(items) > left:
-                items, told_to = items[:left], key_at(left - 1)
-            for piece in _in_pieces(items):
-                yield piece if first else b"," + piece
-                first = False
-            left -= len(items)
-            drained = [part for part in self.parts.values() if part.drained]
-            now = boot_ms()
-            out_of_time = now >= self.no_page_after_boot_ms or self._leaves_bounds(now - looked_boot_ms)
-            if told_to is None or not left or out_of_time:
+                items, up_to = items[:left], key_at(left - 1)
+            sent = 0
+            for count, piece in _in_pieces(items):
+                if not self._keeps_bounds():
+                    break
+                yield b"," + piece if head is None else head + piece
+                head = None
+                sent += count
+                self._sent_up_to = key_at(sent - 1)
+            left -= sent
+            if not items and up_to is not None and self._keeps_bounds():
+                # Nothing matches up to there, which is as old as the pages.
+                self._sent_up_to = up_to
+            if sent < len(items) or up_to is None or not left or boot_ms() >= self.no_page_after_boot_ms:
                 break
-            looked_boot_ms = now
+            drained = [part for part in self.parts.values() if part.drained]
             try:
                 await self._fetch(drained)
             except ScanRefused as refused:
+                if head is not None:
+                    raise
                 raise ScanBroken(f"a partition answered {refused.answer.status} in the middle of a scan") from None
-        yield list_tail(self._sources(), self._cursor(told_to), self.missing)
+        # The end of a list says that nothing follows, which is as old as everything else in it.
+        if sent < len(items) or not self._keeps_bounds():
+            if self._sent_up_to is None:
+                raise ScanRefused(came_too_early(self.scan.spec.name, self._tolerance, self.lag()))
+            up_to = self._sent_up_to
+        yield (head or b"") + list_tail(self._sources, self._cursor(up_to), self.missing)
 
-    def _leaves_bounds(self, in_ms: float) -> bool:
-        """Whether the list's lag, which grows while it is sent, will have left its bounds in some time."""
-        tolerance = self.router.tolerance(self.scan.spec, self.parameters)
-        return tolerance != UNLIMITED and not all(
-            tolerance.met_by(part.lag_now.aged(in_ms)) for part in [*self.parts.values(), *self.lost]
-        )
+    def _keeps_bounds(self) -> bool:
+        """Whether the list's present lag is within its bounds; it is then what the list states."""
+        sources = [part.source() for part in [*self.parts.values(), *self.lost] if part.page is not None]
+        if self._tolerance.met_by(_worst(sources)):
+            self._sources = sources
+            return True
+        if self._sent_up_to is None:
+            # For the refusal.
+            self._sources = sources
+        return False
 
     def lag(self) -> Lag:
-        """The largest lag of any partition."""
-        return worst_lag([Lag(**source["lag"]) for source in self._sources()])
+        """The largest lag of any partition that the list states."""
+        return _worst(self._sources)
 
     def _partitions(self, segment: bytes | None) -> Sequence[int]:
         if segment is None:
@@ -284,19 +311,23 @@ class Gather:
         async with self.turns:
             return await ask(self.router, request, self.parameters, self.deadline_boot_ms)
 
-    def _sources(self) -> list[dict[str, Any]]:
-        return [part.source() for part in [*self.parts.values(), *self.lost] if part.page is not None]
-
-    def _cursor(self, told_to: bytes | None) -> Cursor | None:
-        if told_to is None:
+    def _cursor(self, up_to: bytes | None) -> Cursor | None:
+        if up_to is None:
             return None
-        return Cursor(self.scan.digest, told_to, joined_position(self._sources()), tuple(sorted(self.missing)))
+        return Cursor(self.scan.digest, up_to, joined_position(self._sources), tuple(sorted(self.missing)))
 
 
-def _in_pieces(items: list[bytes]) -> Iterator[bytes]:
-    """Items as JSON, in pieces of some size: items that a client has not read yet wait in pages, which are
-    counted."""
+def _worst(sources: list[dict[str, Any]]) -> Lag:
+    return worst_lag([Lag(**source["lag"]) for source in sources])
+
+
+def _in_pieces(items: list[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Items as JSON, in pieces of some size, each with its number of items.
+
+    Items that a client has not read yet wait in pages, which are counted.
+    """
     if items:
         count = max(1, _PIECE_BYTES * len(items) // (sum(map(len, items)) or 1))
         for at in range(0, len(items), count):
-            yield b",".join(items[at : at + count])
+            piece = items[at : at + count]
+            yield len(piece), b",".join(piece)

@@ -15,6 +15,7 @@ from typing import cast
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
 from forebay_router.upstream.encryption import Encryption, unencrypted
+from forebay_router.upstream.timeouts import running_timeout
 
 _CONNECT_TIMEOUT_S = 1.0
 _UNACKNOWLEDGED_MS = 2_000
@@ -163,7 +164,7 @@ async def connect(host: HostInfo, in_flight: InFlight, encryption: Encryption = 
     """Open a connection; raises ``OSError``."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+        async with running_timeout(_CONNECT_TIMEOUT_S):
             transport, connection = await loop.create_connection(
                 lambda: Connection(in_flight), host.host, host.port, **encryption(host)
             )

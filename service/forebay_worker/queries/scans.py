@@ -64,10 +64,10 @@ class Scans:
             read_boot_ms.append(boot_ms())
             pages.append(self._page(scan, partition, cursor, parameters))
         tolerance = self._admission.tolerance(scan.spec, parameters)
-        for page, at_boot_ms in zip(pages[:-1], read_boot_ms, strict=False):
+        for page, at_boot_ms in zip(pages, read_boot_ms, strict=True):
             lag = Lag(**page.source["lag"]).aged(boot_ms() - at_boot_ms)
             if not tolerance.met_by(lag):
-                return came_too_early(store, tolerance, lag, "the partitions after it had been read")
+                return came_too_early(store, tolerance, lag, "the list had been read")
             page.source = {**page.source, "lag": lag.document()}
         if frames:
             return Answer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())

@@ -90,9 +90,58 @@ async def test_the_time_that_a_page_waited_to_be_sent_is_part_of_its_lag(monkeyp
     now_ms = 1_000.0
     monkeypatch.setattr("forebay_router.reads.scatter.boot_ms", lambda: now_ms)
     gather = await Workers([page(b"\x01a", Lag(3, 5, 7), more=False)]).gather()
-    assert gather.lag() == Lag(3, 5, 7)
     now_ms += 49.5
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert document["lag"] == Lag(3, 55, 57).document()
     assert gather.lag() == Lag(3, 55, 57)
+
+
+async def test_a_list_stopped_between_pieces_ends_before_them(monkeypatch):
+    """A router that is stopped while a list is sent states no figure beyond the bound, and nothing as complete."""
+    now_ms = 1_000.0
+    monkeypatch.setattr("forebay_router.reads.scatter.boot_ms", lambda: now_ms)
+    monkeypatch.setattr("forebay_router.reads.scatter._PIECE_BYTES", 1)
+    pages = [page(b"\x01%c" % letter, Lag(0, 0, 0), more=False) for letter in b"ab"]
+    gather = await Workers(*([each] for each in pages)).gather(b"max_time_lag_ms=20")
+    body = gather.body()
+    pieces = [await anext(body)]
+    now_ms += 1_000
+    pieces += [piece async for piece in body]
+    document = json.loads(b"".join(pieces))
+    assert [entry["key"] for entry in document["entries"]] == ["a"]
+    assert document["lag"]["time_lag_ms"] == 0
+    assert document["next"] is not None
+
+
+async def test_a_list_stopped_before_its_first_piece_is_refused(monkeypatch):
+    now_ms = 1_000.0
+    monkeypatch.setattr("forebay_router.reads.scatter.boot_ms", lambda: now_ms)
+    gather = await Workers([page(b"\x01a", Lag(0, 0, 0), more=False)]).gather(b"max_time_lag_ms=20")
+    now_ms += 1_000
+    with pytest.raises(ScanRefused) as refused:
+        await anext(gather.body())
+    assert refused.value.answer.status == 412
+    assert b'"time_lag_ms":1000' in refused.value.answer.body
+
+
+async def test_an_empty_list_stopped_at_its_end_goes_on_with_a_cursor(monkeypatch):
+    """What was searched within the bounds need not be searched again."""
+    now_ms = 1_000.0
+    monkeypatch.setattr("forebay_router.reads.scatter.boot_ms", lambda: now_ms)
+    workers = Workers([nothing_up_to(b"\x01b"), page(b"\x01c", Lag(0, 0, 0), more=False)])
+    ask = workers.ask
+
+    async def ask_late(*arguments):
+        nonlocal now_ms
+        now_ms += 1_000 if workers.asked else 0
+        return await ask(*arguments)
+
+    workers.ask = ask_late
+    gather = await workers.gather(b"max_time_lag_ms=20")
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert document["entries"] == []
+    assert document["lag"]["time_lag_ms"] == 0
+    assert document["next"] is not None
 
 
 async def test_once_a_partition_refuses_nothing_more_is_asked_for():
