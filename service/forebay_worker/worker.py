@@ -16,6 +16,7 @@ from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.event_streams import EventStreams
 from forebay.settings import WorkerSettings
+from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, load_topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimes
@@ -241,7 +242,18 @@ class Worker:
             rack=self._rack,
             standing=self._obstruction.standing(self.tasks.machine_obstacle, boot_ms()),
             unchecked=frozenset(task for task, copy in copies.items() if not copy.checked),
+            restoring=self._restoring(),
         )
+
+    def _restoring(self) -> dict[TaskId, tuple[int, ...]]:
+        """How far the tasks of which a store is still being restored are, if the log was found to be theirs."""
+        replicas = self.tasks.replicas
+        offsets: dict[TaskId, tuple[int, ...]] = {}
+        for task in {replica.task for replica in replicas.values() if not replica.complete}:
+            held = [replicas[spec.name, task.partition] for spec in self.topology.stores_of(task)]
+            if all(replica.checked and not replica.diverged for replica in held):
+                offsets[task] = tuple(replica.progress.position for replica in held)
+        return offsets
 
     def _reported_position(self, replica: Replica) -> int:
         """What the group is told of a store. Of a running active whose lag is proven to be acceptable that is no

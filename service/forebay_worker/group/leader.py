@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from forebay.changelog import Changelog
 from forebay.metadata import Generation, HostInfo
@@ -14,6 +15,8 @@ from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentP
 from forebay_worker.group.standing import Standing
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
+
+_OffsetsByTask = Mapping[TaskId, tuple[int, ...]]
 
 _NEVER_NEAR = 1 << 63
 """The lag of what never was consistent: beyond any that is counted."""
@@ -101,7 +104,10 @@ class Leader:
         same_hosts = previous is not None and before is previous.assignment and dict(previous.hosts) == hosts
         if same_hosts and previous is not None and self._found_settled == (previous.generation, racks, standings):
             return None
-        lags = self.lags({name: subscription.offsets for name, subscription in present.items()})
+        lags = self.lags(
+            {name: subscription.offsets for name, subscription in present.items()},
+            {name: subscription.restoring for name, subscription in present.items()},
+        )
         members = [
             Member(
                 name,
@@ -122,9 +128,15 @@ class Leader:
             generation, self.topology.fingerprint, hosts, outcome, dict(self.topology.ordinal_by_store)
         )
 
-    def lags(self, offsets: Mapping[str, Mapping[TaskId, tuple[int, ...]]]) -> dict[str, dict[TaskId, int]]:
+    def lags(
+        self, offsets: Mapping[str, _OffsetsByTask], restoring: Mapping[str, _OffsetsByTask] = MappingProxyType({})
+    ) -> dict[str, dict[TaskId, int]]:
         """How far behind each member's copies are, in records of the store that is farthest behind its end; where
-        no end is known, behind the foremost copy."""
+        no end is known, behind the foremost copy.
+
+        A copy with a store that is still ``restoring`` is behind every other, and the nearer, the further it is
+        restored.
+        """
         held_by_any = {task for held in offsets.values() for task in held}
         partitions = {
             task: list(self.topology.topic_partitions(task)) for task in self.topology.tasks if task in held_by_any
@@ -137,14 +149,20 @@ class Leader:
                     foremost[tp] = max(position, foremost.get(tp, 0))
         ends = foremost | ends
 
-        def behind(tp: TopicPartition, position: int) -> int:
+        def behind(tp: TopicPartition, position: int, restored_to: int) -> int:
             if position == CAUGHT_UP:
                 return 0
-            return _NEVER_NEAR if position == INCOMPLETE else max(0, ends[tp] - position)
+            if position == INCOMPLETE:
+                return _NEVER_NEAR + max(0, ends[tp] - restored_to)
+            return max(0, ends[tp] - position)
+
+        def farthest_behind(task: TaskId, positions: tuple[int, ...], restored_to: tuple[int, ...]) -> int:
+            known = restored_to or (0,) * len(positions)
+            return max(map(behind, partitions[task], positions, known), default=_NEVER_NEAR)
 
         return {
             name: {
-                task: max(map(behind, partitions[task], positions), default=_NEVER_NEAR)
+                task: farthest_behind(task, positions, restoring.get(name, {}).get(task, ()))
                 for task, positions in held.items()
                 if task in partitions
             }

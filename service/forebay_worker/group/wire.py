@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,9 @@ class SubscriptionInfo:
 
     ``offsets`` contains, for each task it has a copy of, the changelog position of each of the task's stores in
     the topology's order, or ``CAUGHT_UP`` or ``INCOMPLETE``; ``unchecked`` are those of the tasks whose copy was
-    not compared with its logs since it was opened, or is not open. Kafka Streams sends sums; of several stores,
+    not compared with its logs since it was opened, or is not open. ``restoring`` has, for tasks with a store that is
+    ``INCOMPLETE``, the offsets to which its stores are restored: that is no lag and releases no copy, and tells only
+    which of several is nearest. Kafka Streams sends sums; of several stores,
     one that is far behind would not show in them.
     """
 
@@ -51,6 +53,7 @@ class SubscriptionInfo:
     rack: str | None = None
     standing: Standing = Standing.FIT
     unchecked: frozenset[TaskId] = frozenset()
+    restoring: Mapping[TaskId, tuple[int, ...]] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """The message's bytes."""
@@ -60,7 +63,8 @@ class SubscriptionInfo:
                 "incarnation": self.incarnation,
                 "host": self.host,
                 "fingerprint": self.fingerprint,
-                "offsets": [[*task, *positions] for task, positions in sorted(self.offsets.items())],
+                "offsets": _offset_table(self.offsets),
+                "restoring": _offset_table(self.restoring),
                 "unchecked": sorted(self.unchecked),
                 "known": self.known_generation,
                 "rack": self.rack,
@@ -77,15 +81,21 @@ class SubscriptionInfo:
                 document["incarnation"],
                 HostInfo(*document["host"]),
                 document["fingerprint"],
-                {
-                    TaskId(ordinal, partition): tuple(positions)
-                    for ordinal, partition, *positions in document["offsets"]
-                },
+                _offsets_by_task(document["offsets"]),
                 Generation(*document["known"]),
                 document.get("rack"),
                 Standing(document.get("standing", Standing.FIT)),
                 frozenset(TaskId(*task) for task in document.get("unchecked", ())),
+                _offsets_by_task(document.get("restoring", ())),
             )
+
+
+def _offset_table(offsets: Mapping[TaskId, tuple[int, ...]]) -> list[list[int]]:
+    return [[*task, *of_stores] for task, of_stores in sorted(offsets.items())]
+
+
+def _offsets_by_task(table: Iterable[list[int]]) -> dict[TaskId, tuple[int, ...]]:
+    return {TaskId(ordinal, partition): tuple(of_stores) for ordinal, partition, *of_stores in table}
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,37 @@ def test_a_task_is_as_far_behind_as_the_store_that_is_farthest_behind(tmp_path):
     assert lags == {"behind": {TASK: 61}, "active": {TASK: 0}, "cold": {}, "elsewhere": {}}
 
 
+def test_of_copies_still_restoring_the_nearest_is_active(tmp_path):
+    """Neither has reached an end of its logs; what they have restored decides, but releases no other copy."""
+    changelog = SqliteChangelog(tmp_path)
+    for spec in TOPOLOGY.stores.values():
+        changelog.ensure(spec)
+    for tp in TOPOLOGY.topic_partitions(TASK):
+        rows = [(b"k", b"1", 0)] * 100
+        sqlite_partition.append_batch(
+            changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w"
+        )
+    leader = Leader(TOPOLOGY, changelog, AssignmentPolicy(1, acceptable_recovery_lag=10))
+    subscriptions = {
+        name: SubscriptionInfo(
+            name,
+            1,
+            HostInfo(name, 1),
+            TOPOLOGY.fingerprint,
+            {TASK: (INCOMPLETE, INCOMPLETE)},
+            restoring={TASK: restored_to},
+        )
+        for name, restored_to in {"begun": (5, 5), "one-store": (100, 5), "nearly": (95, 95)}.items()
+    }
+    held = Assignment({TASK: Placement("begun", ("one-store", "nearly"))}, {TASK: Placement("begun", ("nearly",))})
+    hosts = {name: info.host for name, info in subscriptions.items()}
+    before = AssignmentInfo(Generation(1, 1), TOPOLOGY.fingerprint, hosts, held, TOPOLOGY.ordinal_by_store)
+    decoded = {name: SubscriptionInfo.decode(info.encode()) for name, info in subscriptions.items()}
+    info = leader.next_assignment(decoded, {}, before, Generation(1, 2))
+    assert info is not None
+    assert info.assignment.actual[TASK].active == "nearly"
+
+
 def test_where_no_end_is_known_a_copy_is_behind_the_foremost(tmp_path):
     leader = Leader(TOPOLOGY, SqliteChangelog(tmp_path), AssignmentPolicy())
     lags = leader.lags({"one": {TASK: (100, 39)}, "other": {TASK: (90, 40)}, "cold": {TASK: (INCOMPLETE, 40)}})

@@ -46,6 +46,7 @@ subscriptions = st.builds(
     ),
     known_generation=generations,
     unchecked=st.frozensets(tasks, max_size=5),
+    restoring=st.dictionaries(tasks, st.tuples(numbers, numbers), max_size=5),
 )
 
 
