@@ -147,6 +147,8 @@ class Router:
         holders = self.cluster.holders(spec, partition, self.upstreams.load)
         # Any but the active would refuse.
         prefer: Prefer = "active" if parameters.require_active else parameters.prefer
+        if parameters.require_active:
+            holders = [holder._replace(lagging=False) for holder in holders]
         return list(candidates(holders, parameters.tolerance_for(spec), prefer, self.choose))
 
     def overload(self) -> Overloaded | None:

@@ -228,6 +228,7 @@ class Worker:
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
             "obstacle": self.tasks.obstacle or self._topics.obstacle,
             "ceiling": self._ceiling._asdict(),
+            "acceptable_recovery_lag": self.settings.acceptable_recovery_lag,
             "tasks": self.replicas_document(),
         }
 

@@ -172,6 +172,7 @@ WORKER_STATUS_SCHEMA = _object(
             "description": "What the machine refuses, such as disk space, and the remedy.",
         },
         "ceiling": _object({"max_record_lag": _FIGURE, "max_time_lag_ms": _FIGURE, "max_age_ms": _FIGURE}),
+        "acceptable_recovery_lag": _NATURAL,
         "tasks": _array(_REPLICA_SCHEMA),
     }
 )

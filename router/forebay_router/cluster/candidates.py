@@ -19,7 +19,8 @@ class Holder(NamedTuple):
 
     ``lag`` is the last one reported, unknown once the report is too old. ``load`` is how many requests the router
     has in flight there, and ``window`` how many it should have at most while the worker recovers, None if it does
-    not. ``ceiling`` is the worker's bound for every read. ``near`` tells that its rack is the router's.
+    not. ``ceiling`` is the worker's bound for every read. ``near`` tells that its rack is the router's,
+    ``lagging`` that a fresh report shows it beyond the group's ``acceptable_recovery_lag``.
     """
 
     host: HostInfo
@@ -31,16 +32,18 @@ class Holder(NamedTuple):
     window: int | None = None
     ceiling: Tolerance = UNLIMITED
     near: bool = False
+    lagging: bool = False
 
 
 class _Rank(IntEnum):
     ACTIVE = 0
     WITHIN_TOLERANCE = 1
-    UNKNOWN_LAG = 2
-    RECOVERING = 3
-    TOO_FAR_BEHIND = 4
-    SUSPECT = 5
-    DEAD = 6
+    LAGGING = 2
+    UNKNOWN_LAG = 3
+    RECOVERING = 4
+    TOO_FAR_BEHIND = 5
+    SUSPECT = 6
+    DEAD = 7
 
 
 def candidates(
@@ -51,10 +54,11 @@ def candidates(
 ) -> tuple[HostInfo, ...]:
     """Every holder's host, best first; none is left out, since the router's information is only a hint.
 
-    The active comes first; then restoring actives and standbys by lag; then those of unknown lag; then recovering
-    ones at the limit of their window; then those believed too far behind, silent or dead, as a last resort before
-    refusing. ``prefer="any"`` instead spreads reads over every replica within tolerance, or those of the router's
-    rack if there are any (the idea of KIP-392), by two random choices and the lesser load.
+    The active comes first; then restoring actives and standbys by lag; then those that lag beyond what is
+    acceptable, the active first among them; then those of unknown lag; then recovering ones at the limit of their
+    window; then those believed too far behind, silent or dead, as a last resort before refusing. ``prefer="any"``
+    instead spreads reads over every replica within tolerance, or those of the router's rack if there are any (the
+    idea of KIP-392), by two random choices and the lesser load.
     """
     ranked = sorted(holders, key=lambda holder: _order(holder, tolerance))
     order = [holder.host for holder in ranked]
@@ -71,7 +75,7 @@ def candidates(
 def equally_good(holders: Iterable[Holder], tolerance: Tolerance) -> tuple[HostInfo, ...]:
     """The hosts to choose among for a read with ``prefer="any"``: healthy, within its tolerance, and near if any
     such is."""
-    good = [holder for holder in holders if _rank(holder, tolerance) <= _Rank.WITHIN_TOLERANCE]
+    good = [holder for holder in holders if _rank(holder, tolerance) <= _Rank.LAGGING]
     near = [holder for holder in good if holder.near]
     return tuple(holder.host for holder in near or good)
 
@@ -107,6 +111,8 @@ def _rank(holder: Holder, tolerance: Tolerance) -> _Rank:
         return _Rank.TOO_FAR_BEHIND
     if holder.window is not None and holder.load >= holder.window:
         return _Rank.RECOVERING
+    if known and holder.lagging:
+        return _Rank.LAGGING
     if holder.role == "active" and known:
         return _Rank.ACTIVE
     if not known or holder.lag.record_lag is None:

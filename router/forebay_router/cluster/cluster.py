@@ -14,7 +14,7 @@ from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.candidates import Holder
 from forebay_router.cluster.strangers import Strangers
-from forebay_router.cluster.worker_view import Held, Report, WorkerView
+from forebay_router.cluster.worker_view import Held, WorkerView
 from forebay_router.upstream.credentials import tell_refusal
 from forebay_router.upstream.provenance import reported_in
 
@@ -81,23 +81,24 @@ class Cluster:
 
     def _holder(self, host: HostInfo, active: HostInfo | None, held: tuple[str, int], load: int) -> Holder:
         worker = self.workers.get(host)
-        role, lag = "active" if host == active else "standby", UNKNOWN_LAG
+        role, lag, lagging = "active" if host == active else "standby", UNKNOWN_LAG, False
         if worker is None:
             # Never heard from: only the map lists it.
             return Holder(host, role, live=True, load=load)
         report = worker.replicas.get(held)
         if report is not None:
             role = report.role
-            lag = report.lag if boot_ms() - report.at_boot_ms <= self._lag_report_max_age_ms else UNKNOWN_LAG
+            if boot_ms() - report.at_boot_ms <= self._lag_report_max_age_ms:
+                lag, lagging = report.lag, report.lagging
         near = self._rack is not None and worker.rack == self._rack
         window = worker.slow_start.window
-        return Holder(host, role, lag, worker.live, worker.suspect, load, window, worker.ceiling, near)
+        return Holder(host, role, lag, worker.live, worker.suspect, load, window, worker.ceiling, near, lagging)
 
     def heard(self, host: HostInfo, held: Held, head: bytes) -> None:
         """Record the state of the answering replica from the header lines of a worker's answer."""
         told, worker = reported_in(head), self.workers.get(host)
         if worker is not None and told is not None and told.role:
-            worker.replicas[held] = Report(told.role, told.lag, boot_ms())
+            worker.replicas[held] = worker.report(held, told.role, told.lag, boot_ms())
             self._holding.setdefault(held, set()).add(host)
 
     def answered(self, host: HostInfo) -> None:

@@ -14,6 +14,8 @@ from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay_router.cluster.slow_start import SlowStart
 
 _SILENT_READS_TO_SUSPECT = 3
+_RECOVERED = 0.5
+"""A replica that lagged is preferred again once its lag is this part of the acceptable one."""
 
 Held = tuple[str, int]
 """A store and one of its partitions."""
@@ -25,6 +27,9 @@ class Report(NamedTuple):
     role: str
     lag: Lag
     at_boot_ms: float
+    lagging: bool = False
+    """Whether its record lag is beyond what the group accepts of an active; then until it is half of that, so that
+    reads do not flap."""
 
 
 @dataclass
@@ -44,6 +49,7 @@ class WorkerView:
     slow_start: SlowStart = field(default_factory=SlowStart)
     ceiling: Tolerance = UNLIMITED
     rack: str | None = None
+    acceptable_recovery_lag: int | None = None
     replicas: dict[Held, Report] = field(default_factory=dict)
     _status: bytes = b""
     _status_boot_ms: float = 0.0
@@ -88,13 +94,26 @@ class WorkerView:
         self.live, self.silent_reads = True, 0
         self.ceiling = Tolerance(**status.get("ceiling", {}))
         self.rack = status.get("rack")
+        self.acceptable_recovery_lag = status.get("acceptable_recovery_lag")
         self.replicas = {
-            (sys.intern(row["store"]), row["partition"]): Report(
-                sys.intern(row["role"]), Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]), asked_boot_ms
+            (held := (sys.intern(row["store"]), row["partition"])): self.report(
+                held,
+                sys.intern(row["role"]),
+                Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]),
+                asked_boot_ms,
             )
             for row in status["tasks"]
         }
         self._status, self._status_boot_ms = body, asked_boot_ms
+
+    def report(self, held: Held, role: str, lag: Lag, at_boot_ms: float) -> Report:
+        """A replica's report, given what was reported of it before."""
+        acceptable, record_lag = self.acceptable_recovery_lag, lag.record_lag
+        if acceptable is None or record_lag is None or record_lag <= acceptable * _RECOVERED:
+            return Report(role, lag, at_boot_ms)
+        before = self.replicas.get(held)
+        lagging = record_lag > acceptable or (before is not None and before.lagging)
+        return Report(role, lag, at_boot_ms, lagging)
 
     def rows(self) -> list[dict[str, Any]]:
         """The ``tasks`` of its last status, their lag as of now.

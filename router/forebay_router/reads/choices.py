@@ -12,7 +12,7 @@ from forebay.lag import Tolerance
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.segments import remembered
 from forebay.topology import StoreSpec
-from forebay_router.cluster.candidates import candidates, equally_good, less_loaded
+from forebay_router.cluster.candidates import equally_good, less_loaded
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.hedging import MOST_DELAY_MS
 from forebay_router.router import Router
@@ -77,7 +77,7 @@ class Choices:
         """By store: a key's partition by its segment."""
         self._reads: dict[tuple[str, bytes], KeyRead] = {}
         """By store and query."""
-        self._choices: dict[tuple[str, Tolerance, bool], _ByPartition] = {}
+        self._choices: dict[tuple[str, Tolerance, bool, bool], _ByPartition] = {}
         self._choices_made = 0
 
     def key_read(self, form: RequestForm) -> KeyRead | None:
@@ -111,7 +111,7 @@ class Choices:
             tolerance,
             (spec.name, tolerance.held_to(self._router.cluster.ceiling)),
             spread,
-            self._choices.setdefault((spec.name, tolerance, spread), {}),
+            self._choices.setdefault((spec.name, tolerance, spread, parameters.require_active), {}),
             b"GET /v1/stores/%b/keys/" % spec.name_bytes,
             b"?%b&" % form.query if form.query else b"?",
         )
@@ -152,8 +152,11 @@ class Choices:
         router = self._router
         # Workers may have other bounds by now.
         read.bounds = (read.spec.name, read.tolerance.held_to(router.cluster.ceiling))
-        holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
-        hosts = equally_good(holders, read.tolerance) if read.spread else candidates(holders, read.tolerance)[:1]
+        if read.spread:
+            holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
+            hosts = list(equally_good(holders, read.tolerance))
+        else:
+            hosts = router.candidates(read.spec, partition, read.parameters)[:1]
         workers = [router.cluster.workers.get(host) for host in hosts]
         targets = tuple(
             self._target(worker, partition) for worker in workers if worker is not None and worker.recovered

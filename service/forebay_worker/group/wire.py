@@ -38,10 +38,11 @@ class SubscriptionInfo:
 
     ``offsets`` contains, for each task it has a copy of, the changelog position of each of the task's stores in
     the topology's order, or ``CAUGHT_UP`` or ``INCOMPLETE``; ``unchecked`` are those of the tasks whose copy was
-    not compared with its logs since it was opened, or is not open. ``restoring`` has, for tasks with a store that is
-    ``INCOMPLETE``, the offsets to which its stores are restored: that is no lag and releases no copy, and tells only
-    which of several is nearest. Kafka Streams sends sums; of several stores,
+    not compared with its logs since it was opened, or is not open. Kafka Streams sends sums; of several stores,
     one that is far behind would not show in them.
+
+    ``restoring`` has, for tasks with a store that is ``INCOMPLETE``, the offsets to which its stores are restored.
+    They are no lag and release no copy: they only show which of several copies is nearest.
     """
 
     process_id: str

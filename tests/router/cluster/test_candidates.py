@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
 from forebay_router.cluster.candidates import Holder, candidates, equally_good
+from forebay_router.cluster.worker_view import WorkerView
 
 FIGURE = st.one_of(st.none(), st.integers(0, 100))
 HOLDERS = st.lists(
@@ -19,6 +20,7 @@ HOLDERS = st.lists(
         st.integers(0, 9),
         st.none() | st.integers(1, 9),
         near=st.booleans(),
+        lagging=st.booleans(),
     ),
     max_size=8,
     unique_by=lambda holder: holder.host,
@@ -114,3 +116,27 @@ def test_any_spreads_reads_over_every_replica_within_tolerance_by_load():
     firsts = [candidates(holders, UNLIMITED, "any", chance)[0].port for _ in range(300)]
     assert {1, 2} <= set(firsts)
     assert firsts.count(1) > firsts.count(2)
+
+
+def test_a_standby_precedes_an_active_that_lags():
+    """Only where a fresh report shows that it is within what is acceptable for an active."""
+    active = Holder(host(1), "active", Lag(50_000, 0, 0), lagging=True)
+    current, lagging, unknown = (
+        Holder(host(2), "standby", Lag(3, 0, 0)),
+        Holder(host(3), "standby", Lag(20_000, 0, 0), lagging=True),
+        Holder(host(4), "standby"),
+    )
+    assert [h.port for h in candidates([active, current, lagging, unknown], UNLIMITED)] == [2, 1, 3, 4]
+    assert [h.port for h in candidates([active, lagging, unknown], UNLIMITED)] == [1, 3, 4]
+    assert [h.port for h in candidates([active, current], Tolerance(max_record_lag=100_000))] == [2, 1]
+
+
+def test_a_replica_lags_until_it_has_clearly_recovered():
+    """Reads do not flap while a lag swings about the limit."""
+    view = WorkerView(host(1), acceptable_recovery_lag=100)
+    held = ("counts", 0)
+    lagging = []
+    for record_lag in (90, 101, 90, 51, 50, 90, 101, None, 90):
+        view.replicas[held] = view.report(held, "active", Lag(record_lag, 0, 0), 0.0)
+        lagging.append(view.replicas[held].lagging)
+    assert lagging == [False, True, True, True, False, False, True, False, False]
