@@ -176,11 +176,14 @@ class Cluster:
         if ready:
             self.wait_ready(address)
         else:
-            wait_until(lambda: _status(address, "/livez") == 200, f"{address} alive")
+            self.wait_alive(address)
         return address
 
     def router_process(self, address: str) -> CommandProcess:
         return self._routers[address]
+
+    def wait_alive(self, address: str) -> None:
+        wait_until(lambda: _status(address, "/livez") == 200, f"{address} alive")
 
     def wait_ready(self, address: str) -> None:
         process = {**self.workers, **self._routers}[address]

@@ -197,9 +197,9 @@ class Worker:
                     "task": str(replica.task),
                     "role": role,
                     "host": str(self.host),
-                    "position": replica.progress.position,
-                    "end_offset": replica.progress.end_offset,
-                    "complete": replica.complete,
+                    "position": replica.served.progress.position,
+                    "end_offset": replica.served.progress.end_offset,
+                    "complete": replica.served.complete,
                     **lag.document(),
                 }
             )

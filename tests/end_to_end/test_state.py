@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from forebay.changelog.sqlite.compaction import CompactionLimits
 from tests.cluster import TOPOLOGY, restore_processes, running_cluster, wait_until
 from tests.commands import forebay
 
@@ -161,6 +162,31 @@ def test_a_store_with_a_damaged_block_leaves_nothing_out_and_is_rebuilt(tmp_path
             wait_until(lambda: client.get(whole).status_code == 200, "the rebuild of entries")
             assert len(client.get(whole).json()["entries"]) == len(keys)
         assert cluster.logs().count("is rebuilt") == 2
+
+
+def test_a_store_away_for_too_long_serves_while_it_is_rebuilt(tmp_path):
+    """Compaction removed tombstones while the only worker was stopped: an old answer with its lag, no outage."""
+    with running_cluster(tmp_path, topology_text=VERSIONS) as cluster:
+        spec = cluster.topology.stores["plain"]
+        cluster.log.append(spec, {0: [(b"a", b"1", 1_000), (b"deleted", b"1", 1_000)]}, "writer", 1)
+        worker = cluster.start_worker()
+        cluster.wait_settled(worker, replicas=1)
+        cluster.kill(worker, signal.SIGTERM)
+        rows = [(b"k%02d" % i, b"1", 2_000) for i in range(60)]
+        cluster.log.append(spec, {0: [(b"deleted", None, 2_000), *rows, (b"a", b"2", 2_000)]}, "writer", 2)
+        cluster.changelog.compact(spec, CompactionLimits(0, 0))
+        cluster.start_worker(worker, "--apply-records-per-second", "20", ready=False)
+        with httpx.Client(base_url=f"http://{worker}/v1/stores/plain/keys/") as client:
+            wait_until(lambda: "it is rebuilt" in cluster.logs(), "the rebuild's beginning")
+            cluster.wait_alive(worker)
+            wait_until(lambda: client.get("a").status_code == 200, "an answer")
+            old = client.get("a").json()
+            assert (old["value"], old["role"]) == (1, "restoring")
+            assert old["lag"]["record_lag"] > 60
+            assert client.get("deleted").status_code == 200
+            assert client.get("a?max_record_lag=10").status_code == 412
+            wait_until(lambda: client.get("a").json().get("value") == 2, "the new store")
+            assert client.get("deleted").status_code == 404
 
 
 def damage(file: Path) -> Path:

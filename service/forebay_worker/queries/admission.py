@@ -155,7 +155,7 @@ class Admission:
         """The replica held here; raises ``NotHostedHere``, naming the hosts that hold one."""
         replica = self._tasks.replicas.get((spec.name, partition))
         if replica is not None:
-            return replica
+            return replica if replica.predecessor is None else replica.predecessor
         held = self._metadata.map.by_topic_partition
         active, standbys = held.get(TopicPartition(spec.topic, partition), (None, ()))
         raise NotHostedHere(
@@ -167,9 +167,9 @@ class Admission:
         )
 
     def lag(self, replica: Replica) -> tuple[str, Lag]:
-        """Role and lag of a replica now."""
-        now = boot_ms()
-        return replica.role(self._membership.lease_until_boot_ms, now), lag_of(replica.progress, now)
+        """Role and lag of a replica's answers now."""
+        now, served = boot_ms(), replica.served
+        return served.role(self._membership.lease_until_boot_ms, now), lag_of(served.progress, now)
 
     def proven_lag(self, replica: Replica) -> tuple[str, Lag]:
         """Role of a replica now, and its lag as it may be checked against a bound."""

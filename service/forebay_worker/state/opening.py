@@ -69,6 +69,10 @@ class StoreOpener:
             self._set_aside(task, spec, str(corrupted))
         return open_at(path, task, spec)
 
+    def open_set_aside(self, path: Path, name: str) -> RocksDbStore:
+        """Open a RocksDB store that was set aside, for reading only; raises ``rocksdict``'s errors."""
+        return RocksDbStore(name, path, self.memory.options(), read_only=True)
+
     def _open_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         tp = TopicPartition(spec.topic, task.partition)
         store, existed = self._rocksdb(path, task, spec)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     DbClosedError,
@@ -191,12 +192,13 @@ class RocksDbStore:
     persistent = True
     manages_offsets = True
 
-    def __init__(self, name: str, path: Path, options: Options) -> None:
+    def __init__(self, name: str, path: Path, options: Options, *, read_only: bool = False) -> None:
         self.name = name
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._options = options
-        self._db = Rdict(str(path), options=options)
+        access = AccessType.read_only() if read_only else AccessType.read_write()
+        self._db = Rdict(str(path), options=options, access_type=access)
         self._batch = WriteBatch(raw_mode=True)
         self._identity_to_commit: bytes | None = None
         self._refused = False

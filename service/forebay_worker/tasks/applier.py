@@ -41,9 +41,9 @@ class Applier:
     """Polls the changelog and applies what it finds, in batches small enough that readers are not held up.
 
     ``records_per_second`` limits the pace over all replicas; 0 means no limit. ``obstacle(error)`` describes the
-    machine's obstacle behind an error, None if there is none. ``on_untrusted(replica, reason)`` is called in the
-    applier's thread when a replica must be rebuilt: its log was replaced, it may have missed tombstones, or its
-    store is lost; ``on_complete(replica)`` when one has reached an end of its log for the first time;
+    machine's obstacle behind an error, None if there is none. ``on_corrupted(replica, corrupted)`` is called in
+    the applier's thread when a replica must be rebuilt: its log was replaced, it may have missed tombstones, or
+    its store is damaged; ``on_complete(replica)`` when one has reached an end of its log for the first time;
     ``housekeeping()`` a few times a second.
     """
 
@@ -53,7 +53,7 @@ class Applier:
         poll_interval_ms: int,
         records_per_second: int,
         obstacle: Callable[[Exception], str | None],
-        on_untrusted: Callable[[Replica, str], None],
+        on_corrupted: Callable[[Replica, StoreCorrupted], None],
         on_complete: Callable[[Replica], None],
         housekeeping: Callable[[], None],
     ) -> None:
@@ -62,7 +62,7 @@ class Applier:
         self._current_due_boot_ms = 0.0
         self._records_per_second = records_per_second
         self._obstacle = obstacle
-        self._on_untrusted = on_untrusted
+        self._on_corrupted = on_corrupted
         self._on_complete = on_complete
         self._housekeeping = housekeeping
         self._housekept_boot_ms = 0.0
@@ -184,8 +184,8 @@ class Applier:
         try:
             with self._completion_told(replica):
                 apply_batch(replica, batch)
-        except StoreCorrupted as reason:
-            self._on_untrusted(replica, str(reason))
+        except StoreCorrupted as corrupted:
+            self._on_corrupted(replica, corrupted)
 
     @contextlib.contextmanager
     def _completion_told(self, replica: Replica) -> Iterator[None]:
@@ -199,7 +199,7 @@ class Applier:
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
         """What was applied is still served; the rest is retried, and the lag grows meanwhile."""
         if isinstance(error, StoreCorrupted):
-            self._on_untrusted(replica, str(error))
+            self._on_corrupted(replica, error)
             return
         tp = replica.topic_partition
         obstacle = self._obstacle(error)

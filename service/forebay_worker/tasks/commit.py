@@ -5,8 +5,8 @@ from __future__ import annotations
 from forebay.changelog import Batch
 from forebay.clock import boot_ms, epoch_ms
 from forebay.lag import EndOffset, Progress
-from forebay.stores import CommittedOffset, StoreCorrupted
-from forebay_worker.tasks.distrust import reason_for_distrust
+from forebay.stores import CommittedOffset
+from forebay_worker.tasks.continuity import continuity_fault
 from forebay_worker.tasks.expiry import swept_to_ms
 from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key
 from forebay_worker.tasks.foreign import fitting
@@ -38,11 +38,14 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     """
     before = replica.store.committed_offset(batch.topic_partition) or CommittedOffset(0)
     current_until = _epoch(replica.progress.current_until_boot_ms)
-    reason = reason_for_distrust(replica.log, before, current_until, batch)
-    if reason is not None:
-        raise StoreCorrupted(reason)
+    fault = continuity_fault(replica.log, before, current_until, batch)
+    if fault is not None:
+        observe_end(replica, batch.end)
+        raise fault
     replica.learn_log(batch.identity)
     replica.ends.observe(batch.end)
+    if replica.predecessor is not None:
+        observe_end(replica.predecessor, batch.end)
     replica.learn_partitions(batch.partitions)
     replica.learn_tombstone_life(batch.tombstone_life_ms)
     partitions_found = replica.partitions_found if replica.repartitioned else None
@@ -89,6 +92,8 @@ def observe_end(replica: Replica, end: EndOffset) -> None:
         end_offset=end.offset,
         end_sent_boot_ms=end.sent_boot_ms,
     )
+    if replica.predecessor is not None:
+        observe_end(replica.predecessor, end)
 
 
 def keep_moment(replica: Replica) -> None:

@@ -243,9 +243,9 @@ class TaskManager:
         now = boot_ms()
         for replica in replicas.values():
             if replica.task not in active:
-                replica.designated_boot_ms = None
+                replica.designate(None)
             elif replica.designated_boot_ms is None:
-                replica.designated_boot_ms = now
+                replica.designate(now)
 
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
         opened = self._opener.open(task, spec)

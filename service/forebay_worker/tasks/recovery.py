@@ -7,6 +7,7 @@ its log's beginning if its content cannot be trusted.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
-from forebay.lag import EndOffset
+from forebay.lag import EndOffset, EndOffsets
 from forebay.repeats import Repeats
 from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
@@ -27,7 +28,7 @@ from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.applier import Applier
 from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
 from forebay_worker.tasks.commit import observe_end
-from forebay_worker.tasks.distrust import replaced_log
+from forebay_worker.tasks.continuity import TombstonesMissed, replaced_log
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -81,8 +82,8 @@ class Recovery:
             policy.poll_interval_ms,
             policy.apply_records_per_second,
             self._obstacle_in,
-            self.rebuild,
-            self._discard_set_aside,
+            self._recover,
+            self._finish_rebuild,
             housekeeping,
         )
         self.bulk_restore = BulkRestore(
@@ -123,6 +124,7 @@ class Recovery:
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
         self._not_in_bulk_until.pop(replica.topic_partition, None)
+        _drop_predecessor(replica)
         if self._put_off.pop(replica.topic_partition, None) is None:
             replica.store.close()
 
@@ -226,17 +228,44 @@ class Recovery:
             self.rebuild(replica, replaced_log(topic))
         return replaced
 
-    def rebuild(self, replica: Replica, reason: str) -> None:
-        """Begin anew in place of a store whose content cannot be trusted, or that is lost."""
+    def _recover(self, replica: Replica, corrupted: StoreCorrupted) -> None:
+        self.rebuild(replica, str(corrupted), as_it_once_was=isinstance(corrupted, TombstonesMissed))
+
+    def rebuild(self, replica: Replica, reason: str, *, as_it_once_was: bool = False) -> None:
+        """Begin anew in place of a store whose content cannot be trusted, or that is lost.
+
+        One that is ``as_it_once_was`` at some point of its log serves, its lag growing, until the new one has
+        reached the end.
+        """
         log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
+        _drop_predecessor(replica)
+        former = dataclasses.replace(replica, ends=EndOffsets(), admitted=None)
         replica.disown_content()
         try:
             replica.store.close()
         except Exception as error:
             log.warning("%s was not closed properly: %s", replica.topic_partition, error)
-        self._begin_anew(replica, untrusted=replica.store.persistent)
+        untrusted = replica.store.persistent
+        if as_it_once_was and isinstance(replica.store, RocksDbStore) and former.complete:
+            untrusted = not self._serve_set_aside(replica, former)
+        self._begin_anew(replica, untrusted=untrusted)
+
+    def _serve_set_aside(self, replica: Replica, former: Replica) -> bool:
+        """Set a replica's store aside and serve it from there; returns whether that was possible."""
+        try:
+            path = self._directory.set_aside(replica.task, replica.spec.name)
+        except OSError as error:
+            log.warning("%s cannot be set aside yet: %s", replica.topic_partition, error)
+            return False
+        try:
+            former.store = self._opener.open_set_aside(path, replica.spec.name)
+        except Exception as error:
+            log.warning("%s is not served while it is rebuilt: %s", replica.topic_partition, error)
+        else:
+            replica.predecessor = former
+        return True
 
     def _begin_anew(self, replica: Replica, *, untrusted: bool) -> None:
         """Open an empty store in the place of one that was closed; failures are retried.
@@ -279,9 +308,20 @@ class Recovery:
                 "the rebuild of %s could not be started; retrying every %.0f s: %s", tp, every_s, replica.failure
             )
 
-    def _discard_set_aside(self, replica: Replica) -> None:
+    def _finish_rebuild(self, replica: Replica) -> None:
+        """Serve the replica itself from now on, and delete what was set aside of it."""
+        _drop_predecessor(replica)
         try:
             self._directory.discard_set_aside(replica.spec.name, replica.task.partition)
         except OSError as error:
             # It is deleted after the next rebuild or start; the replica is to be followed all the same.
             log.warning("what was set aside of %s could not be deleted: %s", replica.topic_partition, error)
+
+
+def _drop_predecessor(replica: Replica) -> None:
+    """Stop serving the store that a replica had before."""
+    predecessor, replica.predecessor = replica.predecessor, None
+    if predecessor is not None:
+        # They refer to each other by way of what reads keep.
+        predecessor.admitted = None
+        predecessor.store.close()

@@ -70,6 +70,9 @@ class Replica:
     on_damage: Callable[[Replica, StateStore, str], None] = _ignore_damage
     """Has this replica's store rebuilt, which was found damaged, and why; any thread may call it, repeatedly."""
 
+    predecessor: Replica | None = None
+    """What is served until an end of the log is reached: the store as it was before, which cannot be continued."""
+
     admitted: Any = None
     """The replica's state as found by the last read, cached by the queries while valid."""
 
@@ -77,6 +80,11 @@ class Replica:
     def topic_partition(self) -> TopicPartition:
         """The changelog partition that the replica replays."""
         return TopicPartition(self.spec.topic, self.task.partition)
+
+    @property
+    def served(self) -> Replica:
+        """The one that answers reads."""
+        return self if self.predecessor is None else self.predecessor
 
     @property
     def checked(self) -> bool:
@@ -97,6 +105,12 @@ class Replica:
         if by_retention_ms is None or self.swept_to_ms is None:
             return by_retention_ms
         return max(by_retention_ms, self.swept_to_ms)
+
+    def designate(self, since_boot_ms: float | None) -> None:
+        """Note since when it is designated active, None if it is not."""
+        self.designated_boot_ms = since_boot_ms
+        if self.predecessor is not None:
+            self.predecessor.designated_boot_ms = since_boot_ms
 
     def learn_log(self, log: str) -> None:
         """Record its log's identity with the next commit, if that was not known when it was opened."""

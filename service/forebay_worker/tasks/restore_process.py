@@ -27,7 +27,7 @@ from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.obstacles import obstacle
 from forebay_worker.state.rocksdb import write_sst
-from forebay_worker.tasks.distrust import reason_for_distrust
+from forebay_worker.tasks.continuity import continuity_fault
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
 from forebay_worker.tasks.foreign import BadRecord, fitting
 from forebay_worker.tasks.run import Run
@@ -129,7 +129,7 @@ def _fold_files(
     pulse_due = time.monotonic() + _PULSE_S
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp, job.patience_s)
-        if reason_for_distrust(job.log, committed, committed.current_until_epoch_ms, batch) is not None:
+        if continuity_fault(job.log, committed, committed.current_until_epoch_ms, batch) is not None:
             # The applier takes over and finds the same.
             return
         if batch.position > committed.position:

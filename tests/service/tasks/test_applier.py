@@ -20,7 +20,7 @@ from forebay.clock import boot_ms
 from forebay.lag import EndOffset, lag_of
 from forebay.partitioning import Murmur2Partitioner
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay.stores import CommittedOffset
+from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
@@ -45,7 +45,7 @@ class Follower:
         self.changelog = changelog
         self.reasons: list[str] = []
         self.completions = 0
-        self.applier = Applier(changelog, 10, 0, lambda error: None, self._distrust, self._complete, lambda: None)
+        self.applier = Applier(changelog, 10, 0, lambda error: None, self._corrupted, self._complete, lambda: None)
         self.replica = Replica(spec_ or spec(), TaskId(0, 0), MemoryStore("s"))
         self.applier.follow(self.replica)
 
@@ -61,8 +61,8 @@ class Follower:
     def content(self) -> dict[bytes, bytes]:
         return {key[1:]: value for key, value in self.replica.store.scan(USER_TAG, END_OF_USER_KEYS)}
 
-    def _distrust(self, replica: Replica, reason: str) -> None:
-        self.reasons.append(reason)
+    def _corrupted(self, replica: Replica, corrupted: StoreCorrupted) -> None:
+        self.reasons.append(str(corrupted))
 
     def _complete(self, replica: Replica) -> None:
         self.completions += 1
@@ -265,6 +265,7 @@ def test_a_replica_away_for_about_as_long_as_tombstones_live_is_rebuilt(log, pas
     log.append((b"a", b"1"))
     follower = Follower(KeepsTombstonesForATime(log.changelog))
     follower.poll()
+    log.append((b"b", b"1"))
     pass_time(away_ms)
     back = restarted(follower)
     back.poll()
@@ -279,10 +280,26 @@ def test_a_replay_that_a_wrong_clock_dated_in_the_future_proves_nothing(log, pas
     follower = Follower(KeepsTombstonesForATime(log.changelog))
     follower.poll()
     pass_time(-1_000 * LIFE_MS)
+    log.append((b"b", b"1"))
     pass_time(2 * LIFE_MS)
     back = restarted(follower)
     back.poll()
     assert "keeps tombstones" in back.reasons[0]
+    back.close()
+
+
+def test_a_log_that_was_idle_all_the_time_is_continued(log, pass_time):
+    """Nothing was written, so no tombstone can have been missed, however long the replica was away."""
+    log.append((b"a", b"1"))
+    follower = Follower(KeepsTombstonesForATime(log.changelog))
+    follower.poll()
+    pass_time(10 * LIFE_MS)
+    back = restarted(follower)
+    back.poll()
+    assert back.reasons == []
+    log.append((b"a", None))
+    back.poll()
+    assert (back.reasons, back.content) == ([], {})
     back.close()
 
 

@@ -1,6 +1,7 @@
 """Replicas reach the ends of their logs, whatever stands in the way."""
 
 import errno
+import math
 import shutil
 import threading
 
@@ -76,6 +77,30 @@ def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_n
         store = manager.replicas["a", 0].store
         assert store.get(USER_TAG + b"k29") == b"1"
         assert store.get(USER_TAG + b"deleted") is None
+
+
+def test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done(tmp_path, changelog):
+    """After a weekend's shutdown there is no other copy: the old one answers, with the lag that it has."""
+    fill(tmp_path, changelog)
+    append(changelog, 0, 2, [(b"k", None, 0), (b"new", b"2", 0)])
+    changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
+    SlowOpener.let.release(1)
+    with started(tmp_path, changelog, SlowOpener) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.replicas and manager.replicas["a", 0].predecessor, "the old store's return")
+        replica = manager.replicas["a", 0]
+        assert not replica.complete
+        assert replica.served.store.get(USER_TAG + b"k") == b"1"
+        assert replica.served.role(math.inf, boot_ms()) == "restoring"
+        lag = lag_of(replica.served.progress, boot_ms())
+        assert lag.record_lag == 2
+        assert lag.time_lag_ms > 0
+        SlowOpener.let_all()
+        wait_until(lambda: replica.complete, "the rebuild")
+        wait_until(lambda: replica.served is replica, "its being served")
+        assert replica.store.get(USER_TAG + b"k") is None
+        assert replica.store.get(USER_TAG + b"new") == b"2"
+        wait_until(lambda: not list((tmp_path / "state/app/.set-aside").iterdir()), "the old store's removal")
 
 
 @pytest.mark.parametrize("restore_processes", [0, 1])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from forebay.changelog import Batch
 from forebay.clock import epoch_ms
-from forebay.stores import CommittedOffset
+from forebay.stores import CommittedOffset, StoreCorrupted
 
 _TOMBSTONES_TRUSTED = 0.9
 """A replica trusts tombstones for this fraction of the time that the log keeps them."""
 _CLOCK_SLACK_MS = 60_000.0
+
+
+class TombstonesMissed(StoreCorrupted):
+    """A store is as its log once was, but tombstones written since are gone: it can be served, not continued."""
 
 
 def replaced_log(topic: str) -> str:
@@ -16,30 +20,37 @@ def replaced_log(topic: str) -> str:
     return f"the log {topic!r} was replaced by another"
 
 
-def reason_for_distrust(
+def continuity_fault(
     log: str | None, before: CommittedOffset, current_until_epoch_ms: float | None, batch: Batch
-) -> str | None:
+) -> StoreCorrupted | None:
     """Why a batch cannot follow the state of a replica of ``log``, None if it can.
 
     ``current_until_epoch_ms`` is when the replica last had everything in the log.
     """
     topic = batch.topic_partition.topic
     if log is not None and log != batch.identity:
-        return replaced_log(topic)
+        return StoreCorrupted(replaced_log(topic))
     if batch.truncated:
-        return f"the log {topic!r} has lost records before offset {before.position}, which were applied"
+        return StoreCorrupted(
+            f"the log {topic!r} has lost records before offset {before.position}, which were applied"
+        )
     if batch.end.offset < before.position:
-        return f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}"
+        return StoreCorrupted(f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}")
+    if batch.end.offset == before.position and before.pending_end is None:
+        # Nothing was written since, so nothing can have been missed.
+        return None
     # A replay that began with the floor missed nothing below it: tombstones are removed after what they delete.
     if before.position > 0 and batch.tombstone_floor > max(before.position, before.tombstone_floor):
-        return f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
+        return TombstonesMissed(
+            f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
+        )
     if batch.tombstone_life_ms is not None and before.position > 0:
         now = epoch_ms()
         known = (current_until_epoch_ms or 0.0, before.replay_since_epoch_ms or 0.0)
         # A moment still to come is of a clock that was wrong, and proves nothing.
         away_ms = now - max(moment if moment < now + _CLOCK_SLACK_MS else 0.0 for moment in known)
         if away_ms > _TOMBSTONES_TRUSTED * batch.tombstone_life_ms:
-            return (
+            return TombstonesMissed(
                 f"it was last consistent {away_ms / 1000:.0f} s ago, and the log {topic!r} keeps "
                 f"tombstones for {batch.tombstone_life_ms / 1000:.0f} s"
             )
