@@ -22,6 +22,8 @@ ForebayError
 ├── RelocationError             (worker tier) the disk refuses to move a store
 ├── UnreadableMessage           (worker tier) a group message is damaged, or no worker wrote it
 │   └── UnsupportedVersion      (worker tier) a group message needs a newer reader
+├── AnswerMismatch              (client) answers name another store or key than the request; none is returned
+├── ClientUnusable              (client) it is closed, or belongs to another process or event loop
 ├── SinkError                   a row, a batch or a query that the sink cannot take
 └── Problem                     an error answer to a REST client (RFC 9457)
     ├── 400  BadKey, BadParameter, BadRequest
@@ -122,6 +124,16 @@ class ChangelogElsewhere(ChangelogError):
 
 class BatchConflict(ChangelogError):
     """A batch was repeated with other rows, or two queries write under one name; nothing was written."""
+
+
+class AnswerMismatch(ForebayError):
+    """Answers over two connections name another store or key than the request; a proxy may mix them up."""
+
+    exit_status = 1
+
+
+class ClientUnusable(ForebayError):
+    """A client was closed, or its own transport belongs to another process or event loop; make a client there."""
 
 
 class SinkError(ForebayError):

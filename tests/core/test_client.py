@@ -2,6 +2,7 @@
 would."""
 
 import asyncio
+import contextlib
 import inspect
 import json
 import signal
@@ -593,6 +594,11 @@ ANSWER = {"store": "s", "key": "a", "value": 1, "partition": 0, "position": "AQ"
 ANSWER |= {"lag": {"record_lag": 0, "time_lag_ms": 1, "age_ms": 2, "of_tomorrow": 3}, "of_tomorrow": 4}
 
 
+def anything(parameters: dict[str, Any]) -> Request:
+    """A request that any document answers."""
+    return Request("/x", parameters, lambda document: None)
+
+
 class Scripted(httpx.MockTransport):
     """Answers a read of one key with the next of some responses, and keeps the requests."""
 
@@ -619,18 +625,18 @@ def refusal(problem: Problem) -> httpx.Response:
 def test_a_server_that_let_a_whole_call_pass_is_not_asked_first_again():
     now_s = 0.0
     exchange = Exchange(["http://hangs", "http://well"], 1_000, lambda: now_s)
-    call = exchange.ask(Request("/x", {}), exchange.deadline())
+    call = exchange.ask(anything({}), exchange.deadline())
     assert next(call).url.startswith("http://hangs/")
     now_s += 1.1
     with pytest.raises(errors.DeadlineExceeded):
         call.send(httpx.ReadTimeout("timed out"))
-    again = exchange.ask(Request("/x", {}), exchange.deadline())
+    again = exchange.ask(anything({}), exchange.deadline())
     assert next(again).url.startswith("http://well/")
 
 
 def test_a_server_is_given_the_time_that_a_replica_may_wait_and_a_share_of_the_rest():
     exchange = Exchange(["http://one", "http://two"], 1_000, lambda: 0.0)
-    first = next(exchange.ask(Request("/x", {"wait_ms": 3_000}), exchange.deadline(wait_ms=3_000)))
+    first = next(exchange.ask(anything({"wait_ms": 3_000}), exchange.deadline(wait_ms=3_000)))
     assert first.url == "http://one/x?wait_ms=3000&timeout_ms=3500"
 
 
@@ -647,7 +653,7 @@ def test_a_key_that_no_path_can_hold_is_asked_for_again_like_any_other(connect):
 
     soon = batch({"problem": errors.NoReplica("Soon.", retry_after_s=0).document()})
     miss = batch({"problem": {**errors.UnknownKey("None.").document(), "lag": ANSWER["lag"]}})
-    script = Scripted(soon, batch(ANSWER), soon, miss)
+    script = Scripted(soon, batch({**ANSWER, "key": ""}), soon, miss)
     with connect("http://one", transport=script) as client:
         assert client.get("s", "").value == 1
         assert raised(errors.UnknownKey, lambda: client.get("s", "")).lag == Lag(0, 1, 2)
@@ -664,9 +670,10 @@ def test_a_sessions_stream_that_is_connected_anew_asks_for_all_that_the_session_
         if request.url.path == "/v1/stores/s":
             return httpx.Response(200, json=STORE)
         if not request.url.path.endswith("/changes"):
-            return httpx.Response(200, json={**ANSWER, "position": position(20)})
+            return httpx.Response(200, json={**ANSWER, "key": "k", "position": position(20)})
         asked.append((request.url.params.get("min_position"), request.headers.get("last-event-id")))
-        event = f"event: value\nid: {position(10)}\ndata: {json.dumps({**ANSWER, 'position': position(10)})}\n\n"
+        document = json.dumps({**ANSWER, "key": "k", "position": position(10)})
+        event = f"event: value\nid: {position(10)}\ndata: {document}\n\n"
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=event.encode())
 
     with connect("http://x", transport=httpx.MockTransport(answer)) as client:
@@ -765,7 +772,7 @@ def test_what_is_neither_router_nor_worker_is_told(connect, status):
 def test_the_time_that_is_left_is_what_the_next_server_is_told():
     now = 0.0
     exchange = Exchange(["http://one", "http://two"], 1000, clock=lambda: now)
-    plan = exchange.ask(Request("/x", {"max_record_lag": 0}), exchange.deadline())
+    plan = exchange.ask(anything({"max_record_lag": 0}), exchange.deadline())
     step = plan.send(None)
     assert isinstance(step, Send)
     # One that accepts connections and never answers must leave the other some time.
@@ -900,12 +907,12 @@ def until(changes: Any, condition: Callable[[Any], bool]) -> Any:
 
 def test_a_server_that_refused_meanwhile_is_not_asked_first_again_by_a_call_that_it_still_answers():
     exchange = Exchange(["http://one", "http://two"], 1_000, lambda: 0.0)
-    before, refused = (exchange.ask(Request("/x", {}), exchange.deadline()) for _ in range(2))
+    before, refused = (exchange.ask(anything({}), exchange.deadline()) for _ in range(2))
     assert next(before).url == next(refused).url == "http://one/x?timeout_ms=500"
     assert refused.send(refusal(errors.NotReady("Draining."))).url.startswith("http://two/")
     with pytest.raises(StopIteration):
         before.send(httpx.Response(200, json=ANSWER))
-    assert next(exchange.ask(Request("/x", {}), exchange.deadline())).url.startswith("http://two/")
+    assert next(exchange.ask(anything({}), exchange.deadline())).url.startswith("http://two/")
 
 
 def test_a_stream_that_ends_long_after_its_server_refused_another_call_turns_to_no_third():
@@ -919,7 +926,7 @@ def test_a_stream_that_ends_long_after_its_server_refused_another_call_turns_to_
     )
     stream.request.extensions["timeout"] = {}
     assert isinstance(plan.send(Opened(stream, None)), Receive)
-    other = exchange.ask(Request("/x", {}), exchange.deadline())
+    other = exchange.ask(anything({}), exchange.deadline())
     next(other)
     other.send(refusal(errors.NotReady("Draining.")))
     assert isinstance(plan.send(b""), Close)
@@ -1000,8 +1007,9 @@ async def test_a_read_waits_for_no_other_of_its_client():
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=readers)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    http = AsyncDriver().http
-    async with server, http:
+    driver = AsyncDriver()
+    http = (await driver.connections()).http
+    async with server, contextlib.aclosing(driver):
         answers = await asyncio.gather(*(http.get(url, timeout=10) for _ in range(readers)))
     assert [one.status_code for one in answers] == [200] * readers
 
@@ -1055,7 +1063,7 @@ def test_a_client_trusts_the_authorities_that_it_is_given_and_no_others(served, 
 
 async def test_reads_that_are_cancelled_keep_no_connection(served):
     async with AsyncClient(f"http://{served[1]}") as client:
-        pool = client._driver.http._transport._pool
+        pool = (await client._driver.connections()).http._transport._pool
 
         async def read(within_s: float) -> bool:
             try:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
+from forebay.client import processes
 from forebay.client.changes import Following
 from forebay.client.exchange import (
-    CONNECTIONS,
     Close,
+    Discard,
     Exchange,
     Open,
     Opened,
@@ -25,13 +27,16 @@ from forebay.client.exchange import (
     Reply,
     Send,
     Step,
+    server_urls,
 )
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.positions import Positions
+from forebay.client.proxies import Proxy, proxies_of
 from forebay.client.reads import ChangesRequest, ListRequest, Reads
 from forebay.client.results import Answer, Change, Entry, SessionWindow, Version, Window
-from forebay.errors import Problem
+from forebay.client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin, shut_down
+from forebay.errors import ClientUnusable, Problem
 from forebay.rest.parameters import DEFAULT_LIMIT
 from forebay.tokens import token_headers
 
@@ -39,21 +44,63 @@ T = TypeVar("T")
 
 
 class AsyncDriver:
-    """Takes the steps of plans, one after the other."""
+    """Takes the steps of plans, one after the other, over connections of the running event loop."""
 
     def __init__(
         self,
         token: str | None = None,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
+        proxies: Mapping[str, Proxy] | None = None,
     ) -> None:
-        self.http = httpx.AsyncClient(
-            headers=token_headers(token), verify=verify, transport=transport, limits=CONNECTIONS
-        )
-        self._left: set[asyncio.Task[None]] = set()
-        """What goes on after its caller was cancelled."""
-        self.following: weakref.WeakSet[AsyncChanges] = weakref.WeakSet()
+        self._headers = token_headers(token)
+        self._own_transport = transport
+        self._proxies = proxies or {}
+        self._verify = None if transport is not None else httpx.create_ssl_context(verify)
+        self._lock = threading.Lock()
+        self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
+        self._unusable: str | None = None
+        """Why there are no connections any more."""
+        self._following: weakref.WeakSet[AsyncChanges] = weakref.WeakSet()
         """What the client's closing ends."""
+        processes.renew_on_fork(self)
+
+    def _connections(self) -> httpx.AsyncClient:
+        if self._verify is None:
+            return httpx.AsyncClient(headers=self._headers, transport=self._own_transport)
+        proxied = {origin(url): async_pool(self._verify, proxy) for url, proxy in self._proxies.items()}
+        return httpx.AsyncClient(
+            headers=self._headers, transport=async_pool(self._verify), mounts=proxied, trust_env=False
+        )
+
+    async def connections(self) -> LoopConnections:
+        """Those of the running event loop; raises ``ClientUnusable``."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ClientUnusable(NO_LOOP) from None
+        with self._lock:
+            if self._unusable is not None:
+                raise ClientUnusable(self._unusable)
+            connections = self._loops.get(loop)
+            if connections is None:
+                if self._loops and self._own_transport is not None:
+                    raise ClientUnusable(OTHER_LOOP)
+                self._loops = {loop: one for loop, one in self._loops.items() if not loop.is_closed()}
+                connections = self._loops[loop] = LoopConnections(loop, self._connections())
+                # Never suspends, or the lock would have to be another.
+                await connections.end_with_loop()
+        return connections
+
+    def on_fork(self) -> None:
+        """Leave the parent its connections, and have others made when they are needed.
+
+        They are not closed: that would remove them from the selector, which parent and child share.
+        """
+        processes.leave_to_parent(self._loops)
+        self._lock, self._loops = threading.Lock(), {}
+        if self._own_transport is not None:
+            self._unusable = OTHER_PROCESS
 
     async def run(self, plan: Plan[T]) -> T:
         """The plan's result; raises what the plan raises."""
@@ -75,25 +122,70 @@ class AsyncDriver:
                 await asyncio.sleep(seconds)
                 return None
             case Receive(opened):
-                return await anext(opened.pieces, b"")
+                return await anext(opened.pieces, b"") if _is_here(opened) else b""
             case Close(opened):
-                await self._to_its_end(opened.response.aclose())
+                await self._close(opened)
                 return None
-        response = await self._to_its_end(self._sent(step))
+            case Discard(response):
+                shut_down(response)
+                return None
+        connections = await self.connections()
+        response = await connections.to_its_end(_sent(connections.http, step))
         if isinstance(step, Open) and response.status_code == 200:
-            return Opened(response, response.aiter_bytes())
+            return Opened(response, response.aiter_bytes(), connections)
         return response
 
-    async def _sent(self, step: Send) -> httpx.Response:
-        request = self.http.build_request(
-            step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
-        )
-        response = await self.http.send(request, stream=isinstance(step, Open))
-        if isinstance(step, Open) and response.status_code != 200:
-            await response.aread()
-        return response
+    async def _close(self, opened: Opened) -> None:
+        connections = opened.connections
+        assert isinstance(connections, LoopConnections)
+        if _is_here(opened):
+            await connections.to_its_end(opened.response.aclose())
+        elif not connections.loop.is_closed():
+            asyncio.run_coroutine_threadsafe(opened.response.aclose(), connections.loop)
 
-    async def _to_its_end(self, doing: Coroutine[Any, Any, T]) -> T:
+    def follow(self, changes: AsyncChanges) -> None:
+        """Have the client's closing end it."""
+        with self._lock:
+            self._following.add(changes)
+
+    async def aclose(self) -> None:
+        """End what follows keys, close the connections, and end what was left."""
+        with self._lock:
+            following = list(self._following)
+        for changes in following:
+            await changes.aclose()
+        with self._lock:
+            loops, self._loops = self._loops, {}
+            self._unusable = CLOSED
+        here = loops.pop(asyncio.get_running_loop(), None)
+        for loop, connections in loops.items():
+            if not loop.is_closed():
+                asyncio.run_coroutine_threadsafe(connections.aclose(), loop)
+        if here is not None:
+            await here.aclose()
+
+
+class LoopConnections:
+    """The connections of one event loop, which end with it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, http: httpx.AsyncClient) -> None:
+        self.loop = loop
+        self.http = http
+        self._left: set[asyncio.Task[None]] = set()
+        """What goes on after its caller was cancelled."""
+        self._end = self._ended()
+
+    async def end_with_loop(self) -> None:
+        """Have the connections closed before the loop is: ``asyncio.run`` ends asynchronous generators."""
+        await anext(self._end)
+
+    async def _ended(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self.http.aclose()
+
+    async def to_its_end(self, doing: Coroutine[Any, Any, T]) -> T:
         """What ``httpx`` does, which goes on without a caller who is cancelled, until its own time-out.
 
         Cancelled in the middle of taking or giving back a connection, ``httpcore`` would keep it for ever.
@@ -108,13 +200,27 @@ class AsyncDriver:
             raise
 
     async def aclose(self) -> None:
-        """End what follows keys, close the connections, and end what was left."""
-        for changes in list(self.following):
-            await changes.aclose()
-        await self.http.aclose()
+        """Close the connections, and end what was left."""
+        await self._end.aclose()
         for left in self._left:
             left.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)
+
+
+def _is_here(opened: Opened) -> bool:
+    """Whether a stream belongs to the running event loop."""
+    connections = opened.connections
+    return isinstance(connections, LoopConnections) and connections.loop is asyncio.get_running_loop()
+
+
+async def _sent(http: httpx.AsyncClient, step: Send) -> httpx.Response:
+    request = http.build_request(
+        step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
+    )
+    response = await http.send(request, stream=isinstance(step, Open))
+    if isinstance(step, Open) and response.status_code != 200:
+        await response.aread()
+    return response
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:
@@ -148,7 +254,7 @@ class AsyncChanges(Following, AsyncIterator[Change]):
     def __init__(self, driver: AsyncDriver, reads: Reads, wanted: ChangesRequest) -> None:
         super().__init__(reads, wanted)
         self._driver = driver
-        driver.following.add(self)
+        driver.follow(self)
 
     async def __anext__(self) -> Change:
         change = await self._driver.run(self._next_change())
@@ -174,7 +280,8 @@ class AsyncReader:
     """The reads, of a client or of a session.
 
     Each takes ``ReadOptions`` and raises the ``forebay.errors.Problem`` that the server answers with, or
-    ``NoReplica`` if no server can be reached and ``DeadlineExceeded`` if the time is over.
+    ``NoReplica`` if no server can be reached and ``DeadlineExceeded`` if the time is over. Beside problems, raises
+    ``AnswerMismatch`` if servers answer for another store or key, and ``ClientUnusable`` once it is closed.
     """
 
     def __init__(self, driver: AsyncDriver, reads: Reads) -> None:
@@ -297,8 +404,9 @@ class AsyncReader:
 class AsyncClient(AsyncReader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
-    Its arguments are those of ``Client``. It belongs to one event loop. Raises ``ValueError`` for an invalid HTTP
-    URL or token.
+    Its arguments are those of ``Client``. Each event loop has connections of its own, which end with the loop, so
+    that several may share a client, in several threads too; with a ``transport``, only one loop may. Raises
+    ``ValueError`` for an invalid HTTP URL, proxy or token.
     """
 
     def __init__(
@@ -310,8 +418,9 @@ class AsyncClient(AsyncReader):
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        reads = Reads(Exchange(urls, timeout_ms))
-        super().__init__(AsyncDriver(token, verify, transport), reads)
+        proxies = {} if transport is not None else proxies_of(server_urls(urls))
+        reads = Reads(Exchange(urls, timeout_ms, proxies=proxies))
+        super().__init__(AsyncDriver(token, verify, transport, proxies), reads)
 
     def session(self) -> AsyncSession:
         """A session: its reads never go back in time. It ends when the client is closed."""

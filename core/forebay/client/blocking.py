@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import ssl
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
+from forebay.client import processes
 from forebay.client.changes import Following
-from forebay.client.exchange import CONNECTIONS, Close, Exchange, Open, Opened, Pause, Plan, Receive, Reply, Step
+from forebay.client.exchange import (
+    Close,
+    Discard,
+    Exchange,
+    Open,
+    Opened,
+    Pause,
+    Plan,
+    Receive,
+    Reply,
+    Step,
+    server_urls,
+)
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.positions import Positions
+from forebay.client.proxies import Proxy, proxies_of
 from forebay.client.reads import ChangesRequest, ListRequest, Reads
 from forebay.client.results import Answer, Change, Entry, SessionWindow, Version, Window
-from forebay.errors import Problem
+from forebay.client.transports import CLOSED, OTHER_PROCESS, origin, pool, shut_down
+from forebay.errors import ClientUnusable, Problem
 from forebay.rest.parameters import DEFAULT_LIMIT
 from forebay.tokens import token_headers
 
@@ -29,19 +42,56 @@ T = TypeVar("T")
 
 
 class Driver:
-    """Takes the steps of plans, one after the other."""
+    """Takes the steps of plans, one after the other, over connections of this process."""
 
     def __init__(
         self,
         token: str | None = None,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
+        proxies: Mapping[str, Proxy] | None = None,
     ) -> None:
-        self.http = httpx.Client(
-            headers=token_headers(token), verify=verify, transport=transport, limits=CONNECTIONS
-        )
-        self.following: weakref.WeakSet[Changes] = weakref.WeakSet()
+        self._headers = token_headers(token)
+        self._own_transport = transport
+        self._proxies = proxies or {}
+        self._verify = None if transport is not None else httpx.create_ssl_context(verify)
+        self._lock = threading.Lock()
+        self._pools: list[httpx.HTTPTransport] = []
+        self._http: httpx.Client | None = self._connections()
+        self._unusable: str | None = None
+        """Why there are no connections any more."""
+        self._following: weakref.WeakSet[Changes] = weakref.WeakSet()
         """What the client's closing ends."""
+        processes.renew_on_fork(self)
+
+    @property
+    def http(self) -> httpx.Client:
+        """The connections; raises ``ClientUnusable``."""
+        with self._lock:
+            if self._unusable is not None:
+                raise ClientUnusable(self._unusable)
+            if self._http is None:
+                self._http = self._connections()
+            return self._http
+
+    def _connections(self) -> httpx.Client:
+        if self._verify is None:
+            return httpx.Client(headers=self._headers, transport=self._own_transport)
+        direct = pool(self._verify)
+        proxied = {origin(url): pool(self._verify, proxy) for url, proxy in self._proxies.items()}
+        self._pools = [direct, *proxied.values()]
+        return httpx.Client(headers=self._headers, transport=direct, mounts=proxied, trust_env=False)
+
+    def on_fork(self) -> None:
+        """Leave the parent its connections, and have others made when they are needed."""
+        processes.leave_to_parent(self._http)
+        self._lock, self._http = threading.Lock(), None
+        if self._own_transport is not None:
+            self._unusable = OTHER_PROCESS
+        for inherited in self._pools:
+            for connection in inherited._pool.connections:
+                # Closes the descriptor of this process. The server sees nothing of it.
+                connection.close()
 
     def run(self, plan: Plan[T]) -> T:
         """The plan's result; raises what the plan raises."""
@@ -67,6 +117,9 @@ class Driver:
             case Close(opened):
                 opened.response.close()
                 return None
+            case Discard(response):
+                shut_down(response)
+                return None
         request = self.http.build_request(
             step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
         )
@@ -78,11 +131,22 @@ class Driver:
         response.read()
         return response
 
+    def follow(self, changes: Changes) -> None:
+        """Have the client's closing end it."""
+        with self._lock:
+            self._following.add(changes)
+
     def close(self) -> None:
         """End what follows keys, then close the connections."""
-        for changes in list(self.following):
+        with self._lock:
+            following = list(self._following)
+        for changes in following:
             changes.close()
-        self.http.close()
+        with self._lock:
+            http, self._http = self._http, None
+            self._unusable = CLOSED
+        if http is not None:
+            http.close()
 
 
 class Items(Listing[T], Iterator[T]):
@@ -110,7 +174,12 @@ class Changes(Following, Iterator[Change]):
         self._driver = driver
         self._taking = threading.Lock()
         """Held while a change is waited for."""
-        driver.following.add(self)
+        driver.follow(self)
+
+    def on_fork(self) -> None:
+        """The stream in hand, and a thread that waits for a change, are the parent's."""
+        super().on_fork()
+        self._taking = threading.Lock()
 
     def __next__(self) -> Change:
         with self._taking:
@@ -124,7 +193,8 @@ class Changes(Following, Iterator[Change]):
         self._closed = True
         opened = self._opened
         if opened is not None:
-            _wake(opened)
+            # A thread that waits for a change sees the end of its stream.
+            shut_down(opened.response)
         with self._taking:
             self._driver.run(self._close())
 
@@ -137,20 +207,12 @@ class Changes(Following, Iterator[Change]):
         self.close()
 
 
-def _wake(opened: Opened) -> None:
-    """End the wait of a thread that reads a body: it sees the body's end next."""
-    stream = opened.response.extensions.get("network_stream")
-    connection = None if stream is None else stream.get_extra_info("socket")
-    if connection is not None:
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-
-
 class Reader:
     """The reads, of a client or of a session.
 
     Each takes ``ReadOptions`` and raises the ``forebay.errors.Problem`` that the server answers with, or
-    ``NoReplica`` if no server can be reached and ``DeadlineExceeded`` if the time is over.
+    ``NoReplica`` if no server can be reached and ``DeadlineExceeded`` if the time is over. Beside problems, raises
+    ``AnswerMismatch`` if servers answer for another store or key, and ``ClientUnusable`` once it is closed.
     """
 
     def __init__(self, driver: Driver, reads: Reads) -> None:
@@ -273,7 +335,8 @@ class Client(Reader):
 
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
-    ``transport`` has its own). Threads may share a client. Raises ``ValueError`` for an invalid HTTP URL or token.
+    ``transport`` has its own). Threads may share a client. So may forked processes, unless it has a ``transport``:
+    each process has connections of its own. Raises ``ValueError`` for an invalid HTTP URL, proxy or token.
     """
 
     def __init__(
@@ -285,8 +348,9 @@ class Client(Reader):
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        reads = Reads(Exchange(urls, timeout_ms))
-        super().__init__(Driver(token, verify, transport), reads)
+        proxies = {} if transport is not None else proxies_of(server_urls(urls))
+        reads = Reads(Exchange(urls, timeout_ms, proxies=proxies))
+        super().__init__(Driver(token, verify, transport, proxies), reads)
 
     def session(self) -> Session:
         """A session: its reads never go back in time. It ends when the client is closed."""

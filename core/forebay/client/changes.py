@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from forebay.client.exchange import Close, Opened, Pause, Plan, Receive
+from forebay.client import processes
+from forebay.client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, mismatched
 from forebay.client.reads import ChangesRequest, Reads
+from forebay.client.requested import Requested, change_mismatch
 from forebay.client.results import Change, change_of
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
@@ -30,18 +32,31 @@ class Following:
         self._opened: Opened | None = None
         self._server = 0
         """Where the stream is from."""
+        self._requested = Requested(wanted.store)
+        self._has_mismatched = False
         self._reader = EventReader()
         self._events: deque[Event] = deque()
         self._last_event_id: str | None = None
         self._began = self._leaving = self._closed = False
         self._pause_s = _LEAST_PAUSE_S
         self.lag: Lag = UNKNOWN_LAG
+        processes.renew_on_fork(self)
+
+    def on_fork(self) -> None:
+        """The stream in hand is the parent's."""
+        processes.leave_to_parent(self._opened)
+        self._opened = None
 
     def _next_change(self) -> Plan[Change | None]:
         """The next change, None once it is closed."""
         while not self._closed:
             if self._events:
-                change = self._take(self._events.popleft())
+                event = self._events.popleft()
+                change = self._understood(event)
+                if isinstance(change, str):
+                    yield from self._on_mismatch(change)
+                    continue
+                self._take(event, change)
                 if not isinstance(change, Provenance) or self._wanted.lag_interval_ms is not None:
                     return change
             elif self._leaving:
@@ -61,10 +76,28 @@ class Following:
         if opened is not None:
             yield Close(opened)
 
-    def _take(self, event: Event) -> Change:
+    def _understood(self, event: Event) -> Change | str:
+        """The change in an event, or how the event belongs to another stream."""
+        try:
+            change = change_of(event)
+            return change_mismatch(self._requested, change) or change
+        except MALFORMED:
+            return "an event that cannot be read"
+
+    def _on_mismatch(self, mismatch: str) -> Plan[None]:
+        """Connect anew, unless that was done for this already; raises ``AnswerMismatch``."""
+        self._events.clear()
+        has_mismatched, self._has_mismatched = self._has_mismatched, True
+        yield from self._leave()
+        if has_mismatched:
+            self._has_mismatched = False
+            raise mismatched(f"The stream of {self._wanted.key!r} of {self._wanted.store!r}", mismatch)
+
+    def _take(self, event: Event, change: Change) -> None:
+        if not isinstance(change, Provenance):
+            self._has_mismatched = False
         if event.id is not None:
             self._last_event_id = event.id
-        change = change_of(event)
         if change.lag is not None:
             self.lag = change.lag
         self._reads.note(self._wanted.store, change)
@@ -74,7 +107,6 @@ class Following:
         elif change.status in OF_THE_SERVER:
             # Another server may see more of the workers.
             self._leaving = self._reads.several
-        return change
 
     def _receive(self, opened: Opened) -> Plan[None]:
         reply = yield Receive(opened)
@@ -91,7 +123,8 @@ class Following:
     def _open(self) -> Plan[Problem | None]:
         """Connect; the problem if there is one that may pass, raised if it is the first that is heard."""
         try:
-            self._opened, self._server = yield from self._reads.open(self._wanted, self._last_event_id)
+            opened = yield from self._reads.open(self._wanted, self._last_event_id)
+            self._opened, self._server, self._requested = opened
         except Problem as problem:
             if not self._began or not is_transient(problem):
                 raise

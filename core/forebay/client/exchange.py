@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,7 +16,8 @@ import httpx
 
 from forebay.client.options import query_string
 from forebay.client.problems import problem_of_response
-from forebay.errors import DeadlineExceeded, NoReplica, Problem
+from forebay.client.proxies import Proxy
+from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
 from forebay.rest.changes import KEEP_ALIVE_MS, is_transient
 from forebay.rest.events import EVENTS_MEDIA_TYPE
 from forebay.rest.statuses import OF_THE_SERVER
@@ -33,10 +34,11 @@ _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 _PAUSE_S = 0.25
 """For proxies that do not say how long to wait."""
 
-CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-"""As many as there are concurrent reads: each followed key keeps one, and others must not wait for it."""
-
 T = TypeVar("T")
+MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
+"""What reading a document raises that is not of the expected form."""
+Mismatch: TypeAlias = Callable[[Mapping[str, Any]], str | None]
+"""How a document, an answer or a problem, belongs to another request; None if it does not."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Opened:
 
     response: httpx.Response
     pieces: Any
+    connections: Any = None
+    """To which it belongs, if its executor has several sets of them."""
 
     def __post_init__(self) -> None:
         # A body may be silent for longer than a head; the time-out is evaluated for each piece.
@@ -89,13 +93,20 @@ class Close:
 
 
 @dataclass(frozen=True)
+class Discard:
+    """A step: see to it that the connection of a complete response is not used again."""
+
+    response: httpx.Response
+
+
+@dataclass(frozen=True)
 class Pause:
     """A step: wait this many seconds."""
 
     seconds: float
 
 
-Step: TypeAlias = Send | Receive | Close | Pause
+Step: TypeAlias = Send | Receive | Close | Discard | Pause
 Reply: TypeAlias = httpx.Response | Opened | bytes | httpx.RequestError | None
 Plan: TypeAlias = Generator[Step, Reply, T]
 
@@ -106,6 +117,7 @@ class Request:
 
     path: str
     parameters: dict[str, Any]
+    mismatch: Mismatch
     body: bytes | None = None
     timed: bool = True
     """Whether the path takes ``timeout_ms``."""
@@ -118,11 +130,14 @@ class Exchange:
     """Asks the first of several servers that can be reached, and retries if it says that waiting helps."""
 
     def __init__(
-        self, urls: str | Sequence[str], timeout_ms: int, clock: Callable[[], float] = time.monotonic
+        self,
+        urls: str | Sequence[str],
+        timeout_ms: int,
+        clock: Callable[[], float] = time.monotonic,
+        proxies: Mapping[str, Proxy] | None = None,
     ) -> None:
-        self._urls = [_checked(url) for url in ([urls] if isinstance(urls, str) else urls)]
-        if not self._urls:
-            raise ValueError("A client needs the URL of at least one router or worker.")
+        self._urls = server_urls(urls)
+        self._proxies = proxies or {}
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._first = 0
@@ -140,21 +155,33 @@ class Exchange:
         """The document that answers a request; raises ``Problem``.
 
         On 429, 502, 503 and 504 the other servers are asked, then all again after ``Retry-After``, if time
-        permits; ``refusal_in`` tells what in a document counts as such an answer.
+        permits; ``refusal_in`` tells what in a document counts as such an answer. An answer to another request is
+        discarded with its connection, and the next server asked; a second one raises ``AnswerMismatch``.
         """
         problem: Problem | None = None
         refused: dict[int, float] = {}
+        has_mismatched = False
         while True:
             response, server = yield from self._reach(request, deadline_ms, refused)
             if response is not None:
                 assert isinstance(response, httpx.Response)
+                document = _document(response)
+                mismatch = None if document is None else _mismatch(request, document)
+                if mismatch is not None:
+                    yield Discard(response)
+                    self.turn_from(server)
+                    if has_mismatched:
+                        raise mismatched(str(response.url), mismatch)
+                    has_mismatched = True
+                    continue
                 if response.status_code == 200:
-                    document = _document(response)
+                    if document is None:
+                        raise self._foreign(response, server, "a JSON object")
                     problem = refusal_in(document)
                     if problem is None or problem.status not in OF_THE_SERVER:
                         return document
                 else:
-                    problem = problem_of_response(response)
+                    problem = problem_of_response(response, self._via(server))
                     if response.status_code not in OF_THE_SERVER:
                         raise problem
                 refused[server] = _pause_s(problem)
@@ -177,8 +204,8 @@ class Exchange:
                 if reply.response.headers.get("content-type", "").startswith(EVENTS_MEDIA_TYPE):
                     return reply, server
                 yield Close(reply)
-                raise _foreign(reply.response, "a stream of events")
-            problem = problem_of_response(reply)
+                raise self._foreign(reply.response, server, "a stream of events")
+            problem = problem_of_response(reply, self._via(server))
             if is_transient(problem):
                 self.turn_from(server)
             if reply.status_code not in OF_THE_SERVER or not left or self._now_ms() >= deadline_ms:
@@ -210,18 +237,18 @@ class Exchange:
             url = self._urls[number]
             left_ms = deadline_ms - self._now_ms()
             if left_ms <= 0:
-                raise DeadlineExceeded("No server answered in time.", attempts=attempts)
+                raise DeadlineExceeded(_in_vain("No server answered in time", attempts), attempts=attempts)
             reply = yield self._send(request, url, left_ms, max(1, to_ask - len(attempts)))
             if isinstance(reply, httpx.Response | Opened):
                 return reply, number
             assert isinstance(reply, httpx.RequestError)
             # Not asked first next time: it may accept connections and never answer.
             self.turn_from(number)
-            attempts.append({"host": url, "outcome": f"{type(reply).__name__}: {reply}"})
+            attempts.append({"host": url, "outcome": f"{type(reply).__name__}: {reply}{self._via(number)}"})
         if len(attempts) < tries:
             return None, first
-        last = attempts[-1]["outcome"]
-        raise NoReplica(f"None of {', '.join(self._urls)} could be reached, the last: {last}", attempts=attempts)
+        unreached = f"None of {', '.join(self._urls)} could be reached"
+        raise NoReplica(_in_vain(unreached, attempts), attempts=attempts)
 
     def _send(self, request: Request, url: str, left_ms: float, urls_left: int) -> Send:
         parameters = dict(request.parameters)
@@ -244,6 +271,15 @@ class Exchange:
             return Open("GET", url, None, timeout, request.last_event_id)
         return Send("GET" if request.body is None else "POST", url, request.body, timeout)
 
+    def _via(self, server: int) -> str:
+        """What messages about a server add if it is reached through a proxy."""
+        proxy = self._proxies.get(self._urls[server])
+        return "" if proxy is None else f", through {proxy}"
+
+    def _foreign(self, response: httpx.Response, server: int, expected: str) -> Problem:
+        via = self._via(server)
+        return Problem(f"{response.url} answered 200 with something other than {expected}{via}.", status=200)
+
     def _now_ms(self) -> float:
         return self._clock() * 1000
 
@@ -253,6 +289,14 @@ def _pause_s(problem: Problem) -> float:
     if problem.retry_after_s is not None:
         return max(problem.retry_after_s, _LEAST_PAUSE_S)
     return _PAUSE_S if type(problem) is Problem else math.inf
+
+
+def server_urls(urls: str | Sequence[str]) -> list[str]:
+    """One or several URLs as a list, without slashes at the end; raises ``ValueError`` unless they are of HTTP."""
+    checked = [_checked(url) for url in ([urls] if isinstance(urls, str) else urls)]
+    if not checked:
+        raise ValueError("A client needs the URL of at least one router or worker.")
+    return checked
 
 
 def _checked(url: str) -> str:
@@ -265,15 +309,38 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _document(response: httpx.Response) -> dict[str, Any]:
+def _document(response: httpx.Response) -> dict[str, Any] | None:
+    """A response's JSON object, None if it is something else."""
     try:
         document = json.loads(response.content)
     except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        raise _foreign(response, "a JSON object")
-    return document
+        return None
+    return document if isinstance(document, dict) else None
 
 
-def _foreign(response: httpx.Response, expected: str) -> Problem:
-    return Problem(f"{response.url} answered 200 with something other than {expected}.", status=200)
+def _mismatch(request: Request, document: dict[str, Any]) -> str | None:
+    """How a document belongs to another request; raises ``Problem`` if it is none that a server sends."""
+    try:
+        return request.mismatch(document)
+    except MALFORMED:
+        raise not_of_a_read() from None
+
+
+def mismatched(request: str, mismatch: str) -> AnswerMismatch:
+    """The error for answers to other requests."""
+    return AnswerMismatch(
+        f"{request} was answered with {mismatch}, on two connections; neither answer was used. Find the proxy "
+        "that mixes up or caches answers."
+    )
+
+
+def not_of_a_read() -> Problem:
+    """The problem for JSON that means nothing here."""
+    return Problem(
+        "The answer is a JSON object, but not that of a read: the server is neither a router nor a worker.",
+        status=200,
+    )
+
+
+def _in_vain(what: str, attempts: Sequence[Mapping[str, str]]) -> str:
+    return f"{what}, the last: {attempts[-1]['outcome']}" if attempts else f"{what}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from forebay.client import processes
 from forebay.errors import PositionOfAnotherLog
 from forebay.position import Position, decode_position, encode_position, later_position
 from forebay.rest.lists import joined_position
@@ -14,6 +15,11 @@ class Positions:
 
     def __init__(self) -> None:
         self._tokens: dict[str, dict[int, str]] = {}
+        self._lock = threading.Lock()
+        processes.renew_on_fork(self)
+
+    def on_fork(self) -> None:
+        """A thread that does not exist here may have held the lock."""
         self._lock = threading.Lock()
 
     def add(self, store: str, token: str) -> None:

@@ -34,9 +34,11 @@ def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) ->
     return problem
 
 
-def problem_of_response(response: httpx.Response) -> Problem:
-    """The exception for a failed response; the message points out one without a problem document, as from a
-    proxy."""
+def problem_of_response(response: httpx.Response, via: str = "") -> Problem:
+    """The exception for a failed response; the message points out one without a problem document, as from a proxy.
+
+    ``via`` is added there, such as ``", through the proxy http://127.0.0.1:3128 of HTTP_PROXY"``.
+    """
     retry_after = response.headers.get("retry-after", "")
     retry_after_s = int(retry_after) if retry_after.isdecimal() else None
     try:
@@ -49,7 +51,7 @@ def problem_of_response(response: httpx.Response) -> Problem:
             "type": "about:blank",
             "title": response.reason_phrase,
             "status": response.status_code,
-            "detail": f"{response.url} answered {said} without a problem document: "
+            "detail": f"{response.url} answered {said} without a problem document{via}: "
             "that server is neither a router nor a worker.",
         }
     problem = problem_of(document, retry_after_s)

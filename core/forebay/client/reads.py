@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from forebay.client.exchange import Exchange, Opened, Plan, Request
+from forebay.client.exchange import MALFORMED, Exchange, Opened, Plan, Request, not_of_a_read
 from forebay.client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
+from forebay.client.requested import Requested, batch_mismatch, spec_mismatch
 from forebay.client.results import Answer, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
 from forebay.codecs import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
@@ -68,6 +70,14 @@ class ChangesRequest:
         check(self.options)
 
 
+class _BatchKey(NamedTuple):
+    """A key of a batch: its place among the results, and its JSON."""
+
+    place: int
+    text: str
+    requested: Requested
+
+
 class Reads:
     """Plans every read; in a session, each read asks for at least what the session has read, and is recorded
     there."""
@@ -90,14 +100,15 @@ class Reads:
         spec = yield from self._spec(store, deadline_ms)
         plain = spec.key_codec.from_json(key)
         parameters = self._parameters(store, options, _partition(spec, plain), as_of=epoch_ms_of("as_of", as_of))
+        requested = Requested(store, key, spec.key_codec)
         segment = to_segment(spec.key_codec, plain)
         result: Answer | Problem
         if segment in REWRITTEN or len(segment) > _LONGEST_SEGMENT:
-            request = _batch(store, [_key_text(key)], parameters)
+            request = _batch(store, [requested], [_key_text(key)], parameters)
             document = yield from self._exchange.ask(request, deadline_ms, _refusal_of_the_only)
             result = _the_only(document)
         else:
-            request = Request(f"{_path(store)}/keys/{segment}", parameters)
+            request = Request(f"{_path(store)}/keys/{segment}", parameters, requested.mismatch)
             try:
                 result = _understood(answer_of, (yield from self._exchange.ask(request, deadline_ms)))
             except UnknownKey as miss:
@@ -117,7 +128,7 @@ class Reads:
         deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
         results: list[Any] = [None] * len(keys)
-        batch: list[tuple[int, str]] = []
+        batch: list[_BatchKey] = []
         held_bytes = 0
         for index, key in enumerate(keys):
             try:
@@ -135,7 +146,7 @@ class Reads:
             if len(batch) == MOST_KEYS or held_bytes + key_bytes > _MOST_BATCH_BYTES:
                 yield from self._read_some(store, batch, results, as_of, options, deadline_ms)
                 batch, held_bytes = [], 0
-            batch.append((index, text))
+            batch.append(_BatchKey(index, text, Requested(store, key, spec.key_codec)))
             held_bytes += key_bytes
         if batch or not keys:
             yield from self._read_some(store, batch, results, as_of, options, deadline_ms)
@@ -144,28 +155,22 @@ class Reads:
     def _read_some(
         self,
         store: str,
-        batch: list[tuple[int, str]],
+        batch: list[_BatchKey],
         results: list[Any],
         as_of: Time | None,
         options: ReadOptions,
         deadline_ms: float,
     ) -> Plan[None]:
-        """Ask for keys, each with its place among the results."""
+        """Read the keys of one batch into their places among the results."""
         parameters = self._parameters(store, options, None, as_of=epoch_ms_of("as_of", as_of))
-        found = yield from self._batch(store, [text for _, text in batch], parameters, deadline_ms)
-        for (index, _), result in zip(batch, found, strict=True):
+        request = _batch(store, [one.requested for one in batch], [one.text for one in batch], parameters)
+        document = yield from self._exchange.ask(request, deadline_ms)
+        for one, result in zip(batch, _understood(_results, document), strict=True):
             self.note(store, result)
-            results[index] = result
+            results[one.place] = result
 
-    def _batch(
-        self, store: str, keys: Sequence[str], parameters: dict[str, Any], deadline_ms: float
-    ) -> Plan[list[Answer | Problem]]:
-        """Ask for keys whose JSON is given."""
-        document = yield from self._exchange.ask(_batch(store, keys, parameters), deadline_ms)
-        return _understood(_results, document)
-
-    def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[tuple[Opened, int]]:
-        """The stream of a key's changes, and the server that it is from; raises ``Problem``.
+    def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[tuple[Opened, int, Requested]]:
+        """A stream of changes, the server that it is from, and what it must be about; raises ``Problem``.
 
         The last event's id is None before the first; an empty one means that earlier positions no longer apply.
         """
@@ -179,8 +184,10 @@ class Reads:
         if last_event_id == "":
             parameters["min_position"] = None
         path = f"{_key_path(spec, plain)}/changes"
-        request = Request(path, parameters, streamed=True, last_event_id=last_event_id)
-        return (yield from self._exchange.open(request, deadline_ms))
+        requested = Requested(store, wanted.key, spec.key_codec)
+        request = Request(path, parameters, requested.mismatch, streamed=True, last_event_id=last_event_id)
+        opened, server = yield from self._exchange.open(request, deadline_ms)
+        return opened, server, requested
 
     def turn_from(self, server: int) -> None:
         """Ask another server first from now on, unless it is another already."""
@@ -195,12 +202,13 @@ class Reads:
         """One page of a list; raises ``Problem``."""
         store, items = wanted.store, _ITEMS[wanted.kind]
         deadline_ms = _deadline(self._exchange, wanted.options)
-        path, partition = _path(store), None
+        path, partition, requested = _path(store), None, Requested(store)
         if wanted.key is not ALL_KEYS:
             spec = yield from self._spec(store, deadline_ms)
             plain = spec.key_codec.from_json(wanted.key)
             partition = _partition(spec, plain)
             path = _key_path(spec, plain)
+            requested = Requested(store, wanted.key, spec.key_codec)
         start, end = yield from self._bounds(wanted, deadline_ms)
         parameters = self._parameters(
             store,
@@ -213,7 +221,8 @@ class Reads:
             limit=limit,
             cursor=cursor,
         )
-        document = yield from self._exchange.ask(Request(f"{path}/{items}", parameters), deadline_ms)
+        request = Request(f"{path}/{items}", parameters, requested.mismatch)
+        document = yield from self._exchange.ask(request, deadline_ms)
         page = _understood(lambda document: page_of(document, items, wanted.kind), document)
         if self._positions is not None:
             for source in page.partitions:
@@ -230,7 +239,8 @@ class Reads:
     def _spec(self, store: str, deadline_ms: float) -> Plan[StoreSpec]:
         spec = self._specs.get(store)
         if spec is None:
-            document = yield from self._exchange.ask(Request(_path(store), {}, timed=False), deadline_ms)
+            request = Request(_path(store), {}, partial(spec_mismatch, store), timed=False)
+            document = yield from self._exchange.ask(request, deadline_ms)
             spec = self._specs[store] = _understood(StoreSpec.from_document, document)
         return spec
 
@@ -288,9 +298,10 @@ def _partition(spec: StoreSpec, plain: bytes) -> int | None:
     return None if partitioner is None else partitioner.partition(plain, spec.partitions)
 
 
-def _batch(store: str, keys: Sequence[str], parameters: dict[str, Any]) -> Request:
+def _batch(store: str, requested: Sequence[Requested], keys: Sequence[str], parameters: dict[str, Any]) -> Request:
     """A request for keys whose JSON is given."""
-    return Request(f"{_path(store)}/batch-get", parameters, f'{{"keys": [{",".join(keys)}]}}'.encode())
+    body = f'{{"keys": [{",".join(keys)}]}}'.encode()
+    return Request(f"{_path(store)}/batch-get", parameters, partial(batch_mismatch, store, requested), body)
 
 
 def _refusal_of_the_only(batch: dict[str, Any]) -> Problem | None:
@@ -318,8 +329,5 @@ def _understood(read: Callable[[dict[str, Any]], T], document: dict[str, Any]) -
     """What is read in an answer; raises ``Problem`` if that is not there."""
     try:
         return read(document)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        raise Problem(
-            "The answer is a JSON object, but not that of a read: the server is neither a router nor a worker.",
-            status=200,
-        ) from None
+    except MALFORMED:
+        raise not_of_a_read() from None
