@@ -13,11 +13,14 @@ import click
 import httpx
 
 from forebay.client.problems import problem_of_response
+from forebay.client.transports import pool
 from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
 from forebay.tokens import token_headers
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TOKEN = "FOREBAY_TOKEN"
+_TIMEOUT = httpx.Timeout(35, connect=5)
+"""In seconds: a server answers within 30, and is connected to long before."""
 
 
 @dataclass(frozen=True)
@@ -127,4 +130,4 @@ def _token(token_file: Path | None) -> str | None:
 @functools.cache
 def _http() -> httpx.Client:
     # Creating one takes longer than most answers, and --watch asks repeatedly.
-    return httpx.Client(timeout=35)
+    return httpx.Client(timeout=_TIMEOUT, transport=pool(httpx.create_ssl_context()))

@@ -8,6 +8,7 @@ import ssl
 
 import httpx
 
+from forebay.client.addresses import AsyncBackend, Backend
 from forebay.client.proxies import Proxy
 
 CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
@@ -29,12 +30,14 @@ NO_LOOP = "An asynchronous client needs a running asyncio event loop."
 def pool(verify: ssl.SSLContext, proxy: Proxy | None = None) -> httpx.HTTPTransport:
     """A blocking pool."""
     pooled = httpx.HTTPTransport(verify, limits=CONNECTIONS, proxy=None if proxy is None else proxy.url)
+    pooled._pool._network_backend = Backend()
     return pooled
 
 
 def async_pool(verify: ssl.SSLContext, proxy: Proxy | None = None) -> httpx.AsyncHTTPTransport:
     """A pool of one event loop."""
     pooled = httpx.AsyncHTTPTransport(verify, limits=CONNECTIONS, proxy=None if proxy is None else proxy.url)
+    pooled._pool._network_backend = AsyncBackend()
     return pooled
 
 
