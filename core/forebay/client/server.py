@@ -13,6 +13,7 @@ import click
 import httpx
 
 from forebay.client.problems import problem_of_response
+from forebay.client.proxies import Proxy, proxy_of
 from forebay.client.transports import pool
 from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
 from forebay.tokens import token_headers
@@ -30,6 +31,21 @@ class Server:
     url: str
     token: str | None
 
+    @property
+    def _proxy(self) -> Proxy | None:
+        try:
+            return proxy_of(self.url)
+        except httpx.InvalidURL:
+            return None
+        except ValueError as error:
+            raise ForebayError(str(error)) from None
+
+    @property
+    def _place(self) -> str:
+        """What messages call the server."""
+        proxy = self._proxy
+        return self.url if proxy is None else f"{self.url}, through {proxy},"
+
     def get(self, path: str) -> httpx.Response:
         """The response, whatever it is; raises ``ForebayError`` if there is none."""
         return self.ask("GET", path)
@@ -40,14 +56,14 @@ class Server:
         if body is not None:
             headers["content-type"] = "application/json"
         try:
-            return _http().request(method, self.url.rstrip("/") + path, headers=headers, content=body)
+            return _http(self._proxy).request(method, self.url.rstrip("/") + path, headers=headers, content=body)
         except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
             remedy = "Name a router or worker with --url."
             if isinstance(error, httpx.UnsupportedProtocol):
                 remedy = "Begin the --url with http:// or https://."
             elif isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
                 remedy = "If it speaks HTTPS, give an https:// URL with --url."
-            nothing = ForebayError(f"Nothing answers at {self.url}: {error}. {remedy}")
+            nothing = ForebayError(f"Nothing answers at {self._place}: {error}. {remedy}")
             if isinstance(error, httpx.NetworkError | httpx.TimeoutException):
                 # It may be about to start.
                 nothing.exit_status = 1
@@ -61,7 +77,7 @@ class Server:
             document = None
         if not isinstance(document, dict):
             raise ForebayError(
-                f"{self.url} answers {answer.status_code} with something other than a JSON object, so it is "
+                f"{self._place} answers {answer.status_code} with something other than a JSON object, so it is "
                 "neither a router nor a worker. Name one with --url."
             )
         return document
@@ -78,7 +94,7 @@ class Server:
             remedy = (
                 f"Give a token with --token-file or {_TOKEN}" if refused else "Name a router or worker with --url"
             )
-            raise ForebayError(f"{self.url} answers {answer.status_code} to {path}. {remedy}.")
+            raise ForebayError(f"{self._place} answers {answer.status_code} to {path}. {remedy}.")
         return self.document(answer)
 
     def lags(self) -> list[dict[str, Any]]:
@@ -128,6 +144,6 @@ def _token(token_file: Path | None) -> str | None:
 
 
 @functools.cache
-def _http() -> httpx.Client:
+def _http(proxy: Proxy | None) -> httpx.Client:
     # Creating one takes longer than most answers, and --watch asks repeatedly.
-    return httpx.Client(timeout=_TIMEOUT, transport=pool(httpx.create_ssl_context()))
+    return httpx.Client(timeout=_TIMEOUT, transport=pool(httpx.create_ssl_context(), proxy))
