@@ -155,6 +155,26 @@ class IntegerKey:
         return bytes([ordered[0] ^ 0x80]) + ordered[1:]
 
 
+class TextInt64Key(IntegerKey):
+    """Integers of 64 bits that are strings in JSON, since JavaScript's numbers are exact up to 2^53 only."""
+
+    def __init__(self) -> None:
+        super().__init__("int64", 8)
+
+    def from_json(self, value: Any) -> bytes:
+        return (
+            self.from_text(value.encode("utf-8", "replace"))
+            if isinstance(value, str)
+            else super().from_json(value)
+        )
+
+    def to_json(self, plain: bytes) -> bytes:
+        return b'"%b"' % super().to_json(plain)
+
+    def to_text(self, plain: bytes) -> bytes:
+        return super().to_json(plain)
+
+
 class BytesKey:
     """Any bytes; base64url without padding in URLs and JSON."""
 
@@ -247,6 +267,8 @@ _KEY_CODECS: tuple[KeyCodec, ...] = (
     JsonKey(),
 )
 KEY_CODECS: dict[str, KeyCodec] = {codec.name: codec for codec in _KEY_CODECS}
+TEXT_KEY_CODECS: dict[str, KeyCodec] = {**KEY_CODECS, "int64": TextInt64Key()}
+"""The codecs of requests with ``numbers=text``."""
 
 
 class ValueCodec(Protocol):
@@ -299,6 +321,13 @@ class Int64Value:
         return _size_fault(stored, 8)
 
 
+class TextInt64Value(Int64Value):
+    """The same as a string in JSON."""
+
+    def to_json(self, stored: bytes) -> bytes:
+        return b'"%b"' % super().to_json(stored)
+
+
 class DoubleValue:
     """A 64-bit big-endian IEEE 754 number, as Kafka's DoubleSerializer writes it; null unless finite."""
 
@@ -327,6 +356,7 @@ class BytesValue:
 VALUE_CODECS: dict[str, ValueCodec] = {
     codec.name: codec for codec in (JsonValue(), StringValue(), Int64Value(), DoubleValue(), BytesValue())
 }
+TEXT_VALUE_CODECS: dict[str, ValueCodec] = {**VALUE_CODECS, "int64": TextInt64Value()}
 
 
 def _utf8_fault(raw: bytes) -> str | None:

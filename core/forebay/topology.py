@@ -8,13 +8,13 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from forebay.codecs import KEY_CODECS, VALUE_CODECS, KeyCodec, ValueCodec
+from forebay.codecs import KEY_CODECS, TEXT_KEY_CODECS, TEXT_VALUE_CODECS, VALUE_CODECS, KeyCodec, ValueCodec
 from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
@@ -96,6 +96,11 @@ class StoreSpec:
         return VALUE_CODECS[self.value]
 
     @cached_property
+    def with_text_numbers(self) -> StoreSpec:
+        """The same store for requests with ``numbers=text``."""
+        return _TextSpec(**{one.name: getattr(self, one.name) for one in fields(self)})
+
+    @cached_property
     def validated(self) -> bool:
         """Whether records are checked against the codecs as they are applied.
 
@@ -150,6 +155,18 @@ class StoreSpec:
         """The inverse of ``document``; members that this version does not know are ignored."""
         known = {item.name for item in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in document.items() if name in known})
+
+
+class _TextSpec(StoreSpec):
+    """A store whose 64-bit integers are strings in JSON."""
+
+    @cached_property
+    def key_codec(self) -> KeyCodec:
+        return TEXT_KEY_CODECS[self.key]
+
+    @cached_property
+    def value_codec(self) -> ValueCodec:
+        return TEXT_VALUE_CODECS[self.value]
 
 
 @dataclass(frozen=True)

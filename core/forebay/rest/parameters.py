@@ -24,6 +24,8 @@ LEAST_LAG_INTERVAL_MS = 100
 
 Prefer = Literal["active", "any"]
 """Which replica a router asks first: the active, or any within the tolerance."""
+Numbers = Literal["json", "text"]
+"""How answers write keys and values of the codec ``int64``: as numbers or as strings."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class ReadParameters:
     limit: int = DEFAULT_LIMIT
     cursor: str | None = None
     lag_interval_ms: int = DEFAULT_LAG_INTERVAL_MS
+    numbers: Numbers = "json"
+
+    def written(self, spec: StoreSpec) -> StoreSpec:
+        """A store with its numbers as the request wants them."""
+        return spec.with_text_numbers if self.numbers == "text" else spec
 
     def allowed_ms(self, default_ms: int, most_ms: int) -> int:
         """How long the request may take: as it states, else the default and its wait; within the bound."""
@@ -148,6 +155,12 @@ def _prefer(name: str, text: str) -> str:
     return text
 
 
+def _numbers(name: str, text: str) -> str:
+    if text not in get_args(Numbers):
+        raise BadParameter(f"{name}={text!r} is neither 'json' nor 'text'.", parameter=name)
+    return text
+
+
 def parse_time(name: str, raw: bytes) -> int:
     """Epoch milliseconds of a time given as such or as RFC 3339; raises ``BadParameter`` naming ``name``.
 
@@ -203,10 +216,11 @@ _PARSERS: Mapping[str, Callable[[str, bytes], Any]] = {
     "allow_partial": _as_text(_boolean),
     "partition": _as_text(_natural),
     "lag_interval_ms": _as_text(_lag_interval),
+    "numbers": _as_text(_numbers),
 }
 _FIELDS = {"from": "start", "to": "end", "as_of": "as_of_ms"}
 
-TOLERANCE_PARAMETERS = frozenset(
+READ_PARAMETERS = frozenset(
     {
         "max_record_lag",
         "max_time_lag_ms",
@@ -216,11 +230,12 @@ TOLERANCE_PARAMETERS = frozenset(
         "min_position",
         "wait_ms",
         "timeout_ms",
+        "numbers",
     }
 )
-KEY_PARAMETERS = TOLERANCE_PARAMETERS | {"as_of"}
-CHANGES_PARAMETERS = TOLERANCE_PARAMETERS | {"lag_interval_ms"}
-SCAN_PARAMETERS = TOLERANCE_PARAMETERS | {"from", "to", "reverse", "limit", "cursor"}
+KEY_PARAMETERS = READ_PARAMETERS | {"as_of"}
+CHANGES_PARAMETERS = READ_PARAMETERS | {"lag_interval_ms"}
+SCAN_PARAMETERS = READ_PARAMETERS | {"from", "to", "reverse", "limit", "cursor"}
 ALL_KEYS_SCAN_PARAMETERS = SCAN_PARAMETERS | {"allow_partial"}
 ENTRIES_PARAMETERS = ALL_KEYS_SCAN_PARAMETERS | {"prefix"}
 
@@ -258,6 +273,11 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     "lag_interval_ms": (
         {"type": "integer", "minimum": LEAST_LAG_INTERVAL_MS, "default": DEFAULT_LAG_INTERVAL_MS},
         "Time between two `lag` events.",
+    ),
+    "numbers": (
+        {"type": "string", "enum": list(get_args(Numbers)), "default": "json"},
+        "`text` writes keys and values of the codec int64 as strings, for programs such as JavaScript's whose "
+        "numbers are exact up to 2^53 only. Keys in a body may then be strings.",
     ),
 }  # fmt: skip
 """JSON schema and meaning of every parameter."""

@@ -67,7 +67,7 @@ async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: b
     try:
         parameters = parse_parameters(query, BATCH_ROUTE.parameters)
         keys = read_batch_keys(body)
-        spec = router.spec(store)
+        spec = parameters.written(router.spec(store))
         require_kind(spec, "key-value", "versioned")
         with router.admitted():
             tolerance = router.tolerance(spec, parameters)

@@ -225,6 +225,7 @@ def _query(parameters: ReadParameters) -> str:
         "min_position": None if parameters.min_position is None else encode_position(parameters.min_position),
         "wait_ms": parameters.wait_ms or None,
         "lag_interval_ms": parameters.lag_interval_ms,
+        "numbers": parameters.numbers if parameters.numbers != "json" else None,
     }
     return urlencode({name: value for name, value in asked.items() if value is not None})
 

@@ -138,7 +138,7 @@ class Gather:
     ) -> Gather:
         """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` if one cannot be read."""
         router.pages.require_room()
-        scan = make_scan(route, router.spec(store), segment, parameters)
+        scan = make_scan(route, parameters.written(router.spec(store)), segment, parameters)
         deadline = router.deadline(parameters)
         no_page_after = deadline - _LEFT_FOR_A_PAGE * (deadline - boot_ms())
         gather = cls(router, scan, parameters, path, query, deadline, no_page_after)

@@ -47,9 +47,9 @@ class KeyChanges:
         self._admission = admission
         self._reads = reads
         self._waits = waits
-        self._spec = admission.spec(store)
+        self._spec = parameters.written(admission.spec(store))
         require_followed(self._spec)
-        self._key = reads.key_form(store, segment)
+        self._key = reads.key_forms(store, parameters)(segment)
         self._partition = admission.agreed_partition(self._spec, self._key.partition, parameters.partition)
         self._parameters = parameters
         self._wait_ms = wait_ms

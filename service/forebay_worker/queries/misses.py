@@ -6,31 +6,32 @@ import json
 from typing import Any
 
 from forebay.errors import HistoryExpired, NotReady, PartitionerMismatch, Problem, UnknownKey
+from forebay.topology import StoreSpec
 from forebay_worker.queries.admission import Admitted
 from forebay_worker.queries.values import is_forgotten
 
 
-def miss(admitted: Admitted, plain: bytes, as_of_ms: int | None = None) -> Problem:
+def miss(admitted: Admitted, spec: StoreSpec, plain: bytes, as_of_ms: int | None = None) -> Problem:
     """The problem for a missing key: ``UnknownKey``, or why that cannot be said."""
-    problem = why_unproven(admitted, plain, as_of_ms)
+    problem = why_unproven(admitted, spec, plain, as_of_ms)
     if problem is not None:
         return problem
-    spec = admitted.replica.spec
-    key = _key_of(admitted, plain)
+    key = _key_of(spec, plain)
     then = "" if as_of_ms is None else f" at {as_of_ms} ms since 1970"
     return UnknownKey(f"The store {spec.name!r} has no key {key!r}{then}.", store=spec.name, key=key)
 
 
-def why_unproven(admitted: Admitted, plain: bytes | None, as_of_ms: int | None = None) -> Problem | None:
+def why_unproven(
+    admitted: Admitted, spec: StoreSpec, plain: bytes | None, as_of_ms: int | None = None
+) -> Problem | None:
     """Why it proves nothing that the replica does not have a key, None if it proves that there is none.
 
     Without a key it is about all that a list leaves out.
     """
     replica = admitted.replica
-    spec = replica.spec
     members: dict[str, Any] = {"store": spec.name}
     if plain is not None:
-        members["key"] = _key_of(admitted, plain)
+        members["key"] = _key_of(spec, plain)
     if replica.repartitioned:
         return PartitionerMismatch(
             f"The log of {spec.name!r} has {replica.partitions_found} partitions now, the topology "
@@ -65,5 +66,5 @@ def why_unproven(admitted: Admitted, plain: bytes | None, as_of_ms: int | None =
     return None
 
 
-def _key_of(admitted: Admitted, plain: bytes) -> Any:
-    return json.loads(admitted.replica.spec.key_codec.to_json(plain))
+def _key_of(spec: StoreSpec, plain: bytes) -> Any:
+    return json.loads(spec.key_codec.to_json(plain))

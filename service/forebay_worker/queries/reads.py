@@ -62,7 +62,7 @@ class KeyRead:
         value = value_of(admitted.replica, key, parameters)
         provenance = admission.provenance(admitted)
         if value is None:
-            raise Refused(miss(admitted, key.plain, parameters.as_of_ms), provenance.source)
+            raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), provenance.source)
         return Answer(200, provenance.json_head, key_document(key, self._shown(value), provenance.tail))
 
 
@@ -73,29 +73,32 @@ class Reads:
         self._admission = admission
         stores = admission.stores
         self._key_forms = {name: key_forms(spec, len(stores)) for name, spec in stores.items()}
+        texts = {name: spec.with_text_numbers for name, spec in stores.items()}
+        self._text_key_forms = {name: key_forms(spec, len(stores)) for name, spec in texts.items()}
 
-    def key_form(self, store: str, segment: bytes) -> KeyForm:
-        """A key of a store as it appears in the path; raises ``Problem``."""
-        return self._key_forms[self._admission.spec(store).name](segment)
+    def key_forms(self, store: str, parameters: ReadParameters) -> KeyForms:
+        """The forms of a store's keys; raises ``UnknownStore``."""
+        name = self._admission.spec(store).name
+        return (self._text_key_forms if parameters.numbers == "text" else self._key_forms)[name]
 
     def key(self, store: str, parameters: ReadParameters) -> KeyRead:
         """The prepared read for ``GET /v1/stores/{store}/keys/{key}``; raises ``Problem``."""
-        spec = self._admission.spec(store)
-        return KeyRead(self._admission, spec, self._key_forms[spec.name], parameters)
+        spec = parameters.written(self._admission.spec(store))
+        return KeyRead(self._admission, spec, self.key_forms(store, parameters), parameters)
 
     def look(self, replica: Replica, key: KeyForm, parameters: ReadParameters) -> Found:
         """A replica's result for a key, including a proven miss; raises ``Refused``."""
         admitted = self._admission.admit(replica, parameters)
         found = Found(value_of(replica, key, parameters), self._admission.provenance(admitted))
         if found.value is None:
-            problem = why_unproven(admitted, key.plain)
+            problem = why_unproven(admitted, parameters.written(replica.spec), key.plain)
             if problem is not None:
                 raise Refused(problem, found.provenance.source)
         return found
 
     def batch(self, store: str, keys: Sequence[Any], parameters: ReadParameters) -> Batched:
         """Read several keys, each partition's together; raises ``UnknownStore`` and ``WrongStoreKind`` for all."""
-        spec = self._admission.spec(store)
+        spec = parameters.written(self._admission.spec(store))
         require_kind(spec, "key-value", "versioned")
         results: list[Any] = [None] * len(keys)
         places: dict[int, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
@@ -138,7 +141,7 @@ class Reads:
         documents = key_documents(spec, plains, values, provenance.tail)
         batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:
-            missed = Refused(miss(admitted, plains[index], parameters.as_of_ms), provenance.source)
+            missed = Refused(miss(admitted, spec, plains[index], parameters.as_of_ms), provenance.source)
             batched.results[index] = key_result(missed.answer())
             if missed.may_wait:
                 batched.waiting.append(index)

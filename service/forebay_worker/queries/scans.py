@@ -53,7 +53,7 @@ class Scans:
 
         ``frames`` requests one partition's page in the form that routers merge.
         """
-        scan = make_scan(route, self._admission.spec(store), segment, parameters)
+        scan = make_scan(route, parameters.written(self._admission.spec(store)), segment, parameters)
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
         pages: list[Page] = []
         read_boot_ms: list[float] = []
@@ -97,7 +97,7 @@ class Scans:
         admitted = admission.admit(replica, parameters)
         if cursor is not None and cursor.position is not None:
             admission.require_position(admitted, cursor.position)
-        problem = why_unproven(admitted, scan.plain)
+        problem = why_unproven(admitted, scan.spec, scan.plain)
         if problem is not None:
             raise admission.refusal(admitted, problem)
         page = _read_page(scan, replica, cursor, parameters.limit)

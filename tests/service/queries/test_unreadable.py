@@ -26,10 +26,10 @@ def test_a_version_of_which_it_was_still_to_be_said_why_there_is_none(tmp_path):
     admission, replica = held(tmp_path, kind="versioned", history_retention_ms=1_000)
     replica.stream_time_ms = 10_000
     admitted = admission.admit(replica, ReadParameters())
-    assert isinstance(miss(admitted, b"k", 4_000), HistoryExpired)
-    assert isinstance(miss(admitted, b"other", 4_000), UnknownKey)
+    assert isinstance(miss(admitted, admitted.replica.spec, b"k", 4_000), HistoryExpired)
+    assert isinstance(miss(admitted, admitted.replica.spec, b"other", 4_000), UnknownKey)
     replica.store.close()
-    assert isinstance(miss(admitted, b"k", 4_000), NotReady)
+    assert isinstance(miss(admitted, admitted.replica.spec, b"k", 4_000), NotReady)
 
 
 def test_one_key(closed):
