@@ -16,6 +16,8 @@ from forebay.rest.answers import problem_answer
 
 _MOST_HEAD_BYTES = 64 << 10
 """Limit for an incomplete request head, not counting its first chunk."""
+_PARSED_AT_ONCE_BYTES = 4 << 10
+"""How much is parsed before it is known whether requests queue: a segment may hold thousands."""
 _MOST_REQUEST_S = 30.0
 """How long a request may take to arrive, and the first one to begin."""
 _NO_HTTP = "Invalid HTTP request received."
@@ -36,10 +38,14 @@ class OrdinaryProtocol(HttpToolsProtocol):
         self._in_message = self._in_head = self._upgrading = False
         self._patience: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._head_begun = False
+        """Whether a head began in the piece that is parsed."""
         self._refusal = ""
         """Why nothing more of what is received can be understood, while an earlier request is being answered."""
         self._running: RequestResponseCycle | None = None
         """The framework's request under way; the parser's may be a later one."""
+        self._unparsed = memoryview(b"")
+        """Received, and not parsed while requests before it queue: nothing more is read meanwhile."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, though not for ever."""
@@ -49,29 +55,50 @@ class OrdinaryProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse it, unless a head is too long."""
-        went_on = self._in_head
-        self._feed(data)
-        if not self._in_head:
-            self._head_bytes = 0
-        elif went_on:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MOST_HEAD_BYTES:
-                self.send_400_response(f"The request's head is longer than {_MOST_HEAD_BYTES} bytes.")
+        if self._unparsed:
+            # Reading is paused, but what the transport had already read still comes.
+            self._unparsed = memoryview(bytes(self._unparsed) + data)
+            self.flow.pause_reading()
+            return
+        self._unparsed = memoryview(data)
+        self._parse_some()
 
-    def _feed(self, data: bytes) -> None:
+    def _parse_some(self) -> None:
+        """Parse what was received until requests queue; the rest waits for their answers.
+
+        Each request in the queue takes a hundred times its bytes, and uvicorn goes on reading after every answer.
+        """
+        while self._unparsed and not self.pipeline and not self.transport.is_closing():
+            piece, self._unparsed = self._unparsed[:_PARSED_AT_ONCE_BYTES], self._unparsed[_PARSED_AT_ONCE_BYTES:]
+            self._head_begun = False
+            if not self._feed(piece):
+                self._unparsed = memoryview(b"")
+            elif not self._in_head or self._head_begun:
+                self._head_bytes = 0
+            else:
+                self._head_bytes += len(piece)
+                if self._head_bytes > _MOST_HEAD_BYTES:
+                    self._unparsed = memoryview(b"")
+                    self.send_400_response(f"The request's head is longer than {_MOST_HEAD_BYTES} bytes.")
+        if self.pipeline:
+            self.flow.pause_reading()
+
+    def _feed(self, data: memoryview) -> bool:
+        """Have it parsed; returns whether what follows is HTTP."""
         self._unset_keepalive_if_required()
-        pieces = [memoryview(data)]
+        pieces = [data]
         while pieces:
             piece = pieces.pop()
             try:
                 self.parser.feed_data(piece)
             except httptools.HttpParserError:
                 self.send_400_response(_NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(piece) else _NO_HTTP)
-                return
+                return False
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._upgrading:
-                    return
+                    return False
                 pieces += [piece[upgrade.args[0] :], memoryview(self._begin_without_upgrade())]
+        return True
 
     def _begin_without_upgrade(self) -> bytes:
         """Start with a new parser; returns what it must read first."""
@@ -98,6 +125,10 @@ class OrdinaryProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The framework has answered a request."""
         super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()
+        elif self._unparsed:
+            self._parse_some()
         if self._refusal and not self._answers_earlier() and not self.transport.is_closing():
             self.send_400_response(self._refusal)
         self._watch_close()
@@ -106,6 +137,7 @@ class OrdinaryProtocol(HttpToolsProtocol):
         """Nothing more is sent."""
         self._stall.end()
         self._end_patience()
+        self._unparsed = memoryview(b"")
         running = self._running
         if running is not None and not running.response_complete:
             # Of several requests, uvicorn tells only the newest.
@@ -147,13 +179,14 @@ class OrdinaryProtocol(HttpToolsProtocol):
             not self._in_message
             and (self.cycle is None or self.cycle.response_complete)
             and not self.pipeline
+            and not self._unparsed
             and not self.flow.write_paused
             and not self.transport.is_closing()
         )
 
     def on_message_begin(self) -> None:
         """The parser has begun a request, whose end must come in time."""
-        self._in_message = self._in_head = True
+        self._in_message = self._in_head = self._head_begun = True
         # Counted from now, however long it took to begin.
         self._end_patience()
         self._be_patient()

@@ -21,6 +21,8 @@ _MOST_UNSENT_BYTES = 8 << 10
 answers, and a peer that stopped reading holds back the next."""
 _FIRST_SLOTS, _MOST_SLOTS = 16, 256
 """Outstanding answers on one connection above which nothing more is read from it; more if they are small."""
+_MOST_IN_A_TURN = 128
+"""Requests of one connection that are answered in a turn of the event loop: less than a millisecond's work."""
 _MOST_SLOT_BYTES = 1 << 20
 """Limit in bytes for this many answers as large as the last."""
 
@@ -71,6 +73,8 @@ class HotPathProtocol(OrdinaryProtocol):
         self._unsent_bytes = 0
         self._held = b""
         self._ended = False
+        self._turn_is_over = False
+        """Whether requests are left to the next turn of the event loop."""
         self._hot_requests = 0
         self._hot_requests_at_timer = 0
 
@@ -111,15 +115,18 @@ class HotPathProtocol(OrdinaryProtocol):
             return
         if self._held:
             self._held += data
+            self.flow.pause_reading()
             return
         at = self._answer_hot(data)
         if at >= len(data):
             return
         rest = data[at:] if at else data
-        if self._slots:
-            # The framework must not answer before the outstanding answers are sent.
+        if self._slots or self._turn_is_over:
+            # The framework must not answer before the outstanding answers are sent, and others have their turn.
             self._held = rest
             self.flow.pause_reading()
+            if not self._slots:
+                self.loop.call_soon(self._send_filled)
             return
         self._parse(rest)
 
@@ -130,8 +137,12 @@ class HotPathProtocol(OrdinaryProtocol):
 
     def _answer_hot(self, data: bytes) -> int:
         """The start of the first request that is not for the hot path."""
-        at = 0
+        at = answered = 0
         while at < len(data) and self._between_requests() and len(self._slots) < self._most_slots:
+            self._turn_is_over = answered >= _MOST_IN_A_TURN
+            if self._turn_is_over:
+                break
+            answered += 1
             found = self.forms.find(data, at)
             if found is None:
                 break

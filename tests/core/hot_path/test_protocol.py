@@ -4,6 +4,7 @@ import asyncio
 import gc
 import re
 import socket
+import time
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -320,11 +321,44 @@ async def test_who_waits_for_a_peer_hears_that_it_has_left_whatever_else_it_has_
     await server.wait_closed()
 
 
-async def test_offers_to_speak_another_protocol_may_be_as_many_as_they_like(peer):
-    sent = b"GET /livez HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+@pytest.mark.parametrize("offer", [b"", b"Connection: upgrade\r\nUpgrade: h2c\r\n"])
+async def test_pipelined_requests_queue_in_bytes_only(offer):
+    """Of a segment full of requests a few are parsed; each is answered, and nothing more is read meanwhile."""
+    answered = 0
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal answered
+        answered += 1
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    peer = SlowPeer()
+    peer.protocol = bound(lambda segment, protocol: None)(*wiring(answer), asyncio.get_running_loop())
+    peer.protocol.connection_made(peer)
+    sent = b"GET /livez HTTP/1.1\r\nHost: h\r\n" + offer + b"\r\n"
     peer.protocol.data_received(sent * 3_000)
+    most = 0
+    until_s = time.monotonic() + 20
+    while answered < 3_000 and time.monotonic() < until_s:
+        peer.written = b""
+        most = max(most, len(peer.protocol.pipeline))
+        await asyncio.sleep(0)
+    assert answered == 3_000
+    assert most < 150
     assert not peer.closed
-    assert len(peer.protocol.pipeline) == 2_999
+
+
+async def test_many_reads_in_a_segment_leave_others_their_turn():
+    """A turn of the event loop is over after some of them; none is lost."""
+    peer = connected(lambda segment, protocol: Answer(200, b"", b"1"))
+    peer.protocol.data_received(REQUEST * 1_000)
+    answered = []
+    for _ in range(10):
+        answered.append(peer.written.count(b"HTTP/1.1 200"))
+        peer.written = b""
+        await asyncio.sleep(0)
+    assert 1 < max(answered) <= 130
+    assert sum(answered) == 1_000
 
 
 async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_its_turn():
