@@ -34,7 +34,7 @@ ForebayError
     ├── 409  WrongStoreKind, PositionOfAnotherLog, UnknownPartitioner
     ├── 410  HistoryExpired
     ├── 412  LagExceedsTolerance, PositionNotReached, NotActive
-    ├── 413  BodyTooLarge
+    ├── 413  BodyTooLarge, AnswerTooLarge
     ├── 421  NotHostedHere
     ├── 429  Overloaded
     ├── 500  InternalError
@@ -289,6 +289,12 @@ class BodyTooLarge(Problem):
     """The request's body is longer than the path accepts."""
 
     status, name, title = 413, "body-too-large", "The body is too large"
+
+
+class AnswerTooLarge(Problem):
+    """The answer would be larger than ``max_answer_bytes``; ask for fewer keys at once."""
+
+    status, name, title = 413, "answer-too-large", "The answer would be too large"
 
 
 class Overloaded(Problem):

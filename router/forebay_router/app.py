@@ -32,9 +32,10 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.rest.answers import problem_answer
-from forebay.rest.application import body_of, make_application, respond
+from forebay.rest.application import HeldResponse, body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES
 from forebay.rest.changes import resumed
+from forebay.rest.departure import for_client
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import (
@@ -113,6 +114,7 @@ def make_app(
         metrics=whole.metrics,
         authenticator=authenticator,
         refusals=metrics.refusals,
+        max_key_bytes=router.settings.max_key_bytes,
         lifespan=lifespan,
     )
 
@@ -151,7 +153,10 @@ async def _key(
 ) -> Response:
     store, segment = request.path_params["store"], request.path_params["key"].encode("ascii")
     path, query = request.scope["path"].encode("ascii"), request.scope["query_string"]
-    answer = await read_key(router, store, segment, path, query, parameters)
+    peer = router.limits.peers.of(request.scope)
+    work = read_key(router, store, segment, path, query, parameters, peer)
+    # Only a read that may wait is worth a second task.
+    answer = await (for_client(request, work) if parameters.wait_ms else work)
     metrics.count_answer(route.path, store, answer)
     return respond(answer)
 
@@ -163,10 +168,13 @@ async def _list(
     store, key = request.path_params["store"], request.path_params.get("key")
     segment = None if key is None else key.encode("ascii")
     path, query = request.scope["path"].encode("ascii"), request.scope["query_string"]
+    peer = router.limits.peers.of(request.scope)
     with contextlib.ExitStack() as admission:
-        admission.enter_context(router.admitted())
+        admission.enter_context(router.admitted(peer, parameters))
+        memory = admission.enter_context(router.limits.memory_of(peer))
         try:
-            gather = await Gather.begin(router, route.scan, store, segment, path, query, parameters)
+            begun = Gather.begin(router, route.scan, store, segment, path, query, parameters, memory)
+            gather = await for_client(request, begun)
             admission.callback(gather.drop)
             body = gather.body()
             first = await anext(body)
@@ -218,12 +226,16 @@ class _ListResponse(StreamingResponse):
 def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         query, store = request.scope["query_string"], request.path_params["store"]
-        try:
-            body = await body_of(request, MOST_BODY_BYTES)
-        except Problem as problem:
-            metrics.count(BATCH_ROUTE.path, problem.status, store)
-            return respond(problem_answer(problem))
-        return respond(await batch_get(router, metrics, store, query, body))
+        peer = router.limits.peers.of(request.scope)
+        with contextlib.ExitStack() as held:
+            memory = held.enter_context(router.limits.memory_of(peer))
+            try:
+                body = await body_of(request, MOST_BODY_BYTES, memory)
+            except Problem as problem:
+                metrics.count(BATCH_ROUTE.path, problem.status, store)
+                return respond(problem_answer(problem))
+            batch = batch_get(router, metrics, store, query, body, peer, memory)
+            return HeldResponse(respond(await for_client(request, batch)), held.pop_all())
 
     return endpoint
 
@@ -231,7 +243,9 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
 def _changes_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         try:
-            response: Response = await router.streams.open(_changes(router, request).events(), request.receive)
+            peer = router.limits.peers.of(request.scope)
+            events = _changes(router, request).events()
+            response: Response = await router.streams.open(events, request.receive, peer)
         except Problem as problem:
             response = respond(problem_answer(problem))
         metrics.count(CHANGES_ROUTE.path, response.status_code, request.path_params["store"])

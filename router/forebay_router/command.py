@@ -63,6 +63,7 @@ def run(settings: RouterSettings, place: Place) -> None:
             guarded(RouterHotPath(running, metrics), authenticator, metrics.refusals),
             cors_options(settings.cors_allow_origins),
             lambda: running.draining,
+            running.limits,
         ),
         tls=tls,
         relays={} if place.alone else {relay: meant for meant, relay in RELAYS.items()},

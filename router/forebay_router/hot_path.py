@@ -22,6 +22,7 @@ from forebay.hot_path import HotBatch, HotPathProtocol, KeyHandler, RequestForm,
 from forebay.metadata import HostInfo
 from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now
 from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.limits import Peer
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, late
@@ -50,6 +51,7 @@ class _Outstanding:
     slot: Slot
     target: Target
     sent_boot_ms: float
+    peer: Peer
     done: bool = False
     """Answered, or continued as an ordinary read."""
     ordinary: asyncio.Task[None] | None = None
@@ -84,7 +86,8 @@ class RouterHotPath:
             partition = asked.partition_of(segment)
         except Problem:
             return None
-        overload = router.overload()
+        peer = protocol.peer(form)
+        overload = router.limits.requests.refusal(peer)
         if overload is not None:
             self._metrics.count(_PATH, overload.status, asked.spec.name)
             self._answer_ms.observe(0)
@@ -94,13 +97,13 @@ class RouterHotPath:
         if target is None:
             return None
         slot = protocol.slot(form)
-        read = _Outstanding(asked, segment, partition, slot, target, now)
+        read = _Outstanding(asked, segment, partition, slot, target, now, peer)
         # Of the bytes received, only key and query are passed on, both checked.
         sent = b"".join((asked.before, segment, asked.between, target.rest))
         most_load = router.settings.max_in_flight_per_worker
         if not target.upstream.send(sent, partial(self._answered, read), most_load):
             return None
-        router.in_flight += 1
+        router.limits.requests.count(peer)
         self._asked_since_tick += 1
         self._outstanding.append(read)
         if not self._ticking:
@@ -110,7 +113,7 @@ class RouterHotPath:
     def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Slot:
         """A slot that will be filled."""
         slot = protocol.slot(request.form)
-        self._begin(self._batch(request, slot))
+        slot.on_abandoned = self._begin(self._batch(request, slot, protocol.peer(request.form))).cancel
         return slot
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -119,14 +122,19 @@ class RouterHotPath:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _batch(self, request: HotBatch, slot: Slot) -> None:
-        form = request.form
-        try:
-            answer = await batch_get(self._router, self._metrics, form.store, form.query, request.body)
-        except Exception:
-            answer = _failed("a batch failed")
-            self._metrics.count(BATCH_ROUTE.path, answer.status, form.store)
-        slot.fill(answer)
+    async def _batch(self, request: HotBatch, slot: Slot, peer: Peer) -> None:
+        form, router = request.form, self._router
+        with router.limits.memory_of(peer) as memory:
+            try:
+                memory.grow(len(request.body))
+                answer = await batch_get(router, self._metrics, form.store, form.query, request.body, peer, memory)
+            except Problem as problem:
+                answer = problem_answer(problem)
+                self._metrics.count(BATCH_ROUTE.path, answer.status, form.store)
+            except Exception:
+                answer = _failed("a batch failed")
+                self._metrics.count(BATCH_ROUTE.path, answer.status, form.store)
+            slot.fill(answer)
 
     def _answered(self, read: _Outstanding, answer: Answer | None) -> None:
         """Handle a worker's answer, None if the connection ended first: that alone does not mean it is down."""
@@ -152,7 +160,7 @@ class RouterHotPath:
             self._go_on_as_ordinary(read, refused=refused)
         else:
             read.done = True
-            router.in_flight -= 1
+            router.limits.requests.count(read.peer, -1)
             self._fill(read, answer, took_ms)
 
     def _by_now(self, read: _Outstanding, answer: Answer, took_ms: float) -> Answer | None:
@@ -182,10 +190,11 @@ class RouterHotPath:
         read.done = True
         read.ordinary = self._begin(self._ordinary(read, silent, refused))
         # It keeps its place among those in flight: who was admitted is not refused for others that came later.
-        read.ordinary.add_done_callback(self._leave)
+        read.ordinary.add_done_callback(partial(self._leave, read.peer))
+        read.slot.on_abandoned = read.ordinary.cancel
 
-    def _leave(self, _: asyncio.Task[None]) -> None:
-        self._router.in_flight -= 1
+    def _leave(self, peer: Peer, _: asyncio.Task[None]) -> None:
+        self._router.limits.requests.count(peer, -1)
 
     async def _ordinary(
         self, read: _Outstanding, silent: HostInfo | None, refused: tuple[HostInfo, Answer] | None

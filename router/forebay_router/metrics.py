@@ -119,12 +119,7 @@ class RouterMetrics(Collector):
         budget = GaugeMetricFamily("forebay_router_hedge_budget", "Hedges currently allowed.")
         budget.add_metric([], self._router.budget.left)
         yield budget
-        in_flight = GaugeMetricFamily("forebay_router_in_flight", "Reads in flight.")
-        in_flight.add_metric([], self._router.in_flight)
-        yield in_flight
-        streams = GaugeMetricFamily("forebay_router_event_streams", "Event streams open.")
-        streams.add_metric([], self._router.streams.count)
-        yield streams
+        yield from self._router.limits.metrics("forebay_router")
         ready = GaugeMetricFamily("forebay_router_ready", "1 if the router knows workers and their map.")
         ready.add_metric([], int(self._router.readiness() is None))
         yield ready

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from forebay.clock import boot_ms, epoch_ms
-from forebay.errors import NotReady, Overloaded, Problem
+from forebay.errors import NotReady, Problem
 from forebay.lag import Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.event_streams import EventStreams
+from forebay.rest.limits import Limits, Peer
 from forebay.rest.parameters import Prefer, ReadParameters
 from forebay.settings import RouterSettings
 from forebay.topology import StoreSpec
@@ -23,7 +24,6 @@ from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.hedging import HedgeBudget, HedgeDelay
-from forebay_router.page_memory import PageMemory
 from forebay_router.upstream.credentials import credentials_of
 from forebay_router.upstream.encryption import encryption_of
 from forebay_router.upstream.upstreams import Upstreams
@@ -47,13 +47,12 @@ class Router:
             self.upstreams.forget,
             encryption,
         )
-        self.streams = EventStreams(settings.max_event_streams)
-        self.pages = PageMemory()
+        self.limits = Limits(settings)
+        self.streams = EventStreams(self.limits.streams)
         self.delay = HedgeDelay()
         self.budget = HedgeBudget()
         self.counts: Counter[str] = Counter()
         """Fail-overs, hedges and refused hedges, by name."""
-        self.in_flight = 0
         self.draining = False
         self._incarnation = int(epoch_ms())
         self._sequence = itertools.count(1)
@@ -151,26 +150,16 @@ class Router:
             holders = [holder._replace(lagging=False) for holder in holders]
         return list(candidates(holders, parameters.tolerance_for(spec), prefer, self.choose))
 
-    def overload(self) -> Overloaded | None:
-        """Why no further request is accepted, None if it is."""
-        if self.in_flight < self.settings.max_in_flight:
-            return None
-        return Overloaded("The router is at its limit of requests in flight.", retry_after_s=1)
-
     def full(self, host: HostInfo) -> bool:
         """Whether a worker is at its limit of requests in flight."""
         return self.upstreams.load(host) >= self.settings.max_in_flight_per_worker
 
-    @contextlib.contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count a request in flight; raises ``Overloaded`` rather than let it queue."""
-        if (overload := self.overload()) is not None:
-            raise overload
-        self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
+    def admitted(self, peer: Peer, parameters: ReadParameters) -> AbstractContextManager[None]:
+        """Count a request of a peer; raises ``Overloaded`` rather than let it queue.
+
+        Those that may wait for their bounds are counted apart: they take long, and none must wait for them.
+        """
+        return (self.limits.waiting if parameters.wait_ms else self.limits.requests).held(peer)
 
     def deadline(self, parameters: ReadParameters) -> float:
         """The deadline of a request that begins now, on the boot-time clock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
@@ -31,10 +32,12 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.rest.answers import Answer, problem_answer
-from forebay.rest.application import body_of, make_application, respond
+from forebay.rest.application import HeldResponse, body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES, KeyResult, batch_answer, read_batch_keys
 from forebay.rest.changes import resumed
+from forebay.rest.departure import for_client
 from forebay.rest.document_routes import add_document_routes
+from forebay.rest.limits import Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import (
     BATCH_ROUTE,
@@ -52,6 +55,7 @@ from forebay.rest.schemas import WORKER_STATUS_SCHEMA
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.queries.admission import Refused
 from forebay_worker.queries.changes import KeyChanges
+from forebay_worker.queries.scans import MOST_PAGE_BYTES
 from forebay_worker.worker import Worker
 
 _TIME_TO_ANSWER_MS = 20
@@ -107,6 +111,7 @@ def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticato
         metrics=collect,
         authenticator=authenticator,
         refusals=metrics.refusals,
+        max_key_bytes=worker.settings.max_key_bytes,
     )
 
     def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
@@ -127,14 +132,15 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
 
     async def endpoint(request: Request) -> Response:
         begun_s = perf_counter()
-        answer = await _answer(worker, route, request, known)
+        peer = worker.limits.peers.of(request.scope)
+        answer = await for_client(request, _answer(worker, route, request, known, peer))
         metrics.count_answer(route.path, answer.status, begun_s)
         return respond(answer)
 
     return endpoint
 
 
-async def _answer(worker: Worker, route: ReadRoute, request: Request, known: frozenset[str]) -> Answer:
+async def _answer(worker: Worker, route: ReadRoute, request: Request, known: frozenset[str], peer: Peer) -> Answer:
     """Answer a read, waiting for the bound to be met as long as the request allows."""
     try:
         parameters = parse_parameters(request.scope["query_string"], known)
@@ -143,10 +149,11 @@ async def _answer(worker: Worker, route: ReadRoute, request: Request, known: fro
     begun = now = boot_ms()
     until = begun + _wait_ms(worker, parameters, request.headers)
     try:
-        with worker.waits.one() as pause:
+        with worker.waits.one(peer) as pause:
             while True:
                 try:
-                    return _waited(await _read(worker, route, request, parameters), now - begun)
+                    with worker.limits.requests.held(peer):
+                        return _waited(await _read(worker, route, request, parameters), now - begun)
                 except Refused as refused:
                     if not refused.may_wait or boot_ms() >= until:
                         return refused.answer()
@@ -185,28 +192,44 @@ async def _read(worker: Worker, route: ReadRoute, request: Request, parameters: 
         assert segment is not None
         return worker.reads.key(store, parameters).answer(segment)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-    return await worker.scans.answer(route.scan, store, segment, parameters, frames=frames)
+    asked_bytes = request.headers.get("forebay-page-bytes", "")
+    page_bytes = int(asked_bytes) if asked_bytes.isdecimal() and len(asked_bytes) < 9 else MOST_PAGE_BYTES
+    return await worker.scans.answer(
+        route.scan, store, segment, parameters, frames=frames, page_bytes=min(page_bytes, MOST_PAGE_BYTES)
+    )
 
 
 def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         begun_s = perf_counter()
-        try:
-            parameters = parse_parameters(request.scope["query_string"], BATCH_ROUTE.parameters | {"partition"})
-            keys = read_batch_keys(await body_of(request, MOST_BODY_BYTES))
-            results, waited_ms = await _batch(worker, request, keys, parameters)
-            frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-            answer = _waited(batch_answer(keys, results, frames=frames), waited_ms)
-        except Problem as problem:
-            answer = problem_answer(problem)
-        metrics.count_answer(BATCH_ROUTE.path, answer.status, begun_s)
-        return respond(answer)
+        peer = worker.limits.peers.of(request.scope)
+        with contextlib.ExitStack() as held:
+            memory = held.enter_context(worker.limits.memory_of(peer))
+            try:
+                query = request.scope["query_string"]
+                parameters = parse_parameters(query, BATCH_ROUTE.parameters | {"partition"})
+                body = await body_of(request, MOST_BODY_BYTES, memory)
+                answer = await for_client(request, _batch_answer(worker, request, body, parameters, peer))
+                memory.grow(len(answer.body))
+            except Problem as problem:
+                answer = problem_answer(problem)
+            metrics.count_answer(BATCH_ROUTE.path, answer.status, begun_s)
+            return HeldResponse(respond(answer), held.pop_all())
 
     return endpoint
 
 
+async def _batch_answer(
+    worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer
+) -> Answer:
+    keys = read_batch_keys(body, worker.settings.max_key_bytes)
+    results, waited_ms = await _batch(worker, request, keys, parameters, peer)
+    frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
+    return _waited(batch_answer(keys, results, frames=frames), waited_ms)
+
+
 async def _batch(
-    worker: Worker, request: Request, keys: list[Any], parameters: ReadParameters
+    worker: Worker, request: Request, keys: list[Any], parameters: ReadParameters, peer: Peer
 ) -> tuple[list[KeyResult], float]:
     """Each key's answer, and how long it waited for those whose bound may still be met, in milliseconds."""
     store = request.path_params["store"]
@@ -215,7 +238,7 @@ async def _batch(
     results, waiting = worker.reads.batch(store, keys, parameters)
     if not waiting or boot_ms() >= until:
         return results, 0.0
-    with worker.waits.one() as pause:
+    with worker.waits.one(peer) as pause:
         while waiting and boot_ms() < until:
             await pause()
             again = worker.reads.batch(store, [keys[i] for i in waiting], parameters)
@@ -230,9 +253,9 @@ def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Reque
 
     async def endpoint(request: Request) -> Response:
         try:
-            response: Response = await worker.streams.open(
-                _changes(worker, request, known).events(), request.receive
-            )
+            peer = worker.limits.peers.of(request.scope)
+            events = _changes(worker, request, known, peer).events()
+            response: Response = await worker.streams.open(events, request.receive, peer)
         except Problem as problem:
             response = respond(problem_answer(problem))
         metrics.count(CHANGES_ROUTE.path, response.status_code)
@@ -241,7 +264,7 @@ def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Reque
     return endpoint
 
 
-def _changes(worker: Worker, request: Request, known: frozenset[str]) -> KeyChanges:
+def _changes(worker: Worker, request: Request, known: frozenset[str], peer: Peer) -> KeyChanges:
     seen = request.headers.get("last-event-id")
     parameters = resumed(parse_parameters(request.scope["query_string"], known), seen)
     return KeyChanges(
@@ -253,4 +276,5 @@ def _changes(worker: Worker, request: Request, known: frozenset[str]) -> KeyChan
         parameters,
         _wait_ms(worker, parameters, request.headers),
         resuming=bool(seen),
+        peer=peer,
     )

@@ -61,6 +61,7 @@ def run(settings: WorkerSettings) -> None:
                 guarded(WorkerHotPath(running, metrics), authenticator, metrics.refusals),
                 cors_options(settings.cors_allow_origins),
                 lambda: running.draining,
+                running.limits,
             ),
             tls=tls,
         )

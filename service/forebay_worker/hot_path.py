@@ -18,6 +18,8 @@ from forebay_worker.worker import Worker
 
 _KNOWN = KEY_PARAMETERS | {"partition"}
 _MOST_REMEMBERED = 4096
+_LEAST_ROOM_BYTES = 64 << 10
+"""There must be for a batch: how much its answer takes is known, and counted, only once it is sent."""
 _PATH = READ_ROUTES[0].path
 
 
@@ -70,7 +72,11 @@ class WorkerHotPath:
             parameters = self._parameters(request.form.query)
             if parameters.wait_ms:
                 return None
-            keys = read_batch_keys(request.body)
+            peer = protocol.peer(request.form)
+            refusal = self._worker.limits.memory.refusal(peer, len(request.body) + _LEAST_ROOM_BYTES)
+            if refusal is not None:
+                raise refusal
+            keys = read_batch_keys(request.body, self._worker.settings.max_key_bytes)
             results = self._worker.reads.batch(request.form.store, keys, parameters).results
             answer = batch_answer(keys, results, frames=request.frames)
         except Problem as problem:

@@ -58,7 +58,7 @@ class WorkerMetrics(Collector):
         yield _one("forebay_ready", "1 if /readyz says 200.", worker.readiness() is None)
         obstacle = worker.tasks.obstacle is not None
         yield _one("forebay_obstacle", "1 if the machine refuses what the worker needs.", obstacle)
-        yield _one("forebay_event_streams", "Event streams open.", worker.streams.count)
+        yield from worker.limits.metrics("forebay")
         generation = worker.metadata.map.generation.number
         yield _one("forebay_group_generation", "Newest group generation known.", generation)
         build = GaugeMetricFamily(

@@ -15,6 +15,7 @@ from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.event_streams import EventStreams
+from forebay.rest.limits import Limits
 from forebay.settings import WorkerSettings
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, load_topology
@@ -103,10 +104,11 @@ class Worker:
             settings.end_offset_max_age_ms,
             self._ceiling,
         )
-        self.reads = Reads(self.admission)
+        self.reads = Reads(self.admission, settings.max_answer_bytes)
         self.scans = Scans(self.admission)
-        self.waits = Waits()
-        self.streams = EventStreams(settings.max_event_streams)
+        self.limits = Limits(settings)
+        self.waits = Waits(self.limits.waiting)
+        self.streams = EventStreams(self.limits.streams)
         self.incarnation = self._directory.next_incarnation(int(epoch_ms()))
         self._sequence = itertools.count(1)
         self.draining = False

@@ -5,10 +5,11 @@ import struct
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.codecs import KEY_CODECS, VALUE_CODECS, all_to_json, from_segment, to_segment
+from forebay.codecs import KEY_CODECS, VALUE_CODECS, all_to_json, canonical_json, from_segment, to_segment
 from forebay.errors import BadKey
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=150)
@@ -283,3 +284,26 @@ def test_values_have_the_same_json_text_together_as_one_by_one(name: str, values
     codec = VALUE_CODECS[name]
     form, texts = all_to_json(codec, values)
     assert [form % text for text in texts] == [codec.to_json(value) for value in values]
+
+
+@settings(max_examples=1_000, deadline=None, derandomize=True)
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**54), 2**54)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.decimals(-1000, 1000, places=3).map(float)
+        | st.text(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+        max_leaves=8,
+    )
+)
+def test_canonical_json_is_that_of_rfc_8785(value):
+    try:
+        expected = rfc8785.dumps(value)
+    except rfc8785.CanonicalizationError:
+        with pytest.raises((rfc8785.CanonicalizationError, UnicodeEncodeError)):
+            canonical_json(value)
+    else:
+        assert canonical_json(value) == expected

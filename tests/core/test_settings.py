@@ -151,8 +151,8 @@ def test_a_number_beyond_what_a_machine_bears_is_refused() -> None:
 
 def test_a_setting_of_the_other_tier_in_a_config_file_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "forebay.toml"
-    config.write_text("max_in_flight = 3\n")
-    with pytest.raises(SettingError, match="no setting 'max_in_flight'"):
+    config.write_text("max_in_flight_per_worker = 3\n")
+    with pytest.raises(SettingError, match="no setting 'max_in_flight_per_worker'"):
         load_settings("worker", WORKER_FLAGS, {}, config)
 
 

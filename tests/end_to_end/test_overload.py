@@ -86,13 +86,33 @@ def test_a_client_that_does_not_read_its_list_gives_its_place_back(cluster):
 
 
 @pytest.mark.parametrize("headers", [{}, ORDINARY], ids=["hot", "ordinary"])
+def test_a_router_full_of_waiting_reads_still_answers_others(cluster, headers):
+    """Waiting is counted apart from reading: one more is refused at once, what need not wait is answered."""
+    router = served(cluster, 1, "--max-waiting-reads", str(MOST))
+    (worker,) = cluster.workers
+    with waiting_reads(cluster, router, worker):
+        refused = read(router, headers, wait_ms=1_000)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["type"] == "urn:forebay:problem:overloaded"
+        assert read(router, headers).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{}, ORDINARY], ids=["hot", "ordinary"])
 def test_a_router_with_all_that_it_takes_on_refuses_at_once(cluster, headers):
     router = served(cluster, 1, "--max-in-flight", str(MOST))
     (worker,) = cluster.workers
-    with waiting_reads(cluster, router, worker):
-        refused = read(router, headers)
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert refused.json()["type"] == "urn:forebay:problem:overloaded"
+    cluster.kill(worker, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(MOST) as pool:
+            for _ in range(MOST):
+                pool.submit(read, router, timeout_ms=5_000)
+            wait_until(lambda: worker_row(router, worker)["in_flight"] == MOST, "reads in flight")
+            refused = read(router, headers)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["type"] == "urn:forebay:problem:overloaded"
+            cluster.kill(worker, signal.SIGCONT)
+    finally:
+        cluster.kill(worker, signal.SIGCONT)
 
 
 @pytest.mark.chaos

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 from forebay.hot_path import HotBatch, HotPathProtocol, RequestForm, Slot
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import Answer
+from forebay.rest.limits import Peer
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
@@ -18,8 +20,9 @@ from forebay_router.router import Router
 from forebay_router.upstream.upstreams import Upstream
 from tests.cluster import until
 
-PROTOCOL = cast(HotPathProtocol, None)
-"""Nothing here gets as far as to touch it."""
+PEER = Peer("a")
+PROTOCOL = cast(HotPathProtocol, SimpleNamespace(peer=lambda form: PEER))
+"""Nothing here gets further than to be counted."""
 
 
 def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatch):
@@ -50,6 +53,9 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
         def slot(self, form: RequestForm) -> Client:
             return self
 
+        def peer(self, form: RequestForm) -> Peer:
+            return PEER
+
         def fill(self, answer: Answer, *_: object) -> None:
             answered.set_result(answer.status)
 
@@ -70,7 +76,7 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     assert later.status == 429
     # Nobody else holds anything.
     assert await asyncio.wait_for(answered, 10) == 503
-    await until(lambda: router.in_flight == 0)
+    await until(lambda: router.limits.requests.used == 0)
 
 
 async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
@@ -83,6 +89,9 @@ async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
 
         def slot(self, form: RequestForm) -> Slot:
             return cast(Slot, self)
+
+        def peer(self, form: RequestForm) -> Peer:
+            return PEER
 
         def fill(self, answer: Answer) -> None:
             self.status = answer.status

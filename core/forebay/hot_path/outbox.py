@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -45,13 +46,15 @@ class Slot:
     ``lines`` are the header lines for the request's origin.
     """
 
-    __slots__ = ("_answer", "_bounds", "_connection", "_filled_boot_ms", "filled", "lines")
+    __slots__ = ("_answer", "_bounds", "_connection", "_filled_boot_ms", "filled", "lines", "on_abandoned")
 
     def __init__(self, connection: Connection, lines: bytes) -> None:
         self._connection = connection
         self.lines = lines
         self.filled = False
         """Whether there is an answer."""
+        self.on_abandoned: Callable[[], object] | None = None
+        """Called if the client leaves before there is one."""
 
     def fill(self, answer: Answer, bounds: tuple[str, Tolerance] | None = None) -> None:
         """Set the answer; only the first counts, and it is sent once all earlier ones are.

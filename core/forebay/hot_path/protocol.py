@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -12,7 +13,8 @@ from forebay.hot_path.ordinary import OrdinaryProtocol
 from forebay.hot_path.outbox import Outbox, Slot, render
 from forebay.hot_path.recogniser import Forms, HotBatch, Recogniser, RequestForm, recognise_batch
 from forebay.lag import UNLIMITED
-from forebay.rest.answers import Answer
+from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.limits import Limits, Peer
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class HotPathProtocol(OrdinaryProtocol):
     draining: ClassVar[Callable[[], bool]]
     origins: ClassVar[OriginHeaders]
     outbox: ClassVar[Outbox]
+    limits: ClassVar[Limits]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,6 +80,43 @@ class HotPathProtocol(OrdinaryProtocol):
         """Whether requests are left to the next turn of the event loop."""
         self._hot_requests = 0
         self._hot_requests_at_timer = 0
+        self._unread_bytes = 0
+        """Of answers that the client has not read, counted as held by it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection; one too many is refused and closed."""
+        super().connection_made(transport)
+        self._peer = self.limits.peers.named(self.client[0] if self.client else "")
+        refusal = self.limits.connections.refusal(self._peer)
+        self.limits.connections.count(self._peer)
+        if refusal is not None:
+            answer = problem_answer(refusal)
+            transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
+            self._close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop what is still done for it, and count nothing of it any more."""
+        super().connection_lost(exc)
+        self.limits.connections.count(self._peer, -1)
+        self._count_unread(0)
+        self._held = b""
+        for slot in self._slots:
+            if not slot.filled and slot.on_abandoned is not None:
+                slot.on_abandoned()
+
+    def peer(self, form: RequestForm) -> Peer:
+        """Whose request in this form it is, once it is accepted."""
+        peers = self.limits.peers
+        return peers.named(form.authorization) if peers.by_token and form.authorization else self._peer
+
+    def pause_writing(self) -> None:
+        """Too much waits for the peer, and is counted as its own until it is read."""
+        super().pause_writing()
+        self._count_unread(self.transport.get_write_buffer_size())
+
+    def _count_unread(self, unread_bytes: int) -> None:
+        self.limits.memory.count(self._peer, unread_bytes - self._unread_bytes)
+        self._unread_bytes = unread_bytes
 
     def data_received(self, data: bytes) -> None:
         """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
@@ -244,6 +284,7 @@ class HotPathProtocol(OrdinaryProtocol):
     def resume_writing(self) -> None:
         """The peer has read what waited for it."""
         super().resume_writing()
+        self._count_unread(0)
         if self._slots or self._held:
             self._send_filled()
 
@@ -282,9 +323,9 @@ def left_to_the_route(segment: bytes, protocol: HotPathProtocol) -> None:
 
 
 def make_protocol(
-    handlers: Handlers, cors: Mapping[str, Any] | None, draining: Callable[[], bool]
+    handlers: Handlers, cors: Mapping[str, Any] | None, draining: Callable[[], bool], limits: Limits
 ) -> type[HotPathProtocol]:
-    """A protocol class for uvicorn's ``http`` setting, bound to a tier's handlers and its CORS options."""
+    """A protocol class for uvicorn's ``http`` setting, bound to a tier's handlers, CORS options and limits."""
     origins = OriginHeaders(cors)
 
     def prepare(form: RequestForm) -> _Prepared:
@@ -301,5 +342,6 @@ def make_protocol(
         "draining": staticmethod(draining),
         "origins": origins,
         "outbox": Outbox(),
+        "limits": limits,
     }
     return type("BoundHotPathProtocol", (HotPathProtocol,), bound)

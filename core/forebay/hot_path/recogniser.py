@@ -14,7 +14,8 @@ from forebay.hot_path.header_block import judge
 from forebay.rest.batches import MOST_BODY_BYTES
 
 _HEAD_END = b"\r\n\r\n"
-_MOST_HEAD_BYTES = 8192
+_MOST_HEAD_BYTES = 4096
+"""No longer than the shortest setting of ``max_key_bytes``, so that keys need no look of their own here."""
 # A longer query is left to the parser and not cached.
 _SEGMENT = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++"
 _WHOLE_SEGMENT = re.compile(_SEGMENT)

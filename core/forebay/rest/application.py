@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -25,6 +26,7 @@ from forebay import __version__
 from forebay.authentication import Authenticator
 from forebay.errors import (
     PROBLEM_MEDIA_TYPE,
+    BadParameter,
     BadRequest,
     BodyTooLarge,
     Forbidden,
@@ -36,10 +38,14 @@ from forebay.errors import (
     UnknownPath,
 )
 from forebay.rest.answers import Answer, json_answer, problem_answer
+from forebay.rest.batches import key_too_long
 from forebay.rest.guard import OPEN_PATHS, Guard
+from forebay.rest.limits import HeldMemory
+from forebay.rest.parameters import split_query
 
 log = logging.getLogger(__name__)
 
+_KEY_BOUNDS = frozenset({"from", "to", "prefix"})
 _NATURAL = {"type": "integer", "minimum": 0}
 ANSWER_HEADERS: dict[str, Any] = {
     "Forebay-Record-Lag": {"description": "Records behind the log; absent while unknown.", "schema": _NATURAL},
@@ -85,6 +91,31 @@ class RawPath:
         await self._app(scope, receive, send)
 
 
+class KeyLengths:
+    """Refuses requests with a key, or a bound of a range of keys, longer than allowed, before any work on it."""
+
+    def __init__(self, app: ASGIApp, max_key_bytes: int) -> None:
+        self._app = app
+        self._max_key_bytes = max_key_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = self._refusal(scope) if scope["type"] == "http" else None
+        app: ASGIApp = self._app if problem is None else respond(problem_answer(problem))
+        await app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Problem | None:
+        segments = scope["raw_path"].split(b"/keys/")[1:]
+        if any(len(segment.split(b"/")[0]) > self._max_key_bytes for segment in segments):
+            return key_too_long(self._max_key_bytes)
+        for item in split_query(scope["query_string"]):
+            if item.name in _KEY_BOUNDS and len(item.received) > self._max_key_bytes:
+                return BadParameter(
+                    f"{item.name}= is longer than {self._max_key_bytes} bytes (max_key_bytes).",
+                    parameter=item.name,
+                )
+        return None
+
+
 class BrowserCors(CORSMiddleware):
     """CORS for requests with an origin; nothing is added for others, which do not come from browsers."""
 
@@ -104,12 +135,16 @@ class BrowserCors(CORSMiddleware):
         return refusal
 
 
-async def body_of(request: Request, most_bytes: int) -> bytes:
-    """A request's body; raises ``BodyTooLarge`` as soon as it is known to be too large, ``BadRequest`` if it is
-    cut off."""
+async def body_of(request: Request, most_bytes: int, memory: HeldMemory) -> bytes:
+    """A request's body, which is held in ``memory``.
+
+    Raises ``BodyTooLarge`` as soon as it is known to be too large, ``Overloaded`` if there is no room for it,
+    ``BadRequest`` if it is cut off.
+    """
     body = bytearray()
     try:
         async for piece in request.stream():
+            memory.grow(len(piece))
             body += piece
             if len(body) > most_bytes:
                 raise BodyTooLarge(f"The body is longer than {most_bytes} bytes; send it in several requests.")
@@ -124,6 +159,19 @@ def respond(answer: Answer) -> Response:
     response = Response(answer.body, answer.status)
     response.raw_headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
     return response
+
+
+class HeldResponse(Response):
+    """A response that holds something until it is sent, or its client has left."""
+
+    def __init__(self, response: Response, held: contextlib.ExitStack) -> None:
+        self._response = response
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, and release what it held."""
+        with self._held:
+            await self._response(scope, receive, send)
 
 
 def responses(
@@ -162,6 +210,7 @@ def make_application(
     metrics: Callable[[], Awaitable[Collector]],
     authenticator: Authenticator | None,
     refusals: Counter[int],
+    max_key_bytes: int,
     lifespan: Any = None,
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
@@ -177,6 +226,7 @@ def make_application(
         lifespan=lifespan,
     )
     app.add_middleware(RawPath)
+    app.add_middleware(KeyLengths, max_key_bytes=max_key_bytes)
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, refusals=refusals)
     # Added last, so it runs first: a browser may read why it was refused.

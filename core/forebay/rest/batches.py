@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import msgpack
 
 from forebay.codecs import KeyCodec
-from forebay.errors import BadRequest, Problem
+from forebay.errors import AnswerTooLarge, BadKey, BadRequest, Problem
 from forebay.rest.answers import JSON_HEAD, NO_STORE, Answer, problem_answer
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 
@@ -26,8 +26,9 @@ def key_result(answer: Answer) -> KeyResult:
     return answer.status, answer.body
 
 
-def read_batch_keys(body: bytes) -> list[Any]:
-    """The keys of a request body ``{"keys": […]}``; raises ``BadRequest``."""
+def read_batch_keys(body: bytes, max_key_bytes: int) -> list[Any]:
+    """The keys of a request body ``{"keys": […]}``; raises ``BadRequest``, or ``BadKey`` for one that is too
+    long."""
     try:
         document = json.loads(body, parse_float=_finite, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -37,7 +38,37 @@ def read_batch_keys(body: bytes) -> list[Any]:
         raise BadRequest('The body must be {"keys": […]} and nothing else.')
     if len(keys) > MOST_KEYS:
         raise BadRequest(f"{len(keys)} keys are more than {MOST_KEYS}; send them in several requests.")
+    if len(body) > max_key_bytes:
+        for place, key in enumerate(keys):
+            if _is_longer(key, max_key_bytes):
+                raise key_too_long(max_key_bytes, f"keys[{place}]")
     return keys
+
+
+def key_too_long(max_key_bytes: int, which: str = "The key") -> BadKey:
+    """The problem of a key longer than allowed."""
+    return BadKey(f"{which} is longer than {max_key_bytes} bytes (max_key_bytes).")
+
+
+def _is_longer(key: Any, most_bytes: int) -> bool:
+    """Whether a key's JSON is surely longer than allowed, at the cost of counting its values."""
+    if isinstance(key, str):
+        return len(key) > most_bytes
+    left, waiting = most_bytes, [key]
+    while waiting:
+        value = waiting.pop()
+        # Each takes a comma or a bracket at least.
+        left -= 1 + (len(value) if isinstance(value, str) else 0)
+        if left < 0:
+            return True
+        if isinstance(value, dict):
+            waiting += value
+            waiting += value.values()
+        elif isinstance(value, list):
+            if len(value) > left:
+                return True
+            waiting += value
+    return False
 
 
 def _finite(text: str) -> float:
@@ -64,6 +95,14 @@ def read_plain_keys(codec: KeyCodec, keys: Sequence[Any]) -> tuple[list[tuple[in
             except Problem as problem:
                 faults[place] = key_result(problem_answer(problem))
         return plains, faults
+
+
+def require_size(answer_bytes: int, most_bytes: int) -> None:
+    """Raise ``AnswerTooLarge`` if an answer would be larger than allowed."""
+    if answer_bytes > most_bytes:
+        raise AnswerTooLarge(
+            f"The values of these keys take more than {most_bytes} bytes (max_answer_bytes); ask for fewer keys."
+        )
 
 
 def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: bool = False) -> Answer:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from forebay.errors import BadRequest, NotReady, Overloaded, Problem
+from forebay.errors import BadRequest, NotReady, Problem
+from forebay.rest.departure import left
 from forebay.rest.events import COMMENT, EVENTS_MEDIA_TYPE, Event
 from forebay.rest.guard import later_refusal
+from forebay.rest.limits import Limit, Peer
 
 RETRY_MS = 1_000
 """When a client reconnects to a stream that ended."""
@@ -34,35 +37,32 @@ def problem_event(problem: Problem, event_id: str | None = None) -> Event:
 
 
 class EventStreams:
-    """The open streams; ``most`` is how many there may be at once."""
+    """The open streams, up to a limit."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ends: set[asyncio.Timeout] = set()
-        self.count = 0
-        """How many are open."""
         self._ending = False
 
-    async def open(self, events: Events, receive: Receive) -> EventStream:
+    @property
+    def count(self) -> int:
+        """How many are open."""
+        return self._limit.used
+
+    async def open(self, events: Events, receive: Receive, peer: Peer) -> EventStream:
         """The response that streams events; raises ``Overloaded``, or what comes instead of the first event.
 
         ``receive`` shows when the client is gone: one that waits for a first event must not keep a place for long.
         """
-        if self.count >= self._most:
-            raise Overloaded(
-                f"{self._most} event streams are open, the limit of this process (max_event_streams); "
-                "try another one, or retry later.",
-                retry_after_s=1,
-            )
+        self._limit.take(peer)
         self._loop = asyncio.get_running_loop()
-        self.count += 1
         try:
             first = None if self._ending else await _first(events, receive)
         except BaseException:
-            self.count -= 1
+            self._limit.count(peer, -1)
             raise
-        return EventStream(self, first, events)
+        return EventStream(self, first, events, partial(self._limit.count, peer, -1))
 
     def end_all(self) -> None:
         """Tell every client to go elsewhere, and end its stream; may be called by a signal handler."""
@@ -113,7 +113,7 @@ class EventStreams:
 
 async def _first(events: Events, receive: Receive) -> Event | None:
     """The first event, or what is raised instead of it; raises ``BadRequest`` if the client leaves before."""
-    coming, leaving = asyncio.ensure_future(anext(events)), asyncio.ensure_future(_left(receive))
+    coming, leaving = asyncio.ensure_future(anext(events)), asyncio.ensure_future(left(receive))
     try:
         await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if coming.done():
@@ -126,11 +126,6 @@ async def _first(events: Events, receive: Receive) -> Event | None:
         await asyncio.gather(coming, leaving, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _encoded(event: Event | None) -> bytes:
     return COMMENT if event is None else event.encode()
 
@@ -138,11 +133,14 @@ def _encoded(event: Event | None) -> bytes:
 class EventStream(StreamingResponse):
     """A response of events; it counts as open until it is sent or the client has left."""
 
-    def __init__(self, streams: EventStreams, first: Event | None, events: Events) -> None:
+    def __init__(
+        self, streams: EventStreams, first: Event | None, events: Events, release: Callable[[], None]
+    ) -> None:
         super().__init__((), headers=_HEADERS)
         self._streams = streams
         self._first = first
         self._events = events
+        self._release = release
         self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +149,7 @@ class EventStream(StreamingResponse):
             async with contextlib.aclosing(self._events):
                 await super().__call__(scope, receive, send)
         finally:
-            self._streams.count -= 1
+            self._release()
 
     async def stream_response(self, send: Send) -> None:
         """Send the head, the events and the end."""

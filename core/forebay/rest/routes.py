@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
-from forebay.errors import BodyTooLarge, InternalError, Problem
+from forebay.errors import AnswerTooLarge, BodyTooLarge, InternalError, Problem
 from forebay.rest.application import ANSWER_HEADERS, responses
 from forebay.rest.batches import MOST_KEYS
 from forebay.rest.changes import LAST_EVENT_ID_PARAMETER
@@ -57,6 +57,9 @@ READ_ROUTES = (
     *(_scan_route(scan) for scan in SCAN_ROUTES),
 )
 BATCH_ROUTE = ReadRoute("/v1/stores/{store}/batch-get", "Read several keys", KEY_PARAMETERS, BATCH_SCHEMA)
+_CLIENT_LEFT = 499
+"""nginx's status for that."""
+
 CHANGES_ROUTE = ReadRoute(
     "/v1/stores/{store}/keys/{key}/changes",
     "Follow one key",
@@ -73,7 +76,8 @@ def crashes_counted(path: str, endpoint: Endpoint, count: Callable[[str, int], N
         try:
             return await endpoint(request)
         except ClientDisconnect:
-            raise
+            # Nobody is there to be answered.
+            return Response(status_code=_CLIENT_LEFT)
         except Exception:
             count(path, InternalError.status)
             raise
@@ -123,7 +127,7 @@ def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint:
             }
         },
     }
-    problems = (*problems, BodyTooLarge)
+    problems = (*problems, BodyTooLarge, AnswerTooLarge)
     _add(app, BATCH_ROUTE, "POST", problems, endpoint, BATCH_ROUTE.parameters, {"requestBody": body})
 
 

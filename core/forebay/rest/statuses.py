@@ -2,7 +2,7 @@
 
 WITH_LAG = frozenset({200, 404})
 """A replica has read the key, and states its lag; bounds do not apply to refusals."""
-AT_FAULT = frozenset({400, 409})
+AT_FAULT = frozenset({400, 409, 413})
 """The request cannot be answered, by whichever replica."""
 FINAL = WITH_LAG | AT_FAULT | {410}
 """No replica would answer otherwise."""

@@ -41,6 +41,12 @@ class WorkerSettings:
     rocksdb_write_buffer_bytes: int
     request_timeout_ms: int
     max_request_timeout_ms: int
+    max_in_flight: int
+    max_waiting_reads: int
+    request_memory_bytes: int
+    max_answer_bytes: int
+    max_key_bytes: int
+    max_connections: int
     max_event_streams: int
     drain_ms: int
     shutdown_timeout_ms: int
@@ -65,6 +71,11 @@ class RouterSettings:
     request_timeout_ms: int
     max_request_timeout_ms: int
     max_in_flight: int
+    max_waiting_reads: int
+    request_memory_bytes: int
+    max_answer_bytes: int
+    max_key_bytes: int
+    max_connections: int
     max_in_flight_per_worker: int
     max_event_streams: int
     worker_poll_interval_ms: int

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from forebay.clock import boot_ms
-from forebay.errors import NotHostedHere, Problem
+from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.aging import aged, came_too_early
@@ -26,7 +26,9 @@ from forebay.rest.batches import (
     read_batch_frames,
     read_batch_keys,
     read_plain_keys,
+    require_size,
 )
+from forebay.rest.limits import HeldMemory, Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
@@ -61,17 +63,19 @@ class _Found(NamedTuple):
     as_of_boot_ms: float
 
 
-async def batch_get(router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes) -> Answer:
-    """Answer a ``batch-get`` whose body has arrived, and count it."""
+async def batch_get(
+    router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes, peer: Peer, memory: HeldMemory
+) -> Answer:
+    """Answer a peer's ``batch-get`` whose body has arrived, and count it; what arrives is held in ``memory``."""
     begun_boot_ms = boot_ms()
     try:
         parameters = parse_parameters(query, BATCH_ROUTE.parameters)
-        keys = read_batch_keys(body)
+        keys = read_batch_keys(body, router.settings.max_key_bytes)
         spec = parameters.written(router.spec(store))
         require_kind(spec, "key-value", "versioned")
-        with router.admitted():
+        with router.admitted(peer, parameters):
             tolerance = router.tolerance(spec, parameters)
-            batch = _Batch(router, spec, keys, query, parameters, router.deadline(parameters), tolerance)
+            batch = _Batch(router, spec, keys, query, parameters, router.deadline(parameters), tolerance, memory)
             results = await batch.results()
             answer = batch_answer(keys, results)
             metrics.count_batch(store, [status for status, _ in results])
@@ -145,6 +149,7 @@ class _Batch:
     parameters: ReadParameters
     deadline_boot_ms: float
     tolerance: Tolerance
+    memory: HeldMemory
     impatient: bool = False
     """Workers are not to wait."""
 
@@ -234,8 +239,12 @@ class _Batch:
         request = self._request(next(iter(group)), keys, len(group) > 1, history.asked)
         read = ReplicaRead(self.router, request, self.parameters, until)
         answer = await read.run()
+        if answer is not None and answer.status == AnswerTooLarge.status:
+            require_size(self.router.settings.max_answer_bytes + 1, self.router.settings.max_answer_bytes)
         if answer is None or answer.status != 200 or read.answered_by is None:
             return self._without_answer(group, read, answer, history)
+        self.memory.grow(len(answer.body))
+        require_size(self.memory.held_bytes, self.router.settings.max_answer_bytes)
         statuses, bodies = read_batch_frames(answer.body)
         results = list(zip(statuses, bodies, strict=True))
         if OF_THE_REPLICA.isdisjoint(statuses):

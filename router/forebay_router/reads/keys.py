@@ -17,6 +17,7 @@ from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.metadata import HostInfo
 from forebay.rest.aging import aged, answer_by_now, came_too_early
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
+from forebay.rest.limits import Peer
 from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL, WITH_LAG
@@ -34,14 +35,15 @@ async def read_key(
     path: bytes,
     query: bytes,
     parameters: ReadParameters,
+    peer: Peer,
 ) -> Answer:
-    """Answer a read of one key from the replica that best meets its tolerance; raises ``Problem``.
+    """Answer a peer's read of one key from the replica that best meets its tolerance; raises ``Problem``.
 
     ``path`` and ``query`` are the request's own, as received.
     """
     spec = router.spec(store)
     plain = from_segment(spec.key_codec, segment)
-    with router.admitted():
+    with router.admitted(peer, parameters):
         return await read_admitted_key(router, spec, plain, path, query, parameters)
 
 

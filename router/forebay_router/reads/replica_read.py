@@ -56,6 +56,8 @@ class ReplicaRequest:
     refused: tuple[HostInfo, Answer] | None = None
     excluded: frozenset[HostInfo] = frozenset()
     impatient: bool = False
+    page_bytes: int = 0
+    """How large the answer may become, if it is a page."""
 
     def render(self, host: HostInfo, left_ms: int, credentials: bytes, *, waits: bool = True) -> bytes:
         """The request's bytes for one worker; ``credentials`` is the authorization line, if any."""
@@ -71,6 +73,8 @@ class ReplicaRequest:
             lines.append(b"forebay-wait-ms: 0")
         if self.accept:
             lines.append(b"accept: " + self.accept)
+        if self.page_bytes:
+            lines.append(b"forebay-page-bytes: %d" % self.page_bytes)
         if self.body is not None:
             lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
         return b"\r\n".join(lines) + b"\r\n" + credentials + b"\r\n" + (self.body or b"")

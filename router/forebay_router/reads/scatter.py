@@ -1,6 +1,6 @@
 """Reads of many partitions: scattered to the replicas of each, merged in stored order, streamed.
 
-Memory is bounded whatever the limit: two pages per partition and list, and over all lists by ``page_memory``.
+Memory is bounded whatever the limit: two pages per partition and list, and over all requests by ``Limits``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from forebay.errors import LagExceedsTolerance, NoReplica
 from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.rest.aging import came_too_early
 from forebay.rest.answers import Answer
+from forebay.rest.limits import HeldMemory
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, first_end, make_scan, merge
@@ -29,6 +30,11 @@ _LARGEST_PAGE = 4_000
 _MOST_AT_ONCE = 64
 """Partitions asked at once: one scan of a large store must not use up a worker's request limit."""
 _PIECE_BYTES = 256 << 10
+_FIRST_PAGES_BYTES = 4 << 20
+"""What the first pages of a list may take together, unless its partitions are many."""
+_LEAST_PAGE_BYTES = 64 << 10
+_PART_FOR_ROOM = 0.25
+"""Fraction of its time that a list may wait for memory."""
 _LEFT_FOR_A_PAGE = 0.25
 """Fraction of the time that a list may take."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
@@ -113,6 +119,7 @@ class Gather:
     deadline_boot_ms: float
     no_page_after_boot_ms: float
     """When to stop requesting pages: a list that ends with a cursor is better than one that is cut."""
+    memory: HeldMemory
     parts: dict[int, _PartitionScan] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     lost: list[_PartitionScan] = field(default_factory=list)
@@ -120,6 +127,8 @@ class Gather:
     refused: list[Answer] = field(default_factory=list)
     """Why partitions are missing."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_AT_ONCE))
+    page_bytes: int = _LEAST_PAGE_BYTES
+    """How large a page may become."""
     _sent_up_to: bytes | None = None
     """The stored key up to which everything was sent."""
     _sources: list[dict[str, Any]] = field(default_factory=list)
@@ -135,19 +144,26 @@ class Gather:
         path: bytes,
         query: bytes,
         parameters: ReadParameters,
+        memory: HeldMemory,
     ) -> Gather:
-        """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` if one cannot be read."""
-        router.pages.require_room()
+        """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` if one cannot be read.
+
+        Pages are held in ``memory``.
+        """
         scan = make_scan(route, parameters.written(router.spec(store)), segment, parameters)
         deadline = router.deadline(parameters)
         no_page_after = deadline - _LEFT_FOR_A_PAGE * (deadline - boot_ms())
-        gather = cls(router, scan, parameters, path, query, deadline, no_page_after)
+        gather = cls(router, scan, parameters, path, query, deadline, no_page_after, memory)
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
         gather.missing.update(cursor.missing if cursor else ())
         for partition in gather._partitions(segment):
             if partition not in gather.missing:
                 first = (None, None) if cursor is None else (cursor.last, cursor.at)
                 gather.parts[partition] = _PartitionScan(partition, first)
+        at_once = min(len(gather.parts), _MOST_AT_ONCE)
+        gather.page_bytes = max(_LEAST_PAGE_BYTES, _FIRST_PAGES_BYTES // max(1, at_once))
+        reserved_bytes = at_once * gather.page_bytes
+        await memory.reserve(reserved_bytes, _PART_FOR_ROOM * (deadline - boot_ms()))
         try:
             left_ms = time_to_ask_again_ms(router.tolerance(scan.spec, parameters), deadline - boot_ms())
             gather.deadline_boot_ms -= left_ms
@@ -158,6 +174,9 @@ class Gather:
         except BaseException:
             gather.drop()
             raise
+        finally:
+            # Those that came are held now.
+            memory.adjust(-reserved_bytes)
         return gather
 
     def _require_any(self) -> None:
@@ -209,7 +228,7 @@ class Gather:
             self._count(part, 0)
 
     def _count(self, part: _PartitionScan, page_bytes: int) -> None:
-        self.router.pages.held_bytes += page_bytes - part.page_bytes
+        self.memory.adjust(page_bytes - part.page_bytes)
         part.page_bytes = page_bytes
 
     async def body(self) -> AsyncGenerator[bytes, None]:
@@ -292,7 +311,7 @@ class Gather:
                 page = Page.decode(answer.body)
                 part.take(page, as_of_boot_ms)
                 self._count(part, len(answer.body))
-                if page.more and self.router.pages.allows_reading_ahead:
+                if page.more and self.memory.may_grow(self.page_bytes):
                     # The next one is read while this one is merged and sent.
                     part.coming = asyncio.create_task(self._ask(part))
             else:
@@ -306,7 +325,12 @@ class Gather:
         if part.last is not None:
             query.append(b"cursor=" + Cursor(self.scan.digest, part.last, part.at).encode().encode())
         request = ReplicaRequest(
-            self.scan.spec, part.partition, self.path + b"?" + b"&".join(query), accept=_FRAMES, alone=True
+            self.scan.spec,
+            part.partition,
+            self.path + b"?" + b"&".join(query),
+            accept=_FRAMES,
+            alone=True,
+            page_bytes=self.page_bytes,
         )
         async with self.turns:
             return await ask(self.router, request, self.parameters, self.deadline_boot_ms)

@@ -11,6 +11,7 @@ from forebay.errors import LogDiverged, PositionOfAnotherLog, Problem
 from forebay.rest.changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
+from forebay.rest.limits import Peer
 from forebay.rest.parameters import ReadParameters
 from forebay_worker.queries.admission import Admission, Refused
 from forebay_worker.queries.reads import Reads
@@ -43,6 +44,7 @@ class KeyChanges:
         parameters: ReadParameters,
         wait_ms: float,
         resuming: bool,
+        peer: Peer,
     ) -> None:
         self._admission = admission
         self._reads = reads
@@ -54,6 +56,7 @@ class KeyChanges:
         self._parameters = parameters
         self._wait_ms = wait_ms
         self._resuming = resuming
+        self._peer = peer
         self._woken = asyncio.Event()
         self._stale = True
         self._digest: bytes | None = None
@@ -92,7 +95,7 @@ class KeyChanges:
     async def _due(self, replica: Replica) -> Event | None:
         """The next event, as soon as the replica may answer within the wait; raises ``Problem`` or ``Refused``."""
         until = boot_ms() + self._wait_ms
-        with self._waits.one() as pause:
+        with self._waits.one(self._peer) as pause:
             while True:
                 try:
                     return self._look(replica)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from forebay.errors import NotReady, Problem
 from forebay.rest.answers import Answer, EncodedProvenance, problem_answer
-from forebay.rest.batches import KeyResult, key_result, read_plain_keys
+from forebay.rest.batches import KeyResult, key_result, read_plain_keys, require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
@@ -69,8 +69,9 @@ class KeyRead:
 class Reads:
     """Answers reads of the replicas that this worker holds."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, max_answer_bytes: int) -> None:
         self._admission = admission
+        self._max_answer_bytes = max_answer_bytes
         stores = admission.stores
         self._key_forms = {name: key_forms(spec, len(stores)) for name, spec in stores.items()}
         texts = {name: spec.with_text_numbers for name, spec in stores.items()}
@@ -115,15 +116,18 @@ class Reads:
             indices.append(index)
             plains.append(plain)
         waiting: list[int] = []
+        left_bytes = self._max_answer_bytes
         for partition, (indices, plains) in places.items():
-            found = self._batched(spec, partition, plains, parameters)
+            found = self._batched(spec, partition, plains, parameters, left_bytes)
+            left_bytes -= sum(len(body) for _, body in found.results)
+            require_size(self._max_answer_bytes - left_bytes, self._max_answer_bytes)
             for index, result in zip(indices, found.results, strict=True):
                 results[index] = result
             waiting += [indices[i] for i in found.waiting]
         return Batched(results, waiting)
 
     def _batched(
-        self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters
+        self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters, most_bytes: int
     ) -> Batched:
         """One partition's results for several keys, or why it may not answer: decided once for all of them."""
         try:
@@ -134,7 +138,7 @@ class Reads:
         except Problem as problem:
             return _refused(len(plains), problem_answer(problem), False)
         try:
-            values = values_of(admitted.replica, plains, parameters)
+            values = values_of(admitted.replica, plains, parameters, most_bytes)
         except NotReady as problem:
             return _refused(len(plains), problem_answer(problem), True)
         provenance = self._admission.provenance(admitted)

@@ -35,7 +35,7 @@ from forebay_worker.queries.values import oldest_version, scanned_in_chunks
 from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
-_MOST_PAGE_BYTES = 4 << 20
+MOST_PAGE_BYTES = 4 << 20
 _MOST_LOOKED_AT = 10_000
 """Entries scanned per page, matching or not: some milliseconds, in which no other request is answered."""
 
@@ -47,11 +47,19 @@ class Scans:
         self._admission = admission
 
     async def answer(
-        self, route: ScanRoute, store: str, segment: bytes | None, parameters: ReadParameters, *, frames: bool
+        self,
+        route: ScanRoute,
+        store: str,
+        segment: bytes | None,
+        parameters: ReadParameters,
+        *,
+        frames: bool,
+        page_bytes: int = MOST_PAGE_BYTES,
     ) -> Answer:
         """Answer a list route over the partitions held here; raises ``Problem`` or ``Refused``.
 
-        ``frames`` requests one partition's page in the form that routers merge.
+        ``frames`` requests one partition's page in the form that routers merge, ``page_bytes`` how large a page
+        may become before it ends.
         """
         scan = make_scan(route, parameters.written(self._admission.spec(store)), segment, parameters)
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
@@ -62,7 +70,7 @@ class Scans:
                 # Other requests are answered between two partitions.
                 await asyncio.sleep(0)
             read_boot_ms.append(boot_ms())
-            pages.append(self._page(scan, partition, cursor, parameters))
+            pages.append(self._page(scan, partition, cursor, parameters, page_bytes))
         tolerance = self._admission.tolerance(scan.spec, parameters)
         for page, at_boot_ms in zip(pages, read_boot_ms, strict=True):
             lag = Lag(**page.source["lag"]).aged(boot_ms() - at_boot_ms)
@@ -91,7 +99,9 @@ class Scans:
                     raise
         return held
 
-    def _page(self, scan: Scan, partition: int, cursor: Cursor | None, parameters: ReadParameters) -> Page:
+    def _page(
+        self, scan: Scan, partition: int, cursor: Cursor | None, parameters: ReadParameters, page_bytes: int
+    ) -> Page:
         admission = self._admission
         replica = admission.replica(scan.spec, partition)
         admitted = admission.admit(replica, parameters)
@@ -100,12 +110,12 @@ class Scans:
         problem = why_unproven(admitted, scan.spec, scan.plain)
         if problem is not None:
             raise admission.refusal(admitted, problem)
-        page = _read_page(scan, replica, cursor, parameters.limit)
+        page = _read_page(scan, replica, cursor, parameters.limit, page_bytes)
         page.source = _source(admission, admitted)
         return page
 
 
-def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) -> Page:
+def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, page_bytes: int) -> Page:
     """The next matching items, at most this many; fewer if they are large or sparse."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
     if scan.route.items == "versions" and scan.plain is not None:
@@ -122,7 +132,7 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int) 
             page.keys += keys
             page.items += items
             size += sum(map(len, items))
-        page.more = len(page.keys) > limit or size > _MOST_PAGE_BYTES or looked_at >= _MOST_LOOKED_AT
+        page.more = len(page.keys) > limit or size > page_bytes or looked_at >= _MOST_LOOKED_AT
         if page.more:
             break
     if len(page.keys) > limit:

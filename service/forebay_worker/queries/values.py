@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from forebay.codecs import all_to_json
 from forebay.errors import BadParameter, NotReady, Problem
 from forebay.repeats import Repeats
+from forebay.rest.batches import require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.stored_versions import decode_version
 from forebay.stores import StateStore, StoreCorrupted
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 8, 128
 """Entries that are read together: their size is unknown before."""
+_CHUNK_BYTES, _MOST_VALUES = 4 << 20, 500
+"""Values of a batch that are read together, by the size of those before."""
 _LOGGED = Repeats()
 """A store that cannot be read would otherwise be logged with every read of it."""
 
@@ -107,12 +110,36 @@ def _unreadable(replica: Replica, store: StateStore, error: Exception) -> Proble
     return NotReady("The store could not be read; it may be closing or being reopened.", retry_after_s=1)
 
 
-def values_of(replica: Replica, plains: list[bytes], parameters: ReadParameters) -> list[bytes | None]:
-    """The values of several keys in turn; raises ``NotReady``."""
+def values_of(
+    replica: Replica, plains: list[bytes], parameters: ReadParameters, most_bytes: int
+) -> list[bytes | None]:
+    """The values of several keys in turn, each distinct one read once.
+
+    Raises ``NotReady``, and ``AnswerTooLarge`` if they take more than this, before all of them are in memory.
+    """
     keys = replica.spec.stored_keys
-    if keys.kind != "key-value":
-        return [_version(replica, plain, parameters) for plain in plains]
-    stored = [keys.prefix(plain) for plain in plains]
+    distinct = list(dict.fromkeys(plains))
+    found: list[bytes | None] = []
+    size, taken_bytes = _FIRST_CHUNK, 0
+    while len(found) < len(distinct):
+        chunk = distinct[len(found) : len(found) + size]
+        if keys.kind == "key-value":
+            values = _get_many(replica, [keys.prefix(plain) for plain in chunk])
+        else:
+            values = [_version(replica, plain, parameters) for plain in chunk]
+        found += values
+        taken_bytes += sum(len(value) for value in values if value is not None)
+        require_size(taken_bytes, most_bytes)
+        size = max(1, min(_MOST_VALUES, _CHUNK_BYTES * len(found) // (taken_bytes or 1)))
+    if len(distinct) == len(plains):
+        return found
+    by_key = dict(zip(distinct, found, strict=True))
+    values = [by_key[plain] for plain in plains]
+    require_size(sum(len(value) for value in values if value is not None), most_bytes)
+    return values
+
+
+def _get_many(replica: Replica, stored: list[bytes]) -> list[bytes | None]:
     store = replica.store
     try:
         return store.get_many(stored)

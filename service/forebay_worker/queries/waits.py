@@ -6,23 +6,22 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from forebay.errors import Overloaded
+from forebay.rest.limits import Limit, Peer
 
 _LEAST_PAUSE_S = 0.005
 _PAUSE_BY_WAITING_S = 0.0001
 """Interval per waiting read: a check takes a tenth of it, so that all together take a tenth of the process's
 time."""
-_MOST_WAITING = 4096
 
 
 class Waits:
-    """Counts the reads of a worker that wait."""
+    """The reads of a worker that wait, up to a limit."""
 
-    def __init__(self) -> None:
-        self._waiting = 0
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
 
     @contextmanager
-    def one(self) -> Iterator[Callable[[], Awaitable[None]]]:
+    def one(self, peer: Peer) -> Iterator[Callable[[], Awaitable[None]]]:
         """Yields a coroutine function that sleeps until the next check; the read counts as waiting from its first
         call.
 
@@ -32,16 +31,13 @@ class Waits:
 
         async def pause() -> None:
             nonlocal counted
-            if not counted and self._waiting >= _MOST_WAITING:
-                raise Overloaded(
-                    f"{_MOST_WAITING} reads are already waiting for their bounds; ask without wait_ms, or later.",
-                    retry_after_s=1,
-                )
-            self._waiting += not counted
-            counted = True
-            await asyncio.sleep(max(_LEAST_PAUSE_S, self._waiting * _PAUSE_BY_WAITING_S))
+            if not counted:
+                self._limit.take(peer)
+                counted = True
+            await asyncio.sleep(max(_LEAST_PAUSE_S, self._limit.used * _PAUSE_BY_WAITING_S))
 
         try:
             yield pause
         finally:
-            self._waiting -= counted
+            if counted:
+                self._limit.count(peer, -1)

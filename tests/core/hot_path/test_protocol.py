@@ -17,6 +17,8 @@ from forebay.hot_path import Handlers, HotBatch, KeyHandler, Outcome, RequestFor
 from forebay.hot_path.protocol import HotPathProtocol
 from forebay.hot_path.stall import StallWatch
 from forebay.rest.answers import Answer
+from forebay.rest.limits import Limits
+from forebay.settings import RouterSettings, load_settings
 from tests.cluster import until
 
 BODY = b"x" * 10_000
@@ -71,8 +73,12 @@ class OfOneKey:
         return None
 
 
+def limits() -> Limits:
+    return Limits(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
+
+
 def bound(handler: KeyHandler) -> type[HotPathProtocol]:
-    return make_protocol(OfOneKey(handler), None, lambda: False)
+    return make_protocol(OfOneKey(handler), None, lambda: False, limits())
 
 
 async def nothing(scope: Any, receive: Any, send: Any) -> None:
@@ -90,7 +96,7 @@ def connected(handler: KeyHandler) -> SlowPeer:
 
 
 def opened(handlers: Handlers) -> SlowPeer:
-    protocol = make_protocol(handlers, None, lambda: False)(*wiring(), asyncio.get_running_loop())
+    protocol = make_protocol(handlers, None, lambda: False, limits())(*wiring(), asyncio.get_running_loop())
     peer = SlowPeer()
     peer.protocol = protocol
     protocol.connection_made(peer)

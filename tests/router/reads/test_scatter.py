@@ -11,10 +11,10 @@ from forebay.errors import Overloaded
 from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import Answer
+from forebay.rest.limits import HeldMemory, Limit, Peer
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES, Page
 from forebay.topology import StoreSpec
-from forebay_router.page_memory import PageMemory
 from forebay_router.reads import scatter
 from forebay_router.reads.replica_read import Came
 from forebay_router.reads.scatter import Gather, ScanRefused
@@ -47,16 +47,15 @@ class Workers:
         self._pause_s = pause_s
         self.spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", len(pages))
         self.asked: list[int] = []
-        self.pages = PageMemory()
+        self.memory = Limit("memory", 64 << 20, "no memory")
         self.at_once = self.most_at_once = 0
 
     def router(self):
         return SimpleNamespace(
             spec=lambda store: self.spec,
             ask=self.ask,
-            deadline=lambda _: boot_ms() + 5_000,
+            deadline=lambda parameters: boot_ms() + (parameters.timeout_ms or 5_000),
             tolerance=lambda spec, parameters: parameters.tolerance_for(spec),
-            pages=self.pages,
         )
 
     async def ask(self, request, parameters, deadline_boot_ms):
@@ -69,9 +68,10 @@ class Workers:
         finally:
             self.at_once -= 1
 
-    async def gather(self, query: bytes = b"") -> Gather:
+    async def gather(self, query: bytes = b"", memory: HeldMemory | None = None) -> Gather:
         parameters = parse_parameters(query, ENTRIES_PARAMETERS)
-        return await Gather.begin(self.router(), ENTRIES, "s", None, b"/", query, parameters)
+        memory = memory or HeldMemory(self.memory, Peer("a"))
+        return await Gather.begin(self.router(), ENTRIES, "s", None, b"/", query, parameters, memory)
 
 
 async def test_the_lag_of_a_list_is_the_worst_of_all_its_pages():
@@ -250,17 +250,19 @@ async def test_a_page_is_as_old_as_when_it_came_not_as_when_it_is_taken(monkeypa
     assert document["lag"]["time_lag_ms"] == 5_500
 
 
-async def test_pages_are_read_ahead_and_lists_begun_only_while_all_lists_together_hold_little(monkeypatch):
+async def test_lists_begin_and_read_ahead_only_while_there_is_memory():
     more = page(b"\x01a", Lag(0, 0, 0), more=True)
     workers = Workers([more, more, more], [more, more, more])
-    monkeypatch.setattr("forebay_router.page_memory._MOST_BYTES_FOR_READING_AHEAD", len(more.body) + 1)
-    monkeypatch.setattr("forebay_router.page_memory._MOST_BYTES", 2 * len(more.body))
-    gather = await workers.gather()
+    workers.memory = Limit("memory", 2 * scatter._FIRST_PAGES_BYTES, "no memory")
+    held = HeldMemory(workers.memory, Peer("a"))
+    gather = await workers.gather(memory=held)
     await asyncio.sleep(0)
-    # Of the first partition a page was read ahead; then there were as many as may be.
-    assert workers.asked == [0, 1, 0]
-    with pytest.raises(Overloaded, match="all the memory allowed"):
-        await workers.gather()
+    assert workers.asked == [0, 1, 0, 1]
+    assert 0 < held.held_bytes < 10 * len(more.body)
+    another = Peer("another")
+    workers.memory.count(another, scatter._FIRST_PAGES_BYTES)
+    with pytest.raises(Overloaded, match="no memory"):
+        await workers.gather(b"timeout_ms=1", memory=HeldMemory(workers.memory, another))
+    workers.memory.count(another, -scatter._FIRST_PAGES_BYTES)
     gather.drop()
-    assert workers.pages.held_bytes == 0
-    (await workers.gather()).drop()
+    assert (held.held_bytes, workers.memory.used) == (0, 0)

@@ -17,7 +17,7 @@ from tests.service.queries.held import held
 @pytest.fixture
 def closed(tmp_path: Path) -> Admission:
     admission, replica = held(tmp_path)
-    assert Reads(admission).key("counts", ReadParameters()).answer(b"k").status == 200
+    assert Reads(admission, 1 << 20).key("counts", ReadParameters()).answer(b"k").status == 200
     replica.store.close()
     return admission
 
@@ -34,11 +34,11 @@ def test_a_version_of_which_it_was_still_to_be_said_why_there_is_none(tmp_path):
 
 def test_one_key(closed):
     with pytest.raises(NotReady, match="being reopened"):
-        Reads(closed).key("counts", ReadParameters()).answer(b"k")
+        Reads(closed, 1 << 20).key("counts", ReadParameters()).answer(b"k")
 
 
 def test_several_keys(closed):
-    results, waiting = Reads(closed).batch("counts", ["k", "absent"], ReadParameters())
+    results, waiting = Reads(closed, 1 << 20).batch("counts", ["k", "absent"], ReadParameters())
     assert [status for status, _ in results] == [503, 503]
     assert waiting == [0, 1]
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from forebay.errors import Overloaded
-from forebay_worker.queries import waits as module
+from forebay.rest.limits import Limit, Peer
 from forebay_worker.queries.waits import Waits
 
 
@@ -17,22 +17,21 @@ async def test_the_more_reads_wait_the_seldomer_each_is_looked_at(monkeypatch):
         pauses.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    waits = Waits()
+    waits, peer = Waits(Limit("waiting", 4_096, "")), Peer("a")
     with ExitStack() as waiting:
         for _ in range(2_000):
-            await waiting.enter_context(waits.one())()
-    with waits.one() as pause:
+            await waiting.enter_context(waits.one(peer))()
+    with waits.one(peer) as pause:
         await pause()
     assert (pauses[0], pauses[1_999], pauses[-1]) == (0.005, pytest.approx(0.2), 0.005)
 
 
-async def test_no_more_than_a_bounded_number_wait_and_those_that_need_not_are_not_counted(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_WAITING", 1)
-    waits = Waits()
-    with waits.one(), waits.one() as pause, waits.one() as another:
+async def test_no_more_than_a_bounded_number_wait_and_those_that_need_not_are_not_counted():
+    waits, peer = Waits(Limit("waiting", 1, "ask without wait_ms")), Peer("a")
+    with waits.one(peer), waits.one(peer) as pause, waits.one(peer) as another:
         await pause()
         await pause()
         with pytest.raises(Overloaded, match="ask without wait_ms"):
             await another()
-    with waits.one() as pause:
+    with waits.one(peer) as pause:
         await pause()

@@ -1,0 +1,200 @@
+"""Limits that a process sets to all its clients together, and of which each leaves a part to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakValueDictionary
+
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from starlette.types import Scope
+
+from forebay.clock import boot_ms
+from forebay.errors import Overloaded
+from forebay.settings import RouterSettings, WorkerSettings
+
+_LEFT_TO_OTHERS = 8
+"""The last such part of a limit is for peers that hold less than that."""
+_MEGABYTE = 1 << 20
+_PAUSE_S = 0.005
+_LEAST_KEPT_DESCRIPTORS = 64
+
+
+class Peer:
+    """One client: its token if requests are authenticated, else its address. What it holds of each limit."""
+
+    __slots__ = ("__weakref__", "connections", "memory", "name", "requests", "streams", "waiting")
+
+    def __init__(self, name: bytes | str) -> None:
+        self.name = name
+        self.requests = self.waiting = self.memory = self.streams = self.connections = 0
+
+
+class Peers:
+    """The clients that hold something, by token or address.
+
+    Tokens count only ``by_token``: of requests that nobody authenticates, any number could be sent.
+    """
+
+    def __init__(self, *, by_token: bool) -> None:
+        self.by_token = by_token
+        self._known: WeakValueDictionary[bytes | str, Peer] = WeakValueDictionary()
+
+    def named(self, name: bytes | str) -> Peer:
+        """The peer with this authorization or address."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = Peer(name)
+        return found
+
+    def of(self, scope: Scope) -> Peer:
+        """The peer that sent an accepted request."""
+        if self.by_token:
+            for name, value in scope["headers"]:
+                if name == b"authorization":
+                    return self.named(value)
+        client = scope.get("client")
+        return self.named(client[0] if client else "")
+
+
+class Limit:
+    """How much all peers may hold of something; ``holding`` is the peers' attribute that counts theirs.
+
+    One peer may take all but the last eighth, which is for those that hold less than that: whatever one client
+    does, the next is served.
+    """
+
+    def __init__(self, holding: str, most: int, refusal: str) -> None:
+        self.most = most
+        self.used = 0
+        self._holding = holding
+        self._refusal = refusal
+        self._kept = most // _LEFT_TO_OTHERS
+        self._open = most - self._kept
+
+    def refusal(self, peer: Peer, amount: int = 1) -> Overloaded | None:
+        """Why a peer gets no more, None if it does."""
+        after = self.used + amount
+        if after <= self._open or (after <= self.most and getattr(peer, self._holding) + amount <= self._kept):
+            return None
+        return Overloaded(self._refusal, retry_after_s=1)
+
+    def take(self, peer: Peer, amount: int = 1) -> None:
+        """Count what a peer takes; raises ``Overloaded`` rather than let it queue."""
+        refusal = self.refusal(peer, amount)
+        if refusal is not None:
+            raise refusal
+        self.count(peer, amount)
+
+    def count(self, peer: Peer, amount: int = 1) -> None:
+        """Count what a peer holds already, or, if negative, gives back."""
+        self.used += amount
+        setattr(peer, self._holding, getattr(peer, self._holding) + amount)
+
+    @contextmanager
+    def held(self, peer: Peer, amount: int = 1) -> Iterator[None]:
+        """Hold it until the end of the block; raises ``Overloaded``."""
+        self.take(peer, amount)
+        try:
+            yield
+        finally:
+            self.count(peer, -amount)
+
+
+class HeldMemory:
+    """What one request holds of the memory for requests, in bytes; given back at the end of the block."""
+
+    def __init__(self, limit: Limit, peer: Peer) -> None:
+        self._limit = limit
+        self._peer = peer
+        self.held_bytes = 0
+
+    def grow(self, more_bytes: int) -> None:
+        """Hold more; raises ``Overloaded``."""
+        self._limit.take(self._peer, more_bytes)
+        self.held_bytes += more_bytes
+
+    async def reserve(self, more_bytes: int, within_ms: float) -> None:
+        """Hold more as soon as there is room; raises ``Overloaded`` if there is none in time."""
+        until = boot_ms() + within_ms
+        # Room comes back in many places, and is seldom lacking.
+        while self._limit.refusal(self._peer, more_bytes) is not None and boot_ms() < until:  # noqa: ASYNC110
+            await asyncio.sleep(_PAUSE_S)
+        self.grow(more_bytes)
+
+    def adjust(self, more_bytes: int) -> None:
+        """Hold more, or less, than was reserved: what has arrived is held, whatever the limit."""
+        self._limit.count(self._peer, more_bytes)
+        self.held_bytes += more_bytes
+
+    def __enter__(self) -> HeldMemory:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give all of it back."""
+        self.adjust(-self.held_bytes)
+
+    def may_grow(self, more_bytes: int) -> bool:
+        """Whether there is room for as much more."""
+        return self._limit.refusal(self._peer, more_bytes) is None
+
+
+def connections_allowed(most: int) -> int:
+    """How many connections a process takes: a part of its descriptors is kept for stores, logs and the group."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(most, descriptors - max(_LEAST_KEPT_DESCRIPTORS, descriptors // 4)))
+
+
+class Limits:
+    """A process's limits: requests in flight, waiting reads, memory for requests, event streams, connections."""
+
+    def __init__(self, settings: WorkerSettings | RouterSettings) -> None:
+        self.peers = Peers(by_token=settings.authenticator is not None or settings.auth_tokens_file is not None)
+        self.requests = Limit(
+            "requests",
+            settings.max_in_flight,
+            f"{settings.max_in_flight} requests are in flight, the limit of this process (max_in_flight).",
+        )
+        self.waiting = Limit(
+            "waiting",
+            settings.max_waiting_reads,
+            f"{settings.max_waiting_reads} reads already wait for their bounds, the limit of this process "
+            "(max_waiting_reads); ask without wait_ms, or later.",
+        )
+        self.memory = Limit(
+            "memory",
+            settings.request_memory_bytes,
+            f"Requests in progress hold {settings.request_memory_bytes // _MEGABYTE} MB of bodies, pages and "
+            "answers, the limit of this process (request_memory_bytes); slow clients hold it longest.",
+        )
+        self.streams = Limit(
+            "streams",
+            settings.max_event_streams,
+            f"{settings.max_event_streams} event streams are open, the limit of this process (max_event_streams); "
+            "try another one, or retry later.",
+        )
+        most = connections_allowed(settings.max_connections)
+        self.connections = Limit(
+            "connections", most, f"{most} connections are open, the limit of this process (max_connections)."
+        )
+
+    def metrics(self, prefix: str) -> Iterator[Metric]:
+        """How much of each limit is used, under names with this prefix."""
+        for name, text, limit in (
+            ("in_flight", "Reads in flight.", self.requests),
+            ("waiting_reads", "Reads in progress that wait, or may wait, for their bounds.", self.waiting),
+            ("request_memory_bytes", "Bodies, pages and answers of requests in progress.", self.memory),
+            ("event_streams", "Event streams open.", self.streams),
+            ("connections", "Connections open.", self.connections),
+        ):
+            yield GaugeMetricFamily(f"{prefix}_{name}", text, value=limit.used)
+
+    def memory_of(self, peer: Peer) -> HeldMemory:
+        """The memory that a peer's request is going to hold."""
+        return HeldMemory(self.memory, peer)
