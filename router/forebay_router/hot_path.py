@@ -29,6 +29,7 @@ from forebay_router.reads.attempts import Attempt, late
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.choices import Choices, KeyRead, Target
 from forebay_router.reads.keys import read_admitted_key
+from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_read import is_final
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
@@ -48,6 +49,7 @@ class _Outstanding:
     asked: KeyRead
     segment: bytes
     partition: int
+    named: NamedKey
     slot: Slot
     target: Target
     sent_boot_ms: float
@@ -83,7 +85,7 @@ class RouterHotPath:
             asked = self._choices.key_read(form)
             if asked is None:
                 return None
-            partition = asked.partition_of(segment)
+            partition, named = asked.key_of(segment)
         except Problem:
             return None
         peer = protocol.peer(form)
@@ -97,7 +99,7 @@ class RouterHotPath:
         if target is None:
             return None
         slot = protocol.slot(form)
-        read = _Outstanding(asked, segment, partition, slot, target, now, peer)
+        read = _Outstanding(asked, segment, partition, named, slot, target, now, peer)
         # Of the bytes received, only key and query are passed on, both checked.
         sent = b"".join((asked.before, segment, asked.between, target.rest))
         most_load = router.settings.max_in_flight_per_worker
@@ -136,9 +138,16 @@ class RouterHotPath:
                 self._metrics.count(BATCH_ROUTE.path, answer.status, form.store)
             slot.fill(answer)
 
-    def _answered(self, read: _Outstanding, answer: Answer | None) -> None:
-        """Handle a worker's answer, None if the connection ended first: that alone does not mean it is down."""
+    def _answered(self, read: _Outstanding, answer: Answer | None) -> bool:
+        """Handle a worker's answer, None if the connection ended first: that alone does not mean it is down.
+
+        Returns whether the answer was for the key that was asked.
+        """
         router = self._router
+        in_step = answer is None or read.named.is_in(answer)
+        if not in_step:
+            router.cluster.answered_for_another_key(read.target.worker.host)
+            answer = None
         took_ms = boot_ms() - read.sent_boot_ms
         if answer is not None:
             target = read.target
@@ -162,6 +171,7 @@ class RouterHotPath:
             read.done = True
             router.limits.requests.count(read.peer, -1)
             self._fill(read, answer, took_ms)
+        return in_step
 
     def _by_now(self, read: _Outstanding, answer: Answer, took_ms: float) -> Answer | None:
         """An answer that may have waited to be received, because this process was stopped for example: all that is

@@ -124,7 +124,16 @@ def _batch_frames(results: Sequence[KeyResult]) -> Answer:
     return Answer(200, _FRAMES_HEAD, msgpack.packb((statuses, bodies)))
 
 
-def read_batch_frames(raw: bytes) -> tuple[list[int], list[bytes]]:
-    """Statuses and bodies of an answer in frames, in order."""
-    statuses, bodies = msgpack.unpackb(raw)
-    return statuses, bodies
+def read_batch_frames(raw: bytes, count: int) -> tuple[list[int], list[bytes]]:
+    """Statuses and bodies of an answer in frames, in order; raises ``ValueError`` unless there are so many."""
+    try:
+        statuses, bodies = msgpack.unpackb(raw)
+        if (
+            len(statuses) == len(bodies) == count
+            and {*map(type, statuses)} <= {int}
+            and {*map(type, bodies)} <= {bytes}
+        ):
+            return statuses, bodies
+    except (TypeError, ValueError, msgpack.UnpackException) as error:
+        raise ValueError(f"answered with something other than a batch: {error}") from None
+    raise ValueError("answered with something other than a batch")

@@ -9,6 +9,7 @@ EVENTS_MEDIA_TYPE = "text/event-stream"
 COMMENT = b":\n\n"
 """Keeps proxies from closing an idle stream; it has no meaning."""
 
+_MOST_EVENT_BYTES = 64 << 20
 _LINE_ENDS = re.compile(rb"\r\n|\r|\n")
 
 
@@ -39,9 +40,23 @@ class EventReader:
         self._name = "message"
         self._id: str | None = None
         self._data: list[bytes] = []
+        self._held_bytes = 0
+        """Received since the last event."""
 
     def feed(self, received: bytes) -> list[Event]:
-        """The events that are now complete; comments and unknown fields are ignored."""
+        """The events that are now complete; comments and unknown fields are ignored.
+
+        Raises ``ValueError`` if one is larger than any may be.
+        """
+        self._held_bytes += len(received)
+        if self._held_bytes > _MOST_EVENT_BYTES:
+            raise ValueError(f"an event of more than {_MOST_EVENT_BYTES} bytes")
+        events = self._feed(received)
+        if events:
+            self._held_bytes = 0
+        return events
+
+    def _feed(self, received: bytes) -> list[Event]:
         first, *others = received.split(b"\n")
         self._rest.append(first)
         if not others:

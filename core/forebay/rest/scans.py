@@ -15,6 +15,7 @@ import msgpack
 
 from forebay.codecs import all_to_json, from_segment
 from forebay.errors import BadParameter, WrongStoreKind
+from forebay.lag import Lag
 from forebay.position import Position, decode_position
 from forebay.rest.parameters import ReadParameters, parse_time
 from forebay.stored_keys import (
@@ -266,8 +267,26 @@ class Page:
 
     @classmethod
     def decode(cls, raw: bytes) -> Page:
-        """The inverse of ``encode``; raises ``ValueError`` if it is truncated."""
-        return cls(*msgpack.unpackb(raw))
+        """The inverse of ``encode``; raises ``ValueError`` for anything else."""
+        try:
+            page = cls(*msgpack.unpackb(raw))
+            if page._is_whole():
+                return page
+        except (BadParameter, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+            raise ValueError(f"answered with something other than a page: {error!r}") from None
+        raise ValueError("answered with something other than a page")
+
+    def _is_whole(self) -> bool:
+        """Whether all has the types that it must have."""
+        decode_position(self.source["position"])
+        figures = Lag(**self.source["lag"])
+        return (
+            len(self.keys) == len(self.items)
+            and {*map(type, self.keys)} | {*map(type, self.items)} | {type(self.last)} <= {bytes}
+            and all(figure is None or type(figure) is int for figure in figures)
+            and (type(self.more), type(self.source["partition"])) == (bool, int)
+            and {type(self.source["role"]), type(self.source["host"])} == {str}
+        )
 
 
 def first_end(pages: Iterable[Page], *, reverse: bool) -> bytes | None:

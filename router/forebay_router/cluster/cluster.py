@@ -10,6 +10,7 @@ from forebay.clock import boot_ms
 from forebay.errors import PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
+from forebay.repeats import Repeats
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.candidates import Holder
@@ -42,6 +43,7 @@ class Cluster:
         self.strangers = Strangers(application_id)
         self._holding: dict[Held, set[HostInfo]] = {}
         """The workers that report holding a partition."""
+        self._logged = Repeats()
         self._outdated_boot_ms = float("inf")
         """Since when no worker that answers has known a map as new as the newest one here."""
 
@@ -100,6 +102,13 @@ class Cluster:
         if worker is not None and told is not None and told.role:
             worker.replicas[held] = worker.report(held, told.role, told.lag, boot_ms())
             self._holding.setdefault(held, set()).add(host)
+
+    def answered_for_another_key(self, host: HostInfo) -> None:
+        """An answer that came from a worker names another store or key than its request."""
+        if self._logged.is_news(str(host)):
+            log.error(
+                "an answer from %s was for another key; its connection is closed, and the read repeated", host
+            )
 
     def answered(self, host: HostInfo) -> None:
         """A worker answered a read."""

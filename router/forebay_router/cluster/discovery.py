@@ -16,6 +16,7 @@ from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.polls import Pace, PollRefused, WorkerDocuments
 from forebay_router.cluster.seeds import Seeds
+from forebay_router.cluster.statuses import require_status
 from forebay_router.upstream.connection import UpstreamClosed
 from forebay_router.upstream.credentials import REFUSALS, tell_refusal
 from forebay_router.upstream.encryption import Encryption, unencrypted
@@ -166,10 +167,11 @@ class Discovery:
         with self._pace.reading():
             try:
                 status = json.loads(body)
-                host = HostInfo.parse(status["host"]) if self._is_ours(address, status) else None
+                host = None
+                if self._is_ours(address, status):
+                    require_status(status)
+                    host = HostInfo.parse(status["host"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                if address in self._found:
-                    raise
                 why = f"answers with a status that is not a worker's: {error!r}"
                 self._cluster.strangers.ignore(address, why)
                 host = None

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -211,13 +212,13 @@ class _Batch:
                 for indices, results, as_of_boot_ms in some:
                     for index, (status, body) in zip(indices, results, strict=True):
                         came[index].append(Came(Answer(status, b"", body), as_of_boot_ms))
-                if all(any(decides(answer) for answer, _ in of_one) for of_one in came.values()):
+                if all(any(decides(each.answer) for each in of_one) for of_one in came.values()):
                     break
         return [self._verdict(index, of_one) for index, of_one in came.items()]
 
     def _verdict(self, index: int, came: list[Came]) -> _Found:
         answer = verdict(self.spec, came)
-        as_of_boot_ms = next((at for one, at in came if one is answer), boot_ms())
+        as_of_boot_ms = next((each.as_of_boot_ms for each in came if each.answer is answer), boot_ms())
         return _Found([index], [key_result(answer)], as_of_boot_ms)
 
     async def _as_they_come(
@@ -245,7 +246,7 @@ class _Batch:
             return self._without_answer(group, read, answer, history)
         self.memory.grow(len(answer.body))
         require_size(self.memory.held_bytes, self.router.settings.max_answer_bytes)
-        statuses, bodies = read_batch_frames(answer.body)
+        statuses, bodies = read.decoded
         results = list(zip(statuses, bodies, strict=True))
         if OF_THE_REPLICA.isdisjoint(statuses):
             return [_Found(indices, results, read.as_of_boot_ms)]
@@ -311,4 +312,5 @@ class _Batch:
             several=several,
             excluded=excluded,
             impatient=self.impatient,
+            decode=partial(read_batch_frames, count=len(keys)),
         )

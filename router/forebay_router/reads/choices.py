@@ -15,6 +15,7 @@ from forebay.topology import StoreSpec
 from forebay_router.cluster.candidates import equally_good, less_loaded
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.hedging import MOST_DELAY_MS
+from forebay_router.reads.named_key import NamedKey
 from forebay_router.router import Router
 from forebay_router.upstream.upstreams import Upstream
 
@@ -42,6 +43,13 @@ class _Choice(NamedTuple):
     targets: tuple[Target, ...]
 
 
+class PlacedKey(NamedTuple):
+    """A key's partition, and how answers name it."""
+
+    partition: int
+    named: NamedKey
+
+
 _ByPartition = dict[int, _Choice]
 
 
@@ -50,8 +58,8 @@ class KeyRead:
     """A read of one key without the key: its store and query, prepared once for all identical reads."""
 
     spec: StoreSpec
-    partition_of: Callable[[bytes], int]
-    """The partition of a key by its URL segment as received; raises ``BadKey``."""
+    key_of: Callable[[bytes], PlacedKey]
+    """A key by its URL segment as received; raises ``BadKey``."""
     query: bytes
     parameters: ReadParameters
     tolerance: Tolerance
@@ -73,8 +81,8 @@ class Choices:
         self._router = router
         self._stores: Mapping[str, StoreSpec] = {}
         """Those that reads are prepared for."""
-        self._partitions: dict[str, Callable[[bytes], int]] = {}
-        """By store: a key's partition by its segment."""
+        self._keys: dict[tuple[str, str], Callable[[bytes], PlacedKey]] = {}
+        """By store and how numbers are written: a key by its segment."""
         self._reads: dict[tuple[str, bytes], KeyRead] = {}
         """By store and query."""
         self._choices: dict[tuple[str, Tolerance, bool, bool], _ByPartition] = {}
@@ -85,7 +93,7 @@ class Choices:
         stores = self._router.cluster.metadata.stores
         if stores is not self._stores:
             self._stores = stores
-            self._partitions.clear()
+            self._keys.clear()
             self._forget()
         # Without the token, of which there may be any number.
         place = form[:2]
@@ -105,7 +113,7 @@ class Choices:
         spread = parameters.prefer == "any" and not parameters.require_active
         read = KeyRead(
             spec,
-            self._partition_of(spec),
+            self._key_of(parameters.written(spec), parameters.numbers),
             form.query,
             parameters,
             tolerance,
@@ -118,13 +126,15 @@ class Choices:
         self._reads[place] = read
         return read
 
-    def _partition_of(self, spec: StoreSpec) -> Callable[[bytes], int]:
-        def work_out(segment: bytes) -> int:
-            return spec.partition_of(from_segment(spec.key_codec, segment))
+    def _key_of(self, spec: StoreSpec, numbers: str) -> Callable[[bytes], PlacedKey]:
+        def work_out(segment: bytes) -> PlacedKey:
+            plain = from_segment(spec.key_codec, segment)
+            return PlacedKey(spec.partition_of(plain), NamedKey.of(spec, plain))
 
-        if spec.name not in self._partitions:
-            self._partitions[spec.name] = remembered(work_out, len(self._stores))
-        return self._partitions[spec.name]
+        place = spec.name, numbers
+        if place not in self._keys:
+            self._keys[place] = remembered(work_out, len(self._stores))
+        return self._keys[place]
 
     def _forget(self) -> None:
         """Start again: clients may send any number of different forms."""

@@ -22,6 +22,7 @@ from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL, WITH_LAG
 from forebay.topology import StoreSpec
+from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_read import Came, ReplicaRequest, ask, time_to_ask_again_ms
 from forebay_router.router import Router
 
@@ -63,8 +64,9 @@ async def read_admitted_key(
     """
     target = path + b"?" + query if query else path
     deadline = router.deadline(parameters)
+    named = NamedKey.of(parameters.written(spec), plain)
     if spec.stream_partitioner is None:
-        return await _search(router, spec, target, parameters, deadline)
+        return await _search(router, spec, target, parameters, deadline, named)
     request = ReplicaRequest(
         spec,
         spec.partition_of(plain),
@@ -72,6 +74,7 @@ async def read_admitted_key(
         alone=parameters.wait_ms > 0,
         silent=silent,
         refused=refused,
+        named=named,
     )
     came = await ask(router, request, parameters, deadline)
     tolerance = router.tolerance(spec, parameters)
@@ -79,14 +82,19 @@ async def read_admitted_key(
 
 
 async def _search(
-    router: Router, spec: StoreSpec, target: bytes, parameters: ReadParameters, deadline_boot_ms: float
+    router: Router,
+    spec: StoreSpec,
+    target: bytes,
+    parameters: ReadParameters,
+    deadline_boot_ms: float,
+    named: NamedKey,
 ) -> Answer:
     """Ask every partition at once; once more if a miss has left its bounds while waiting for the last one."""
     tolerance = router.tolerance(spec, parameters)
     until = deadline_boot_ms - time_to_ask_again_ms(tolerance, deadline_boot_ms - boot_ms())
     lag = UNKNOWN_LAG
     for until_boot_ms in (until, deadline_boot_ms):
-        answer = await _search_once(router, spec, target, parameters, until_boot_ms)
+        answer = await _search_once(router, spec, target, parameters, until_boot_ms, named)
         told = aged(answer.body, 0)[1] if answer.status in WITH_LAG else None
         if told is None or tolerance.met_by(told):
             return answer
@@ -95,15 +103,18 @@ async def _search(
 
 
 async def _search_once(
-    router: Router, spec: StoreSpec, target: bytes, parameters: ReadParameters, deadline_boot_ms: float
+    router: Router,
+    spec: StoreSpec,
+    target: bytes,
+    parameters: ReadParameters,
+    deadline_boot_ms: float,
+    named: NamedKey,
 ) -> Answer:
     alone = parameters.wait_ms > 0
-    asked = [
-        asyncio.create_task(
-            ask(router, ReplicaRequest(spec, partition, target, alone=alone), parameters, deadline_boot_ms)
-        )
-        for partition in range(spec.partitions)
+    requests = [
+        ReplicaRequest(spec, partition, target, alone=alone, named=named) for partition in range(spec.partitions)
     ]
+    asked = [asyncio.create_task(ask(router, request, parameters, deadline_boot_ms)) for request in requests]
     came: list[Came] = []
     try:
         for task in asyncio.as_completed(asked):
@@ -114,7 +125,7 @@ async def _search_once(
         for one in asked:
             one.cancel()
     answer, now = verdict(spec, came), boot_ms()
-    as_of_boot_ms = next((as_of_boot_ms for one, as_of_boot_ms in came if one is answer), now)
+    as_of_boot_ms = next((each.as_of_boot_ms for each in came if each.answer is answer), now)
     return answer_by_now(answer, now - as_of_boot_ms, UNLIMITED, spec.name)
 
 
@@ -125,7 +136,7 @@ def decides(answer: Answer) -> bool:
 
 def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:
     """The partitions' combined answer: one that settles it, else the gravest refusal, else a miss."""
-    answers = [answer for answer, _ in came]
+    answers = [each.answer for each in came]
     for answer in answers:
         if decides(answer):
             return answer
@@ -140,7 +151,7 @@ def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:
 def _miss_of_all(spec: StoreSpec, came: Sequence[Came]) -> Answer:
     """No partition has the key: the worst lag of all, and one combined position."""
     misses, now = [], boot_ms()
-    for answer, as_of_boot_ms in came:
+    for answer, as_of_boot_ms, _ in came:
         miss = json.loads(answer.body)
         misses.append({**miss, "lag": Lag(**miss["lag"]).aged(now - as_of_boot_ms).document()})
     misses.sort(key=lambda miss: int(miss["partition"]))

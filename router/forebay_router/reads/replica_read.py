@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
@@ -16,7 +17,9 @@ from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL
 from forebay.topology import StoreSpec
 from forebay_router.reads.attempts import Attempt, late, overload, refusal
+from forebay_router.reads.named_key import NamedKey
 from forebay_router.router import Router
+from forebay_router.upstream.connection import AnsweredForAnother
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.timeouts import TIME_TO_READ_S, was_stopped
 from forebay_router.upstream.upstreams import Claim
@@ -58,6 +61,10 @@ class ReplicaRequest:
     impatient: bool = False
     page_bytes: int = 0
     """How large the answer may become, if it is a page."""
+    named: NamedKey | None = None
+    """The key that the answer must be for."""
+    decode: Callable[[bytes], Any] | None = None
+    """Reads the body of an answer in the form of ``accept``; raises ``ValueError``."""
 
     def render(self, host: HostInfo, left_ms: int, credentials: bytes, *, waits: bool = True) -> bytes:
         """The request's bytes for one worker; ``credentials`` is the authorization line, if any."""
@@ -79,9 +86,17 @@ class ReplicaRequest:
             lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
         return b"\r\n".join(lines) + b"\r\n" + credentials + b"\r\n" + (self.body or b"")
 
-    def understands(self, answer: Answer) -> bool:
-        """Whether an answer is in the form that was asked for; a worker of another version may not know it."""
-        return not self.accept or answer.status != 200 or b"content-type: " + self.accept + b"\r\n" in answer.head
+    def read(self, answer: Answer) -> Any:
+        """An answer's body as ``decode`` reads it.
+
+        Raises ``ValueError`` if it is not in the form that was asked for: a worker of another version may not know
+        that, and one that lies sends anything.
+        """
+        if not self.accept or answer.status != 200:
+            return None
+        if b"content-type: " + self.accept + b"\r\n" not in answer.head:
+            raise ValueError("answered in another version's format")
+        return None if self.decode is None else self.decode(answer.body)
 
 
 class Came(NamedTuple):
@@ -89,6 +104,8 @@ class Came(NamedTuple):
 
     answer: Answer
     as_of_boot_ms: float
+    decoded: Any = None
+    """Its body, as the request's ``decode`` reads it."""
 
 
 async def ask(
@@ -97,7 +114,11 @@ async def ask(
     """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
     read = ReplicaRead(router, request, parameters, deadline_boot_ms)
     answer = await read.run()
-    return Came(read.refusal(request.partition), boot_ms()) if answer is None else Came(answer, read.as_of_boot_ms)
+    return (
+        Came(read.refusal(request.partition), boot_ms())
+        if answer is None
+        else Came(answer, read.as_of_boot_ms, read.decoded)
+    )
 
 
 class ReplicaRead:
@@ -148,6 +169,8 @@ class ReplicaRead:
         self._lets_wait = not (self._asks_again or request.impatient)
         self.answered_by: HostInfo | None = None
         """The worker that gave the final answer."""
+        self.decoded: Any = None
+        """Its body, as the request's ``decode`` reads it."""
         self.as_of_boot_ms = 0.0
         """As of when the lag in the final answer is right."""
         self._overloaded = False
@@ -271,7 +294,9 @@ class ReplicaRead:
 
     async def _timed(self, host: HostInfo, request: bytes, claim: Claim) -> Answer:
         begun = boot_ms()
-        answer = await self._router.upstreams[host].request(request, alone=self._alone, claim=claim)
+        named = None if self._request.named is None else self._request.named.is_in
+        upstream = self._router.upstreams[host]
+        answer = await upstream.request(request, alone=self._alone, claim=claim, named=named)
         if not self._alone:
             self._router.delay.observe(boot_ms() - begun)
         return answer
@@ -319,14 +344,18 @@ class ReplicaRead:
             self._router.counts["failovers"] += 1
             if isinstance(error, TimeoutError):
                 cluster.silent(host)
+            elif isinstance(error, AnsweredForAnother):
+                cluster.answered_for_another_key(host)
             else:
                 cluster.unreachable(host)
             return None
         answer = task.result()
         cluster.answered(host)
         cluster.heard(host, self._held, answer.head)
-        if not self._request.understands(answer):
-            self.attempts.append(Attempt(host, "answered in another version's format"))
+        try:
+            decoded = self._request.read(answer)
+        except ValueError as error:
+            self.attempts.append(Attempt(host, str(error)))
             self._refused.add(host)
             return None
         if is_final(answer):
@@ -335,7 +364,8 @@ class ReplicaRead:
                 # It waited to be received, because this process was stopped for example.
                 self.attempts.append(Attempt(host, "timeout"))
                 return None
-            self.answered_by, self.as_of_boot_ms = host, as_of(answer, self._asked_boot_ms[host], now)
+            self.answered_by, self.decoded = host, decoded
+            self.as_of_boot_ms = as_of(answer, self._asked_boot_ms[host], now)
             return answer
         self._note_refusal(host, answer)
         return answer if answer.status == 429 and self._overloads > 1 else None

@@ -305,10 +305,9 @@ class Gather:
     async def _fetch(self, parts: list[_PartitionScan]) -> None:
         """Get the next page of some partitions at once; a refused one is left out if that is allowed."""
         answers = await asyncio.gather(*(part.coming or self._ask(part) for part in parts))
-        for part, (answer, as_of_boot_ms) in zip(parts, answers, strict=True):
+        for part, (answer, as_of_boot_ms, page) in zip(parts, answers, strict=True):
             part.coming = None
             if answer.status == 200:
-                page = Page.decode(answer.body)
                 part.take(page, as_of_boot_ms)
                 self._count(part, len(answer.body))
                 if page.more and self.memory.may_grow(self.page_bytes):
@@ -331,6 +330,7 @@ class Gather:
             accept=_FRAMES,
             alone=True,
             page_bytes=self.page_bytes,
+            decode=Page.decode,
         )
         async with self.turns:
             return await ask(self.router, request, self.parameters, self.deadline_boot_ms)

@@ -24,18 +24,29 @@ acknowledges."""
 _KEEP_ALIVE_S = 5
 """After how long without traffic the worker's machine is asked whether the connection is still there."""
 _MOST_HEAD_BYTES = 64 << 10
+_MOST_ANSWER_BYTES = 64 << 20
+"""A worker's longest answer, twice its longest batch: whatever is there, it cannot fill this process."""
+_KNOWN_LINES = (b"forebay-", b"content-type:", b"cache-control:", b"retry-after:", b"www-authenticate:")
+"""How the header lines begin that are passed on to clients; others are dropped."""
 _MOST_GATHERED = 16
 """Requests sent together at most: the worker can begin with them while others still come."""
 _LENGTH = b"\r\ncontent-length: "
 _LENGTH_SIZE = len(_LENGTH)
+_MOST_DIGITS = 20
+_KNOWN_NAMES = tuple(line.removesuffix(b":") for line in _KNOWN_LINES)
 
 
 class UpstreamClosed(ConnectionError):
     """The connection ended before the answer was complete."""
 
 
-OnAnswer = Callable[["Answer | None"], None]
-"""Called once with the answer, or with None if the connection ended before it was complete."""
+class AnsweredForAnother(ConnectionError):
+    """The answer names another store or key than the request: answers and requests are out of step."""
+
+
+OnAnswer = Callable[["Answer | None"], bool]
+"""Called once with the answer, or with None if the connection ended before it was complete; returns whether that
+was an answer to its request: if not, the connection is closed."""
 
 
 class InFlight:
@@ -122,8 +133,7 @@ class Connection(asyncio.Protocol):
                 self.close()
                 return
             self._in_flight.count -= 1
-            pending.popleft()(answer)
-            if not keep:
+            if not (pending.popleft()(answer) and keep):
                 self.close()
                 return
         self._awaited = 0
@@ -145,13 +155,21 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-async def exchange(connection: Connection, request: bytes) -> Answer:
-    """Send and wait; raises ``UpstreamClosed``."""
+async def exchange(
+    connection: Connection, request: bytes, named: Callable[[Answer], bool] | None = None
+) -> Answer:
+    """Send and wait; raises ``UpstreamClosed``, or ``AnsweredForAnother`` unless an answer is as ``named``
+    asks."""
     future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
 
-    def on_answer(answer: Answer | None) -> None:
+    def on_answer(answer: Answer | None) -> bool:
+        if answer is not None and named is not None and not named(answer):
+            if not future.done():
+                future.set_exception(AnsweredForAnother("the worker answered for another key"))
+            return False
         if not future.done():
             future.set_result(answer)
+        return True
 
     connection.send(request, on_answer, at_once=connection.load == 0)
     answer = await future
@@ -198,7 +216,7 @@ def _parse(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
     if told is not None and digits.isdigit():
         # From a forebay worker: the length is the last line.
         status, lines = told
-        answer_end = body_at + int(digits)
+        answer_end = body_at + _checked_length(int(digits[:_MOST_DIGITS]))
         if len(buffer) < answer_end:
             return None
         return Answer(status, lines, buffer[body_at:answer_end]), answer_end, True
@@ -231,12 +249,12 @@ def _read_head(buffer: bytes, at: int, end: int) -> tuple[int, bytes, int, bool]
         name, _, value = header.partition(b": ")
         lowered = name.lower()
         if lowered == b"content-length":
-            length = int(value)
+            length = _checked_length(int(value[:_MOST_DIGITS]))
         elif lowered == b"transfer-encoding":
             raise ValueError("chunked")
         elif lowered == b"connection":
             keep = value.lower() != b"close"
-        else:
+        elif lowered.startswith(_KNOWN_NAMES):
             kept.append(header + b"\r\n")
     return status, b"".join(kept), length, keep
 
@@ -250,7 +268,17 @@ def _before_length(head: bytes) -> tuple[int, bytes] | None:
     lowered = head.lower()
     if any(name in lowered for name in (b"content-length", b"transfer-encoding", b"connection")):
         return None
-    return _split_status(head)
+    status, lines = _split_status(head)
+    if all(line.lower().startswith(_KNOWN_LINES) for line in lines.split(b"\r\n")[:-1]):
+        return status, lines
+    return None
+
+
+def _checked_length(length: int) -> int:
+    """The length of a body; raises ``ValueError`` if it is more than an answer may take."""
+    if length > _MOST_ANSWER_BYTES:
+        raise ValueError(f"{length} bytes are more than an answer may take")
+    return length
 
 
 def _split_status(head: bytes) -> tuple[int, bytes]:

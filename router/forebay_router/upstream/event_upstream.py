@@ -14,6 +14,7 @@ from forebay.rest.events import Event, EventReader
 from forebay_router.upstream.encryption import Encryption
 
 _READ_BYTES = 64 << 10
+_MOST_REFUSAL_BYTES = 1 << 20
 
 
 class EventUpstream:
@@ -59,7 +60,7 @@ class EventUpstream:
             raise ConnectionResetError("the worker closed the connection")
         try:
             self._parser.feed_data(received)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, ValueError) as error:
             raise ConnectionResetError(f"the worker sent something other than an answer: {error}") from None
 
     def on_body(self, body: bytes) -> None:
@@ -68,6 +69,8 @@ class EventUpstream:
             self._events.extend(self._parsed.feed(body))
         else:
             self._refusal += body
+            if len(self._refusal) > _MOST_REFUSAL_BYTES:
+                raise ValueError("a refusal without end")
 
     def on_message_complete(self) -> None:
         """The body is complete; called by the parser."""

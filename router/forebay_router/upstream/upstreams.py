@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
@@ -84,11 +85,18 @@ class Upstream:
                 best = connection
         return best
 
-    async def request(self, request: bytes, *, alone: bool = False, claim: Claim | None = None) -> Answer:
+    async def request(
+        self,
+        request: bytes,
+        *,
+        alone: bool = False,
+        claim: Claim | None = None,
+        named: Callable[[Answer], bool] | None = None,
+    ) -> Answer:
         """Send a request, using the ``claim`` made for it, if any.
 
         ``alone`` gives it a connection of its own, for answers that are slow or large. Raises ``OSError`` if
-        the worker cannot be reached or goes away.
+        the worker cannot be reached or goes away, or an answer is not as ``named`` asks.
         """
         claim = claim or self.claim()
         try:
@@ -96,32 +104,34 @@ class Upstream:
                 connection = await self.connection()
                 claim.release()
                 try:
-                    return await exchange(connection, request)
+                    return await exchange(connection, request, named)
                 except UpstreamClosed:
                     # A worker that drains closes after an answer, and loses later requests. Only a new connection
                     # shows whether this one is alive.
                     claim = self.claim()
-            return await self._alone(request)
+            return await self._alone(request, named)
         finally:
             claim.release()
 
-    async def _alone(self, request: bytes) -> Answer:
+    async def _alone(self, request: bytes, named: Callable[[Answer], bool] | None) -> Answer:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
                 try:
-                    return await self._lent(connection, request)
+                    return await self._lent(connection, request, named)
                 except UpstreamClosed:
                     # It may have been closed for being idle; only a new one shows whether the worker is alive.
                     break
         # Its one request is counted by a claim.
-        return await self._lent(await connect(self.host, InFlight(), self._encryption), request)
+        return await self._lent(await connect(self.host, InFlight(), self._encryption), request, named)
 
-    async def _lent(self, connection: Connection, request: bytes) -> Answer:
+    async def _lent(
+        self, connection: Connection, request: bytes, named: Callable[[Answer], bool] | None
+    ) -> Answer:
         """Use a connection for one exchange, and keep it for the next if that was completed."""
         answer = None
         try:
-            answer = await exchange(connection, request)
+            answer = await exchange(connection, request, named)
         finally:
             if answer is None or connection.closed or self._closed or len(self._idle) >= _MOST_IDLE:
                 connection.close()

@@ -29,7 +29,8 @@ def scripted(monkeypatch):
     """Workers give their own answers."""
 
     async def ask(router, *request):
-        return Came(await router.ask(*request), scatter.boot_ms())
+        answer = await router.ask(*request)
+        return Came(answer, scatter.boot_ms(), Page.decode(answer.body) if answer.status == 200 else None)
 
     monkeypatch.setattr(scatter, "ask", ask)
 

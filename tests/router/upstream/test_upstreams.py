@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from functools import partial
 
 import pytest
 
@@ -20,10 +21,15 @@ async def ask(host: HostInfo, count: int = 1) -> list[object]:
                 asyncio.get_running_loop().create_future() for _ in range(count)
             ]
             for future in found:
-                connection.send(b"GET / HTTP/1.1\r\n\r\n", future.set_result, at_once=True)
+                connection.send(b"GET / HTTP/1.1\r\n\r\n", partial(settle, future), at_once=True)
             return list(await asyncio.gather(*found))
     finally:
         upstreams.close()
+
+
+def settle(future: asyncio.Future[object], answer: object) -> bool:
+    future.set_result(answer)
+    return True
 
 
 async def test_an_answer_in_pieces_is_put_together():
@@ -49,7 +55,7 @@ async def test_a_worker_can_begin_with_a_turns_first_requests_while_others_still
     connection.connection_made(Wire())
     requests = [b"%d;" % number for number in range(40)]
     for request in requests:
-        connection.send(request, lambda answer: None, at_once=False)
+        connection.send(request, lambda answer: True, at_once=False)
     assert 0 < len(b"".join(sent)) < len(b"".join(requests))
     await asyncio.sleep(0)
     assert b"".join(sent) == b"".join(requests)
@@ -80,7 +86,7 @@ async def test_an_answer_that_nobody_asked_for_closes_the_connection():
         upstreams = Upstreams()
         connection = await upstreams[host].connection()
         future = asyncio.get_running_loop().create_future()
-        connection.send(b"x", future.set_result, at_once=True)
+        connection.send(b"x", partial(settle, future), at_once=True)
         assert (await future).body == b"1"
         assert connection.closed
         upstreams.close()
@@ -141,3 +147,19 @@ async def test_a_machine_that_acknowledges_nothing_is_not_believed_in_for_long()
         link = connection._transport.get_extra_info("socket")
         assert 0 < link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 5_000
         upstreams.close()
+
+
+async def test_only_known_header_lines_are_passed_on():
+    lines = b"Set-Cookie: a=b\r\nforebay-age-ms: 5\r\nX-Other: 1\r\nCache-Control: no-store\r\n"
+    async with worker(answer(b"1", extra=lines)) as host:
+        (got,) = await ask(host)
+        assert b"ookie" not in got.head
+        assert b"X-Other" not in got.head
+        assert b"forebay-age-ms: 5\r\n" in got.head
+
+
+async def test_an_answer_without_end_is_not_waited_for():
+    """Its length alone is enough to close the connection, before anything of it is kept."""
+    async with worker(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", b"x" * 100_000) as host:
+        (got,) = await ask(host)
+        assert got is None
