@@ -70,6 +70,9 @@ class RouterHotPath:
         self._metrics = metrics
         self._answer_ms = metrics.answer_ms[_PATH]
         self._choices = Choices(router)
+        # Counted without a call: a router's part of a read is some seven microseconds.
+        self._requests = router.limits.requests
+        self._by_token = router.limits.peers.by_token
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
         self._asked_since_tick = 0
@@ -88,9 +91,9 @@ class RouterHotPath:
             partition, named = asked.key_of(segment)
         except Problem:
             return None
-        peer = protocol.peer(form)
-        overload = router.limits.requests.refusal(peer)
-        if overload is not None:
+        peer = protocol.peer(form) if self._by_token else protocol.address
+        requests = self._requests
+        if requests.used >= requests.open and (overload := requests.refusal(peer)) is not None:
             self._metrics.count(_PATH, overload.status, asked.spec.name)
             self._answer_ms.observe(0)
             return problem_answer(overload)
@@ -105,7 +108,8 @@ class RouterHotPath:
         most_load = router.settings.max_in_flight_per_worker
         if not target.upstream.send(sent, partial(self._answered, read), most_load):
             return None
-        router.limits.requests.count(peer)
+        requests.used += 1
+        peer.requests += 1
         self._asked_since_tick += 1
         self._outstanding.append(read)
         if not self._ticking:
@@ -144,7 +148,8 @@ class RouterHotPath:
         Returns whether the answer was for the key that was asked.
         """
         router = self._router
-        in_step = answer is None or read.named.is_in(answer)
+        named = read.named
+        in_step = answer is None or answer.body.startswith(named.document) or named.is_in(answer)
         if not in_step:
             router.cluster.answered_for_another_key(read.target.worker.host)
             answer = None
@@ -169,7 +174,8 @@ class RouterHotPath:
             self._go_on_as_ordinary(read, refused=refused)
         else:
             read.done = True
-            router.limits.requests.count(read.peer, -1)
+            self._requests.used -= 1
+            read.peer.requests -= 1
             self._fill(read, answer, took_ms)
         return in_step
 

@@ -21,7 +21,7 @@ from forebay_router.upstream.upstreams import Upstream
 from tests.cluster import until
 
 PEER = Peer("a")
-PROTOCOL = cast(HotPathProtocol, SimpleNamespace(peer=lambda form: PEER))
+PROTOCOL = cast(HotPathProtocol, SimpleNamespace(address=PEER))
 """Nothing here gets further than to be counted."""
 
 
@@ -52,6 +52,8 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     class Client:
         def slot(self, form: RequestForm) -> Client:
             return self
+
+        address = PEER
 
         def peer(self, form: RequestForm) -> Peer:
             return PEER
@@ -89,6 +91,8 @@ async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
 
         def slot(self, form: RequestForm) -> Slot:
             return cast(Slot, self)
+
+        address = PEER
 
         def peer(self, form: RequestForm) -> Peer:
             return PEER

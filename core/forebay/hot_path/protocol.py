@@ -84,11 +84,11 @@ class HotPathProtocol(OrdinaryProtocol):
         """Of answers that the client has not read, counted as held by it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection; one too many is refused and closed."""
+        """Count the connection for its address; one too many is refused and closed."""
         super().connection_made(transport)
-        self._peer = self.limits.peers.named(self.client[0] if self.client else "")
-        refusal = self.limits.connections.refusal(self._peer)
-        self.limits.connections.count(self._peer)
+        self.address = self.limits.peers.named(self.client[0] if self.client else "")
+        refusal = self.limits.connections.refusal(self.address)
+        self.limits.connections.count(self.address)
         if refusal is not None:
             answer = problem_answer(refusal)
             transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
@@ -97,7 +97,7 @@ class HotPathProtocol(OrdinaryProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop what is still done for it, and count nothing of it any more."""
         super().connection_lost(exc)
-        self.limits.connections.count(self._peer, -1)
+        self.limits.connections.count(self.address, -1)
         self._count_unread(0)
         self._held = b""
         for slot in self._slots:
@@ -107,7 +107,7 @@ class HotPathProtocol(OrdinaryProtocol):
     def peer(self, form: RequestForm) -> Peer:
         """Whose request in this form it is, once it is accepted."""
         peers = self.limits.peers
-        return peers.named(form.authorization) if peers.by_token and form.authorization else self._peer
+        return peers.named(form.authorization) if peers.by_token and form.authorization else self.address
 
     def pause_writing(self) -> None:
         """Too much waits for the peer, and is counted as its own until it is read."""
@@ -115,7 +115,7 @@ class HotPathProtocol(OrdinaryProtocol):
         self._count_unread(self.transport.get_write_buffer_size())
 
     def _count_unread(self, unread_bytes: int) -> None:
-        self.limits.memory.count(self._peer, unread_bytes - self._unread_bytes)
+        self.limits.memory.count(self.address, unread_bytes - self._unread_bytes)
         self._unread_bytes = unread_bytes
 
     def data_received(self, data: bytes) -> None:

@@ -73,12 +73,13 @@ class Limit:
         self._holding = holding
         self._refusal = refusal
         self._kept = most // _LEFT_TO_OTHERS
-        self._open = most - self._kept
+        self.open = most - self._kept
+        """How much is for whoever comes."""
 
     def refusal(self, peer: Peer, amount: int = 1) -> Overloaded | None:
         """Why a peer gets no more, None if it does."""
         after = self.used + amount
-        if after <= self._open or (after <= self.most and getattr(peer, self._holding) + amount <= self._kept):
+        if after <= self.open or (after <= self.most and getattr(peer, self._holding) + amount <= self._kept):
             return None
         return Overloaded(self._refusal, retry_after_s=1)
 
