@@ -1,8 +1,8 @@
-"""A third-party package, as installed by pip, with an authenticator of its own."""
+"""Third-party packages, as installed by pip: one with an authenticator, one with a legacy store."""
 
 from pathlib import Path
 
-_MODULE = '''
+_AUTHENTICATOR = '''
 from forebay.errors import Forbidden, Unauthenticated
 
 
@@ -21,10 +21,75 @@ class ByStore:
 '''
 
 
+_STORE = '''
+import json
+import os
+
+
+class FileStore:
+    """A sorted map in a file. It does not manage its offsets."""
+
+    persistent = True
+    manages_offsets = False
+
+    def __init__(self, name, path):
+        self.name = name
+        self._file = path / "content.json"
+        try:
+            found = json.loads(self._file.read_text())
+        except FileNotFoundError:
+            found = {}
+        self._content = {bytes.fromhex(key): bytes.fromhex(value) for key, value in found.items()}
+        self._changes = {}
+
+    def get(self, key):
+        return self._content.get(key)
+
+    def get_many(self, keys):
+        return [self._content.get(key) for key in keys]
+
+    def scan(self, start, end, *, reverse=False):
+        content = self._content
+        keys = sorted(key for key in content if start <= key < end)
+        return iter([(key, content[key]) for key in (reversed(keys) if reverse else keys)])
+
+    def put(self, key, value):
+        self._changes[key] = value
+
+    def delete(self, key):
+        self._changes[key] = None
+
+    def commit(self, changelog_offsets):
+        merged = {**self._content, **self._changes}
+        self._content = {key: value for key, value in merged.items() if value is not None}
+        self._changes = {}
+
+    def committed_offset(self, topic_partition):
+        return None
+
+    def flush(self):
+        draft = self._file.with_suffix(".draft")
+        draft.write_text(json.dumps({key.hex(): value.hex() for key, value in sorted(self._content.items())}))
+        os.replace(draft, self._file)
+
+    def close(self):
+        pass
+'''
+
+
 def install_authenticator(directory: Path) -> None:
     """Put the package where a directory of ``sys.path`` or ``PYTHONPATH`` has it: ``by-store`` is its name."""
-    (directory / "bystore.py").write_text(_MODULE)
-    information = directory / "bystore-1.dist-info"
+    _install(directory, "bystore", _AUTHENTICATOR, "[forebay.authenticators]\nby-store = bystore:ByStore\n")
+
+
+def install_file_store(directory: Path) -> None:
+    """The same for a store that does not manage its offsets: ``file`` is its supplier's name."""
+    _install(directory, "filestore", _STORE, "[forebay.stores]\nfile = filestore:FileStore\n")
+
+
+def _install(directory: Path, name: str, module: str, entry_points: str) -> None:
+    (directory / f"{name}.py").write_text(module)
+    information = directory / f"{name}-1.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: bystore\nVersion: 1\n")
-    (information / "entry_points.txt").write_text("[forebay.authenticators]\nby-store = bystore:ByStore\n")
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(entry_points)
