@@ -155,7 +155,7 @@ class Worker:
             behind = [
                 f"{replica.spec.name}-{replica.task.partition}"
                 for replica in self.tasks.replicas.values()
-                if not replica.complete or not self._is_near(self.admission.proven_lag(replica)[1])
+                if not replica.consistent or not self._is_near(self.admission.proven_lag(replica)[1])
             ]
             if behind:
                 return NotReady(f"{len(behind)} replicas are not caught up yet.", retry_after_s=1, behind=behind)

@@ -44,10 +44,8 @@ def why_unproven(
             "them, so a missing one proves nothing: set it to the writer's, or to 'unknown'.",
             **members,
         )
-    progress = replica.progress
     # As it was before the content was read, and as it is now.
-    complete = admitted.complete and replica.complete
-    if not complete or progress.consistent_position != progress.position:
+    if not admitted.complete or not replica.consistent:
         return NotReady(
             "The replica is in the middle of a replay, where a missing key proves nothing.",
             retry_after_s=1,

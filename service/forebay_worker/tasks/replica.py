@@ -92,6 +92,12 @@ class Replica:
         return self.progress.end_offset is not None
 
     @property
+    def consistent(self) -> bool:
+        """Whether it has reached an end of the log, and is not in the middle of a compacted replay now."""
+        progress = self.progress
+        return self.complete and progress.consistent_position == progress.position
+
+    @property
     def oldest_kept_ms(self) -> int | None:
         """The first time of the oldest entry that is kept, as in ``forebay.retention``; None if all are."""
         return self._later(oldest_kept_ms(self.spec, self.stream_time_ms))
