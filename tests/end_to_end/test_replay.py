@@ -100,3 +100,12 @@ def test_an_active_that_replays_is_restoring_and_not_active(replaying):
     # Its lag alone would be acceptable.
     assert ready.status_code == 503
     assert "counts-0" in ready.json()["behind"]
+
+
+def test_a_stream_tells_no_absence_in_a_replay(replaying):
+    _, worker, _ = replaying
+    with httpx.stream("GET", f"http://{worker}/v1/stores/counts/keys/nobody/changes", timeout=10) as stream:
+        text = "".join(stream.iter_text())
+    assert "event: absent" not in text
+    [event] = [part for part in text.split("\n\n") if "event: problem" in part]
+    assert '"type":"urn:forebay:problem:not-ready"' in event

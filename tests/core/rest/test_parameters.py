@@ -223,3 +223,14 @@ def test_every_parameter_of_a_route_is_documented() -> None:
     listed = openapi_parameters(KEY_PARAMETERS)
     assert {item["name"] for item in listed} == KEY_PARAMETERS
     assert all(item["in"] == "query" and not item["required"] and item["description"] for item in listed)
+
+
+def test_a_request_has_the_time_that_it_states_within_the_ceiling():
+    def allowed_ms(query: bytes) -> int:
+        return parse_parameters(query, KEY_PARAMETERS).allowed_ms(1_000, 30_000)
+
+    assert allowed_ms(b"") == 1_000
+    assert allowed_ms(b"timeout_ms=50") == 50
+    assert allowed_ms(b"wait_ms=5000") == 6_000
+    assert allowed_ms(b"wait_ms=5000&timeout_ms=2000") == 2_000
+    assert allowed_ms(b"timeout_ms=40000") == allowed_ms(b"wait_ms=40000") == 30_000

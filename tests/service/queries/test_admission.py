@@ -1,0 +1,148 @@
+"""What a replica must have before it answers a read, and what its answer states; on a real store."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from forebay.clock import boot_ms
+from forebay.errors import (
+    LagExceedsTolerance,
+    LogDiverged,
+    NotActive,
+    PartitionerMismatch,
+    PositionNotReached,
+    Problem,
+)
+from forebay.lag import UNKNOWN_LAG, Tolerance
+from forebay.position import Position, decode_position, encode_position, log_digest
+from forebay.rest.answers import Answer
+from forebay.rest.parameters import ENTRIES_PARAMETERS, KEY_PARAMETERS, ReadParameters, parse_parameters
+from forebay.rest.scans import SCAN_ROUTES, Cursor, make_scan
+from forebay_worker.queries.admission import Admission, Refused
+from forebay_worker.queries.reads import Reads
+from forebay_worker.queries.scans import Scans
+from forebay_worker.tasks.replica import Replica
+from tests.service.queries.held import held
+
+ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
+
+
+def read(admission: Admission, query: str = "", key: bytes = b"k") -> Answer:
+    return Reads(admission).key("counts", parse_parameters(query.encode(), KEY_PARAMETERS)).answer(key)
+
+
+def refused(admission: Admission, query: str = "", key: bytes = b"k") -> Problem:
+    with pytest.raises(Refused) as refusal:
+        read(admission, query, key)
+    return refusal.value.problem
+
+
+def progress(replica: Replica, **changed: Any) -> None:
+    replica.progress = replica.progress._replace(**changed)
+
+
+def position(offset: int) -> str:
+    return encode_position(Position(log_digest("log"), {0: offset}))
+
+
+def test_an_end_offset_of_some_age_proves_no_bound_on_records(tmp_path):
+    admission, replica = held(tmp_path)
+    progress(replica, end_sent_boot_ms=boot_ms() - 4_000)
+    assert read(admission, "max_record_lag=0").status == 200
+    progress(replica, end_sent_boot_ms=boot_ms() - 6_000)
+    assert isinstance(refused(admission, "max_record_lag=1000"), LagExceedsTolerance)
+    # Without a bound it is stated as it was observed.
+    assert b'"record_lag":0' in read(admission).body
+    assert read(admission, "max_time_lag_ms=60000").status == 200
+
+
+def test_reads_of_one_moment_are_each_held_to_their_own_bounds(tmp_path, monkeypatch):
+    admission, replica = held(tmp_path)
+    progress(replica, end_offset=7)
+    now_ns = int(boot_ms() * 1e6)
+    monkeypatch.setattr("forebay_worker.queries.admission.time.clock_gettime_ns", lambda clock: now_ns)
+    for query in ("", "max_record_lag=6", "max_record_lag=3", "max_record_lag=6", "max_record_lag=0"):
+        if query in ("max_record_lag=3", "max_record_lag=0"):
+            assert isinstance(refused(admission, query), LagExceedsTolerance)
+        else:
+            assert read(admission, query).status == 200
+
+
+def test_a_position_is_not_reached_in_the_middle_of_a_replay(tmp_path):
+    admission, replica = held(tmp_path)
+    progress(replica, position=10, applying_to=10, consistent_position=4, end_offset=12)
+    assert read(admission, f"min_position={position(4)}").status == 200
+    assert isinstance(refused(admission, f"min_position={position(5)}"), PositionNotReached)
+
+
+def test_a_token_covers_what_is_being_applied(tmp_path):
+    admission, replica = held(tmp_path)
+    progress(replica, applying_to=9)
+    head = dict(read(admission).headers())
+    assert decode_position(head[b"forebay-position"].decode()).offsets == {0: 9}
+
+
+def test_a_token_is_of_after_the_value_and_the_lag_of_before(tmp_path):
+    admission, replica = held(tmp_path)
+    progress(replica, end_offset=3)
+    admitted = admission.admit(replica, ReadParameters())
+    # Both are applied while the value is read.
+    progress(replica, position=3, applying_to=3, consistent_position=3)
+    source = admission.provenance(admitted).source
+    assert decode_position(source.position).offsets == {0: 3}
+    assert source.lag.record_lag == 2
+
+
+def test_misses_are_refused_where_the_log_has_other_partitions(tmp_path):
+    admission, replica = held(tmp_path)
+    replica.learn_partitions(2)
+    assert isinstance(refused(admission, key=b"nobody"), PartitionerMismatch)
+    assert read(admission).status == 200
+
+
+def test_a_later_page_needs_the_position_of_the_one_before(tmp_path):
+    admission, replica = held(tmp_path)
+    scan = make_scan(ENTRIES, replica.spec, None, ReadParameters())
+
+    def page(at: int) -> Answer:
+        cursor = Cursor(scan.digest, b"\x01a", position(at)).encode()
+        parameters = parse_parameters(f"cursor={cursor}".encode(), ENTRIES_PARAMETERS)
+        return asyncio.run(Scans(admission).answer(ENTRIES, "counts", None, parameters, frames=False))
+
+    assert page(1).status == 200
+    with pytest.raises(Refused) as refusal:
+        page(2)
+    assert isinstance(refusal.value.problem, PositionNotReached)
+
+
+def test_a_role_ends_with_its_lease(tmp_path):
+    admission, replica = held(tmp_path)
+    replica.designated_boot_ms = boot_ms() - 1_000
+    progress(replica, current_until_boot_ms=boot_ms())
+    assert b'"role":"active"' in read(admission, "require_active=true").body
+    admission._membership.lease_until_boot_ms = boot_ms()
+    assert b'"role":"standby"' in read(admission).body
+    assert isinstance(refused(admission, "require_active=true"), NotActive)
+
+
+def test_a_bound_is_held_to_the_ceiling_though_the_read_has_none(tmp_path):
+    admission, replica = held(tmp_path)
+    admission._ceiling = Tolerance(max_record_lag=5)
+    progress(replica, end_offset=7)
+    for query in ("", "max_record_lag=100"):
+        assert isinstance(refused(admission, query), LagExceedsTolerance)
+    progress(replica, end_offset=6)
+    assert read(admission).status == 200
+
+
+def test_content_of_another_log_is_not_read_and_has_no_lag(tmp_path):
+    admission, replica = held(tmp_path)
+    replica.designated_boot_ms = boot_ms() - 1_000
+    progress(replica, current_until_boot_ms=boot_ms())
+    assert admission.lag(replica)[0] == "active"
+    replica.disown_content()
+    # The value is still there.
+    for query in ("", "max_record_lag=1000", "require_active=true"):
+        assert isinstance(refused(admission, query), LogDiverged)
+    assert admission.lag(replica) == ("restoring", UNKNOWN_LAG)

@@ -1,0 +1,67 @@
+"""What readers learn of a replica while a batch is applied to it, and of its age."""
+
+import time
+
+from forebay.changelog import Batch, Heartbeat
+from forebay.changelog.heartbeat_keys import heartbeat_key
+from forebay.clock import boot_ms
+from forebay.lag import EndOffset, lag_of
+from forebay.tasks import TaskId, TopicPartition
+from forebay.topology import StoreSpec
+from forebay_worker.state.memory import MemoryStore
+from forebay_worker.tasks.commit import apply_batch
+from forebay_worker.tasks.replica import Replica
+
+TP = TopicPartition("log", 0)
+SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1)
+
+
+def batch(position: int, *records: tuple[bytes, bytes | None, bool]) -> Batch:
+    """The next records of a log, up to its end."""
+    rows = [
+        (position - len(records) + i, key, value, 0, is_heartbeat)
+        for i, (key, value, is_heartbeat) in enumerate(records)
+    ]
+    return Batch(TP, rows, position, False, EndOffset(position, boot_ms()), 0, 0, "identity")
+
+
+def beat(writer: str, as_of_ms: int | None) -> tuple[bytes, bytes | None, bool]:
+    return heartbeat_key(writer), Heartbeat(as_of_ms, "q", 1).value(), True
+
+
+class Watched(MemoryStore):
+    """Notes what readers know of the replica when a write begins, and once it is visible."""
+
+    def __init__(self) -> None:
+        super().__init__("s")
+        self.replica = Replica(SPEC, TaskId(0, 0), self)
+        self.known: list[tuple[int, int]] = []
+
+    def commit(self, changelog_offsets):
+        for _ in ("before", "after"):
+            self.known.append((self.replica.progress.applying_to, self.replica.progress.position))
+            super().commit(changelog_offsets)
+
+
+def test_readers_learn_how_far_content_may_be_before_it_is_written():
+    store = Watched()
+    apply_batch(store.replica, batch(2, (b"a", b"1", False), (b"b", b"1", False)))
+    apply_batch(store.replica, batch(5, (b"a", b"2", False), (b"b", b"2", False), (b"c", b"2", False)))
+    # The position follows once the content is there.
+    assert store.known == [(2, 0), (2, 0), (5, 2), (5, 2)]
+    assert (store.replica.progress.position, store.replica.progress.applying_to) == (5, 5)
+
+
+def test_age_is_unknown_while_one_of_the_writers_cannot_tell():
+    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    now_ms = int(time.time() * 1000)
+
+    def age_ms() -> int | None:
+        return lag_of(replica.progress, boot_ms()).age_ms
+
+    apply_batch(replica, batch(1, beat("a", now_ms - 5_000)))
+    assert 5_000 <= (age_ms() or 0) < 10_000
+    apply_batch(replica, batch(2, beat("b", None)))
+    assert age_ms() is None
+    apply_batch(replica, batch(3, beat("b", now_ms - 60_000)))
+    assert 60_000 <= (age_ms() or 0) < 70_000
