@@ -1,12 +1,13 @@
 """A router's knowledge of workers that have reported little."""
 
-from forebay.lag import Lag, Tolerance
+from forebay.clock import boot_ms
+from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.rest.answers import Provenance, provenance_head
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
-from forebay_router.cluster.worker_view import WorkerView
+from forebay_router.cluster.worker_view import Report, WorkerView
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
 HOST = HostInfo("h", 1)
@@ -42,3 +43,18 @@ def test_partitions_that_nobody_who_answers_holds_are_counted():
     assert known.unheld(SPEC) == 1
     known.unreachable(HOST)
     assert known.unheld(SPEC) == 2
+
+
+def test_a_lag_report_expires():
+    """Which worker is asked first then rests on nothing, and neither does whether it is beyond a bound."""
+    view = WorkerView(HOST, live=True)
+    known = cluster(view)
+
+    def lag(reported_ms_ago: float) -> Lag:
+        view.replicas["s", 0] = Report("active", Lag(3, 5, 7), boot_ms() - reported_ms_ago)
+        (holder,) = known.holders(SPEC, 0, lambda host: 0)
+        assert holder.role == "active"
+        return holder.lag
+
+    assert lag(0) == Lag(3, 5, 7)
+    assert lag(1_100) == UNKNOWN_LAG

@@ -49,3 +49,13 @@ def test_silence_on_a_poll_makes_it_suspect_until_its_next_status():
     view.suspected()
     assert not view.well
     assert taken(view, status(2)).well
+
+
+def test_a_status_of_before_is_no_news():
+    view = taken(WorkerView(HostInfo("a", 1)), status(5))
+    assert not view.is_newer(status(4))
+    assert not view.is_newer(status(5))
+    assert view.is_newer(status(6))
+    # A worker that was started later counts from the beginning.
+    assert view.is_newer({**status(1), "incarnation": 8})
+    assert not view.is_newer({**status(9), "incarnation": 6})

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag
@@ -53,3 +57,78 @@ async def test_where_no_replica_knows_the_routers_format_that_is_told():
         status, body = await frames_of(router_of((old, "active")))
     assert status == 503
     assert json.loads(body)["attempts"] == [{"host": str(old), "outcome": "answered in another version's format"}]
+
+
+class Answering(asyncio.Protocol):
+    """A worker's end of a connection: answers each request alike after a while, and keeps it."""
+
+    def __init__(self, after_s: float, sent: bytes, asked: list[bytes]) -> None:
+        self._after_s = after_s
+        self._sent = sent
+        self._asked = asked
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._asked.append(data)
+        asyncio.get_running_loop().call_later(self._after_s, self._transport.write, self._sent)
+
+
+@asynccontextmanager
+async def answering(after_s: float, status: bytes) -> AsyncIterator[tuple[HostInfo, list[bytes]]]:
+    """A worker that answers everything with one status after a while, and what it was sent."""
+    asked: list[bytes] = []
+    body = b'{"type":"urn:forebay:problem:unknown-store"}' if b"404" in status else b"{}"
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Answering(after_s, answer(body, status), asked), "127.0.0.1", 0)
+    try:
+        yield HostInfo("127.0.0.1", server.sockets[0].getsockname()[1]), asked
+    finally:
+        server.close()
+
+
+async def read_key(router: Router, timeout_ms: float = 5_000) -> tuple[int, bytes]:
+    request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k")
+    found = (await ask(router, request, ReadParameters(), boot_ms() + timeout_ms)).answer
+    return found.status, found.body
+
+
+async def test_ordinary_reads_hedge_within_the_budget():
+    """A worker that always takes a little longer than the hedge delay, beside one that answers at once."""
+    async with answering(0.02, b"200 OK") as (slow, _), answering(0.0, b"200 OK") as (quick, _):
+        router = router_of((slow, "active"), (quick, "standby"))
+        router.delay = SimpleNamespace(delay_ms=5.0, observe=lambda elapsed_ms: None)
+        reads = 80
+        for _ in range(reads):
+            for host, role in ((slow, "active"), (quick, "standby")):
+                # As by a poll.
+                view = router.cluster.workers[host]
+                view.silent_reads, view.replicas["s", 0] = 0, Report(role, Lag(0, 0, 0), boot_ms())
+            assert (await read_key(router))[0] == 200
+        router.upstreams.close()
+    # What may be hedged at once, and a tenth of the rest.
+    assert 10 <= router.counts["hedges"] <= 10 + reads / 10
+    assert router.counts["hedges_won"] > 0
+    assert router.counts["hedges_refused"] > 0
+
+
+async def test_a_worker_that_lacks_a_store_of_the_map_leaves_it_to_another():
+    """One that is behind in a deployment does not know it yet."""
+    async with answering(0.0, b"404 Not Found") as (behind, asked), answering(0.0, b"200 OK") as (other, _):
+        router = router_of((behind, "active"), (other, "standby"))
+        assert await read_key(router) == (200, b"{}")
+        assert asked
+        router.upstreams.close()
+
+
+async def test_a_worker_is_told_what_is_left_of_the_time():
+    async with (
+        answering(0.0, b"503 Service Unavailable") as (first, _),
+        answering(0.0, b"200 OK") as (second, asked),
+    ):
+        router = router_of((first, "active"), (second, "standby"))
+        assert await read_key(router, timeout_ms=700) == (200, b"{}")
+        router.upstreams.close()
+    [line] = [line for line in asked[0].split(b"\r\n") if line.startswith(b"forebay-deadline-ms: ")]
+    assert 0 < int(line.split()[1]) <= 700
