@@ -49,3 +49,22 @@ def test_only_an_active_that_has_caught_up_is_at_the_end_and_all_others_at_their
     assert worker._subscription().offsets == {task: (CAUGHT_UP,) * stores[task] for task in tasks}
     worker.tasks.hold((), tasks)
     wait_until(lambda: worker._subscription().offsets == applied, "its being a standby")
+
+
+def test_an_active_whose_lag_is_not_proven_is_at_its_offset(cluster, worker):
+    ends = cluster.put("counts", {b"k%d" % i: b"1" for i in range(100)})
+    task = next(task for task in worker.topology.tasks if task.ordinal == 0)
+    worker.start()
+    wait_until(lambda: worker._subscription().offsets.get(task) == (CAUGHT_UP,), "its being active and near")
+    # As if the log's end had not been observed for a while.
+    worker.admission._end_offset_max_age_ms = -1
+    assert worker._subscription().offsets[task] == (ends[task.partition],)
+
+
+def test_a_worker_that_drains_is_not_ready(worker):
+    worker.start()
+    wait_until(lambda: worker.readiness() is None, "readiness")
+    worker.drain()
+    problem = worker.readiness()
+    assert problem is not None
+    assert problem.status == 503

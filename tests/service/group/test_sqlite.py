@@ -572,6 +572,16 @@ def test_leases_from_before_a_reboot_are_void(group, tmp_path, monkeypatch):
     group.assert_served_by(*after)
 
 
+def test_who_does_not_return_after_a_reboot_is_given_nothing(group, tmp_path, monkeypatch):
+    a, b = group.settled("a", "b")
+    reboot(group, tmp_path, monkeypatch)
+    # By the old clock, b's lease would hold for as long as the machine ran before.
+    alone = group.node("a", on_disk=a)
+    group.go_on(alone, for_ms=INITIAL_MS + SESSION_MS)
+    assert alone.running_actives == set(TOPOLOGY.tasks)
+    assert b.host not in {metadata.host for metadata in alone.map.hosts if metadata.active_topic_partitions}
+
+
 @pytest.mark.parametrize("rebooted", [False, True], ids=["restarted", "rebooted"])
 def test_a_group_that_comes_back_as_a_whole_is_as_before_and_builds_nothing(
     group, tmp_path, monkeypatch, rebooted
