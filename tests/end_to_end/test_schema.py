@@ -1,5 +1,6 @@
 """Live processes' answers to requests generated from their OpenAPI documents match the documents."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,20 +62,28 @@ FITTING = {"windows": "hours", "sessions": "visits", "versions": "prices"}
 KEYS = ["k1", "7", "nobody"]
 OPAQUE = ["cursor", "min_position", "as_of", "from", "to", "prefix", "partition"]
 """Parameters that hardly any value made up by chance is right for."""
-UNAVAILABLE = {503, 504}
-"""What a right request may meet: a replica that is not ready, or a time-out of its own choice."""
+BOUNDS = ["max_record_lag", "max_time_lag_ms", "max_age_ms", "require_active"]
+TIMEOUT_MS = 10_000
+"""Every replica is well, so whatever is asked is answered or refused in this time."""
+EXAMPLES = settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+EVENTS = {"value", "absent", "lag", "problem"}
 
 load_all_checks()
 
 
-def operations() -> list[tuple[str, str, str]]:
-    # A stream of changes has no end that could be waited for.
+def operations(*, streams: bool) -> list[tuple[str, str, str]]:
     return [
         (tier, method.upper(), path)
         for tier, document in DOCUMENTS.items()
         for path, methods in document["paths"].items()
         for method in methods
-        if not path.endswith("/changes")
+        if path.endswith("/changes") is streams
     ]
 
 
@@ -114,38 +123,42 @@ def undocumented(value: Any, schema: dict[str, Any]) -> set[str]:
     return below | (value.keys() - known)
 
 
-@pytest.mark.parametrize(("tier", "method", "path"), operations())
-def test_answers_are_as_documented(served, tier, method, path):
+def cases(tier: str, method: str, path: str) -> st.SearchStrategy[Case]:
+    """Right and wrong requests, mostly of stores and keys that there are: else nothing more would be checked."""
     operation = schemathesis.openapi.from_dict(DOCUMENTS[tier])[path][method]
-    cases = st.one_of(operation.as_strategy(mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE))
-    url = f"http://{served[tier]}"
-
     fitting = FITTING.get(path.rpartition("/")[2], "counts")
-    stores = st.just(fitting) | st.sampled_from([*STORES, None])
+    stores, keys = st.just(fitting) | st.sampled_from([*STORES, None]), st.sampled_from([*KEYS, None])
+
+    def fitted(case: Case, store: str | None, key: str | None, opaque: bool) -> Case:
+        for name, known in (("store", store), ("key", key)):
+            if known is not None and name in case.path_parameters:
+                case.path_parameters[name] = known
+        if not opaque:
+            for name in OPAQUE:
+                case.query.pop(name, None)
+        if isinstance(case.query.get("wait_ms"), int):
+            # As documented after a moment as after half a minute.
+            case.query["wait_ms"] = min(case.query["wait_ms"], 50)
+        if isinstance(case.query.get("timeout_ms"), int) and case.query["timeout_ms"] > 0:
+            # A time-out of the client's own choice shows nothing.
+            case.query["timeout_ms"] = TIMEOUT_MS
+        return case
+
+    generated = [operation.as_strategy(mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)]
+    return st.builds(fitted, st.one_of(generated), stores, keys, st.booleans())
+
+
+@pytest.mark.parametrize(("tier", "method", "path"), operations(streams=False))
+def test_answers_are_as_documented(served, tier, method, path):
+    url = f"http://{served[tier]}"
 
     with requests.Session() as session:
 
-        @settings(
-            max_examples=12,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(case=cases, store=stores, key=st.sampled_from([*KEYS, None]), opaque=st.booleans())
-        def check(case: Case, store: str | None, key: str | None, opaque: bool) -> None:
-            # Generated names are mostly unknown, and then nothing else is checked.
-            for name, known in (("store", store), ("key", key)):
-                if known is not None and name in case.path_parameters:
-                    case.path_parameters[name] = known
-            if not opaque:
-                for name in OPAQUE:
-                    case.query.pop(name, None)
-            if isinstance(case.query.get("wait_ms"), int):
-                # As documented after half a second as after half a minute.
-                case.query["wait_ms"] = min(case.query["wait_ms"], 500)
+        @EXAMPLES
+        @given(case=cases(tier, method, path))
+        def check(case: Case) -> None:
             response = case.call(url, session=session, timeout=30)
-            assert response.status_code < 500 or response.status_code in UNAVAILABLE, response.text
+            assert response.status_code < 500, response.text
             case.validate_response(
                 response, checks=[status_code_conformance, content_type_conformance, response_schema_conformance]
             )
@@ -154,3 +167,47 @@ def test_answers_are_as_documented(served, tier, method, path):
                 assert undocumented(response.json(), documented["application/json"]["schema"]) == set()
 
         check()
+
+
+@pytest.mark.parametrize(("tier", "method", "path"), operations(streams=True))
+def test_streams_begin_as_documented(served, tier, method, path):
+    documented = DOCUMENTS[tier]["paths"][path][method.lower()]["responses"]
+
+    with requests.Session() as session:
+
+        @EXAMPLES
+        @given(case=cases(tier, method, path), bounded=st.integers(0, 9))
+        def check(case: Case, bounded: int) -> None:
+            if bounded:
+                for name in BOUNDS:
+                    # A router tries for the whole time to meet them.
+                    case.query.pop(name, None)
+            elif isinstance(case.query.get("timeout_ms"), int):
+                case.query["timeout_ms"] = 200
+            arguments = case.as_transport_kwargs(base_url=f"http://{served[tier]}")
+            with session.request(**arguments, stream=True, timeout=30) as response:
+                assert response.status_code < 500, response.text
+                assert str(response.status_code) in documented
+                if response.status_code != 200:
+                    assert response.headers["content-type"] == "application/problem+json"
+                    return
+                assert response.headers["content-type"] == "text/event-stream"
+                name, document = first_event(response)
+                assert name in EVENTS
+                if name == "problem":
+                    assert document["status"] < 500
+                else:
+                    assert {"partition", "position", "role", "host", "lag"} <= document.keys()
+
+        check()
+
+
+def first_event(response: requests.Response) -> tuple[str, dict[str, Any]]:
+    fields: dict[bytes, bytes] = {}
+    for line in response.iter_lines(chunk_size=1):
+        name, _, value = line.partition(b": ")
+        if line:
+            fields[name] = value
+        elif b"data" in fields:
+            return fields[b"event"].decode(), json.loads(fields[b"data"])
+    raise AssertionError("the stream ended before its first event")
