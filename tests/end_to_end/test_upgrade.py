@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import signal
 import tarfile
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from forebay_router.upstream.provenance import reported_in
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.checkpoint import CheckpointFile
 from tests.cluster import Cluster, running_cluster
-from tests.fixtures.content import READS, T0_MS, TOPOLOGY
+from tests.fixtures.content import IN_LOG_ALONE, READS, T0_MS, TOPOLOGY
 from tests.installed import install_file_store
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -53,7 +54,7 @@ def upgraded(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     packages = tmp_path_factory.mktemp("packages")
     install_file_store(packages)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(packages))
+        patch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
         patch.syspath_prepend(packages)
         with running_cluster(directory, topology_text=TOPOLOGY) as cluster:
             worker = cluster.start_worker(None, "--num-standby-replicas", "0")
@@ -78,7 +79,11 @@ def test_an_old_state_and_log_give_the_right_values(upgraded, path, tier):
 
 
 def test_an_old_state_is_continued_and_not_rebuilt(upgraded, version):
-    cluster, _, _ = upgraded
+    cluster, worker, _ = upgraded
+    metrics = httpx.get(f"http://{worker}/metrics").text.splitlines()
+    applied = sum(float(line.split()[1]) for line in metrics if line.startswith("forebay_records_applied_total"))
+    heartbeats = sum(spec.partitions for spec in cluster.topology.stores.values())
+    assert applied == sum(len(rows) for batch in IN_LOG_ALONE for rows in batch.values()) + heartbeats
     assert not any(word in cluster.logs() for word in ("rebuilt", "set aside", "not usable", "Traceback"))
     state = cluster.directory / "state-0" / "fixture"
     with tarfile.open(FIXTURES / version / "state.tar.xz") as archive:
