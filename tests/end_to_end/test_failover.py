@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
+from forebay_router.hedging import MOST_DELAY_MS
 from tests.cluster import Cluster, running_cluster, wait_until
 
 pytestmark = pytest.mark.chaos
 
 READS_PER_SECOND = 200
+HEDGE_ALLOWANCE_MS = 2 * MOST_DELAY_MS
+"""What a lost worker may cost a read: a hedge delay, twice on a busy machine. The time-out is 1,000 ms."""
 
 
 @pytest.fixture
@@ -60,6 +63,10 @@ class Load:
         wait_until(lambda: len(self.answers) >= target, f"{more} more reads", 60)
 
     @property
+    def slowest_ms(self) -> float:
+        return max(duration for duration, _, _ in self.answers)
+
+    @property
     def failed(self) -> list[tuple[float, int, str]]:
         return [answer for answer in self.answers if answer[1] != 200]
 
@@ -84,7 +91,7 @@ def test_no_read_fails_when_the_active_is_killed_and_the_standby_becomes_active(
         cluster.wait_settled(router)
     assert load.failed == []
     assert {"active", "standby"} <= {role for _, _, role in load.answers}
-    assert max(duration for duration, _, _ in load.answers) < 1000
+    assert load.slowest_ms < HEDGE_ALLOWANCE_MS
 
 
 def test_require_active_is_refused_until_there_is_an_active_again_and_never_answered_by_another(cluster):
@@ -119,6 +126,7 @@ def test_a_stopped_worker_costs_no_read_and_wakes_as_standby_with_honest_lag(clu
         wait_until(lambda: cluster.active_for(router, "counts", "k1") not in (None, stopped), "a new active")
         load.wait_for(200)
     assert load.failed == []
+    assert load.slowest_ms < HEDGE_ALLOWANCE_MS
     cluster.put("counts", {b"k1": b'"newer"'})
     cluster.kill(stopped, signal.SIGCONT)
     first = httpx.get(f"http://{stopped}/v1/stores/counts/keys/k1", params={"max_time_lag_ms": 500}, timeout=10)
