@@ -51,6 +51,22 @@ name = "pairs"
 key = "json"
 """
 
+ONE_PARTITION = """
+application_id = "test"
+
+[[subtopology]]
+name = "s"
+partitions = 1
+
+[[subtopology.store]]
+name = "counts"
+
+[[subtopology.store]]
+name = "prices"
+kind = "versioned"
+history_retention_ms = 100000000
+"""
+
 Rows = Mapping[bytes, bytes | None]
 
 

@@ -9,25 +9,10 @@ import httpx
 import pytest
 
 from forebay_router.hedging import MOST_DELAY_MS
-from tests.cluster import Cluster, running_cluster
+from tests.cluster import ONE_PARTITION, Cluster, running_cluster
 
 pytestmark = pytest.mark.chaos
 
-TOPOLOGY = """
-application_id = "test"
-
-[[subtopology]]
-name = "s"
-partitions = 1
-
-[[subtopology.store]]
-name = "counts"
-
-[[subtopology.store]]
-name = "prices"
-kind = "versioned"
-history_retention_ms = 100000000
-"""
 TOGETHER = 40
 """Reads at once: more than may be hedged."""
 SLACK_MS = 300
@@ -36,7 +21,7 @@ SLACK_MS = 300
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str, str]]:
-    with running_cluster(tmp_path_factory.mktemp("hedges"), topology_text=TOPOLOGY) as cluster:
+    with running_cluster(tmp_path_factory.mktemp("hedges"), topology_text=ONE_PARTITION) as cluster:
         for store in ("counts", "prices"):
             cluster.put(store, {b"k": b"1"})
         # Its role stays with the one that hangs, so only hedges help.

@@ -8,30 +8,15 @@ import httpx
 import pytest
 
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.cluster import ONE_PARTITION, Cluster, running_cluster, wait_until
 
-TOPOLOGY = """
-application_id = "test"
-
-[[subtopology]]
-name = "s"
-partitions = 1
-
-[[subtopology.store]]
-name = "counts"
-
-[[subtopology.store]]
-name = "prices"
-kind = "versioned"
-history_retention_ms = 100000000
-"""
 KEYS = [f"k{i:03}" for i in range(400)]
 
 
 @pytest.fixture(scope="module", params=["cold", "resumed"])
 def replaying(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str, bool]]:
     """A worker that applies a compacted log slowly; and whether it had reached an end of the log before."""
-    with running_cluster(tmp_path_factory.mktemp("replaying"), topology_text=TOPOLOGY) as cluster:
+    with running_cluster(tmp_path_factory.mktemp("replaying"), topology_text=ONE_PARTITION) as cluster:
         address, resumed = None, request.param == "resumed"
         if resumed:
             for store in ("counts", "prices"):
