@@ -39,6 +39,10 @@ class Situation:
         """Those that are caught up unless their copy turns out to be of a log that is no more."""
         return self._within(task, self.policy.acceptable_recovery_lag)
 
+    def has_near_copy(self, task: TaskId, name: str) -> bool:
+        """Whether a member's copy is within the acceptable lag, even if its machine refuses writes now."""
+        return self.copies[task].get(name, math.inf) <= self.policy.acceptable_recovery_lag
+
     def lingers(self, task: TaskId, name: str) -> bool:
         """Whether one that is active may remain so, with others caught up: its lag may just swing about the
         limit."""
@@ -132,7 +136,7 @@ def _held_standbys(task: TaskId, active: str, now: Situation) -> list[str]:
     """
     near, promising, had = now.near(task), now.promising(task), now.had(task)
     wanted = [name for name in now.intended[task].members if name in now.present and name != active]
-    standbys = [name for name in wanted if name in had or name in promising]
+    standbys = [name for name in wanted if name in had or now.has_near_copy(task, name)]
     enough = now.policy.num_standby_replicas + 1
     worth = {name: (name in promising) + (name in near) for name in (active, *standbys, *had)}
     for name in sorted(had, key=lambda name: -worth[name]):

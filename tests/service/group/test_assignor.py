@@ -681,3 +681,17 @@ def test_if_all_are_obstructed_each_keeps_what_it_has(group: Group) -> None:
     assert decided.intended == group.assigned().assignment.intended
     for task, placement in decided.actual.items():
         assert placement.active in group.near(task) or not group.near(task)
+
+
+@properties
+@given(settled_groups(), st.data())
+def test_an_obstructed_member_that_returns_keeps_its_copies(group: Group, data: st.DataObject) -> None:
+    """A full disk may keep it from renewing its lease too; its copies may be needed as soon as it is back."""
+    name = data.draw(st.sampled_from(group.present))
+    held = {task for task, placement in group.assignment.actual.items() if name in placement.members}
+    copies = group.members[name].lags
+    away = replace(group, members={**group.members, name: replace(group.members[name], absent=True)}).assigned()
+    back = replace(group.members[name], lags=copies, standing=Standing.OBSTRUCTED)
+    returned = replace(away, members={**away.members, name: back}).assigned()
+    actual = returned.assignment.actual
+    assert {task for task, placement in actual.items() if name in placement.members} >= held
