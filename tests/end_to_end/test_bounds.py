@@ -3,7 +3,9 @@
 One worker's files cannot grow any more, as at the end of its disk, so its applier is held back.
 """
 
+import json
 import resource
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +117,36 @@ def test_a_later_page_is_not_read_behind_the_one_before(lagging):
         assert (refused.status_code, refused.json()["type"]) == (412, "urn:forebay:problem:position-not-reached")
         rest = lagging.get(lagging.router, "entries", limit=2, cursor=page["next"], prefer="any").json()
         assert [entry["key"] for entry in rest["entries"]] == ["c", "k"]
+
+
+def test_a_stream_does_not_go_back_to_a_replica_behind(lagging):
+    """Before the one ahead is lost for good: it is stopped for a while."""
+    url = f"http://{lagging.router}/v1/stores/counts/keys/k/changes"
+    with httpx.stream("GET", url, params={"timeout_ms": 500}, timeout=30) as stream:
+        lines = stream.iter_lines()
+        events = [event_after(lines)]
+        assert events[0] == ("value", NEW)
+        lagging.cluster.kill(lagging.ahead, signal.SIGSTOP)
+        try:
+            while events[-1][0] != "problem":
+                events.append(event_after(lines))
+        finally:
+            lagging.cluster.kill(lagging.ahead, signal.SIGCONT)
+        # Lag events, until it is found that nobody is as far.
+        assert {event for event in events if event[0] not in ("lag", "problem")} == {("value", NEW)}
+    wait_until(lambda: lagging.get(lagging.router, max_record_lag=0).status_code == 200, "the one ahead")
+
+
+def event_after(lines: Iterator[str]) -> tuple[str, object]:
+    """The next event's name, and the value in it."""
+    name = ""
+    for line in lines:
+        field, _, text = line.partition(": ")
+        if field == "event":
+            name = text
+        elif field == "data":
+            return name, json.loads(text).get("value")
+    raise AssertionError("the stream ended")
 
 
 def test_a_sole_survivor_answers_within_its_lag_and_refuses_beyond(lagging):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.lag import Lag
 from forebay.settings import WorkerSettings, load_settings
 from forebay_worker.state.offsets import CAUGHT_UP
 from forebay_worker.worker import Worker
@@ -68,3 +69,10 @@ def test_a_worker_that_drains_is_not_ready(worker):
     problem = worker.readiness()
     assert problem is not None
     assert problem.status == 503
+
+
+def test_a_lag_is_near_within_the_acceptable_one(worker):
+    acceptable = worker.settings.acceptable_recovery_lag
+    assert worker._is_near(Lag(acceptable, None, None))
+    assert not worker._is_near(Lag(acceptable + 1, 0, 0))
+    assert not worker._is_near(Lag(None, 0, 0))

@@ -58,3 +58,23 @@ def test_a_lag_report_expires():
 
     assert lag(0) == Lag(3, 5, 7)
     assert lag(1_100) == UNKNOWN_LAG
+
+
+def test_an_answers_header_lines_are_a_report():
+    view = WorkerView(HOST, live=True)
+    known = cluster(view)
+    view.replicas["s", 0] = Report("active", Lag(500, 500, 500), boot_ms() - 900)
+    known.heard(HOST, ("s", 0), provenance_head(Provenance(0, "p", "standby", str(HOST), Lag(2, 3, None))))
+    (holder,) = known.holders(SPEC, 0, lambda host: 0)
+    assert (holder.role, holder.lag) == ("standby", Lag(2, 3, None))
+
+
+def test_an_older_map_is_not_adopted():
+    known = cluster(WorkerView(HOST, live=True))
+    assert not known.adopt("older", [], ClusterMap(Generation(1, 0), ()))
+    # Nor is the topology of the worker that gave it.
+    assert (known.fingerprint, known.metadata.stores) == ("", {"s": SPEC})
+    assert known.metadata.map.hosts
+    assert known.adopt("newer", [SPEC], ClusterMap(Generation(1, 2), ()))
+    assert known.fingerprint == "newer"
+    assert not known.metadata.map.hosts

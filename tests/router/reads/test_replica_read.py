@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -132,3 +133,22 @@ async def test_a_worker_is_told_what_is_left_of_the_time():
         router.upstreams.close()
     [line] = [line for line in asked[0].split(b"\r\n") if line.startswith(b"forebay-deadline-ms: ")]
     assert 0 < int(line.split()[1]) <= 700
+
+
+async def test_an_answer_that_is_received_after_the_deadline_is_late():
+    """It was there in time, but this process was stopped."""
+
+    class Stopping(Answering):
+        def data_received(self, data: bytes) -> None:
+            self._transport.write(answer(b"{}"))
+            # Nothing runs in this loop meanwhile.
+            time.sleep(0.1)
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Stopping(0, b"", []), "127.0.0.1", 0)
+    host = HostInfo("127.0.0.1", server.sockets[0].getsockname()[1])
+    router = router_of((host, "active"))
+    status, body = await read_key(router, timeout_ms=50)
+    router.upstreams.close()
+    server.close()
+    assert (status, json.loads(body)["type"]) == (504, "urn:forebay:problem:deadline")

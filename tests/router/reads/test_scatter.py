@@ -3,6 +3,7 @@
 import asyncio
 import json
 from types import SimpleNamespace
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -13,7 +14,7 @@ from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import Answer
 from forebay.rest.limits import HeldMemory, Limit, Peer
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
-from forebay.rest.scans import SCAN_ROUTES, Page
+from forebay.rest.scans import SCAN_ROUTES, Cursor, Page
 from forebay.topology import StoreSpec
 from forebay_router.reads import scatter
 from forebay_router.reads.replica_read import Came
@@ -48,6 +49,7 @@ class Workers:
         self._pause_s = pause_s
         self.spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", len(pages))
         self.asked: list[int] = []
+        self.targets: list[bytes] = []
         self.memory = Limit("memory", 64 << 20, "no memory")
         self.at_once = self.most_at_once = 0
 
@@ -61,6 +63,7 @@ class Workers:
 
     async def ask(self, request, parameters, deadline_boot_ms):
         self.asked.append(request.partition)
+        self.targets.append(request.target)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
@@ -267,3 +270,26 @@ async def test_lists_begin_and_read_ahead_only_while_there_is_memory():
     workers.memory.count(another, -scatter._FIRST_PAGES_BYTES)
     gather.drop()
     assert (held.held_bytes, workers.memory.used) == (0, 0)
+
+
+async def test_a_later_page_asks_for_the_position_of_the_one_before():
+    """Of whichever replica: it must not be behind the one that gave the page before."""
+    workers = Workers(
+        [page(b"\x01a", Lag(0, 0, 0), more=True), page(b"\x01b", Lag(0, 0, 0), more=False)],
+    )
+    gather = await workers.gather()
+    async for _ in gather.body():
+        pass
+    first, second = (dict(parse_qsl(target.partition(b"?")[2].decode())) for target in workers.targets)
+    assert "cursor" not in first
+    cursor = Cursor.decode(second["cursor"], gather.scan)
+    assert (cursor.last, cursor.at) == (b"\x01a", POSITION)
+
+
+async def test_what_a_page_leaves_out_is_in_its_cursor():
+    workers = Workers([page(b"\x01a", Lag(0, 0, 0), more=True)], [REFUSED])
+    gather = await workers.gather(b"allow_partial=true&limit=1")
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert (document["complete"], document["missing"]) == (False, [1])
+    cursor = Cursor.decode(document["next"], gather.scan)
+    assert (cursor.missing, cursor.at) == ((1,), POSITION)

@@ -7,6 +7,7 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.errors import (
+    BadParameter,
     LagExceedsTolerance,
     LogDiverged,
     NotActive,
@@ -146,3 +147,12 @@ def test_content_of_another_log_is_not_read_and_has_no_lag(tmp_path):
     for query in ("", "max_record_lag=1000", "require_active=true"):
         assert isinstance(refused(admission, query), LogDiverged)
     assert admission.lag(replica) == ("restoring", UNKNOWN_LAG)
+
+
+def test_a_time_is_refused_where_no_versions_are_kept(tmp_path):
+    """To answer with the present value would be wrong."""
+    admission, _ = held(tmp_path)
+    with pytest.raises(BadParameter):
+        read(admission, "as_of=5")
+    batch = Reads(admission).batch("counts", ["k"], parse_parameters(b"as_of=5", KEY_PARAMETERS))
+    assert [status for status, _ in batch.results] == [400]

@@ -1,6 +1,7 @@
 """What readers learn of a replica while a batch is applied to it, and of its age."""
 
 import time
+from dataclasses import replace
 
 from forebay.changelog import Batch, Heartbeat
 from forebay.changelog.heartbeat_keys import heartbeat_key
@@ -65,3 +66,15 @@ def test_age_is_unknown_while_one_of_the_writers_cannot_tell():
     assert age_ms() is None
     apply_batch(replica, batch(3, beat("b", now_ms - 60_000)))
     assert 60_000 <= (age_ms() or 0) < 70_000
+
+
+def test_stream_time_is_the_largest_window_end():
+    """Whatever order windows come in: what has expired stays expired."""
+    spec = replace(SPEC, kind="window", window_size_ms=1_000, retention_ms=10_000)
+    replica = Replica(spec, TaskId(0, 0), MemoryStore("s"))
+    starts = (5_000, 90_000, 20_000)
+    records = [(b"k" + start.to_bytes(8, "big"), b"1", False) for start in starts]
+    apply_batch(replica, batch(3, *records))
+    assert replica.stream_time_ms == 91_000
+    apply_batch(replica, batch(4, records[0]))
+    assert replica.stream_time_ms == 91_000

@@ -1,0 +1,46 @@
+"""Which worker a plain read asks first, while what is known of the workers changes."""
+
+from forebay.clock import boot_ms
+from forebay.hot_path import RequestForm
+from forebay.lag import Lag
+from forebay.metadata import HostInfo, StreamsMetadataState
+from forebay.settings import RouterSettings, load_settings
+from forebay.topology import StoreSpec
+from forebay_router.cluster.worker_view import Report, WorkerView
+from forebay_router.reads.choices import Choices
+from forebay_router.router import Router
+
+SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
+FIRST, SECOND = HostInfo("a", 1), HostInfo("b", 1)
+
+
+async def test_a_choice_is_made_anew_after_a_moment():
+    router = Router(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
+    router.cluster.metadata = StreamsMetadataState({"s": SPEC})
+    for host in (FIRST, SECOND):
+        router.cluster.workers[host] = WorkerView(host, live=True)
+
+    def report(active: HostInfo) -> None:
+        for host in (FIRST, SECOND):
+            view, role = router.cluster.workers[host], "active" if host == active else "standby"
+            view.replicas = {("s", 0): Report(role, Lag(0, 0, 0), boot_ms())}
+            router.cluster._holds(view, set())
+
+    choices = Choices(router)
+    read = choices.key_read(RequestForm("s", b"", b"", b""))
+    assert read is not None
+
+    def chosen(at_ms: float) -> HostInfo:
+        target = choices.choose(read, 0, at_ms)
+        assert target is not None
+        return target.worker.host
+
+    report(FIRST)
+    assert chosen(1_000) == FIRST
+    report(SECOND)
+    assert chosen(1_010) == FIRST
+    assert chosen(1_030) == SECOND
+    # One that is lost is left at once.
+    router.cluster.unreachable(SECOND)
+    assert chosen(1_031) == FIRST
+    router.upstreams.close()

@@ -1,0 +1,44 @@
+"""The roles of the tasks that a worker holds."""
+
+import threading
+from pathlib import Path
+
+from forebay.tasks import TaskId
+from forebay_worker.state.opening import StoreOpener
+from forebay_worker.tasks.manager import TaskManager
+from tests.cluster import wait_until
+from tests.service.tasks.held_tasks import TASKS, make_changelog, started
+
+
+def designations(manager: TaskManager) -> dict[TaskId, float | None]:
+    return {replica.task: replica.designated_boot_ms for replica in manager.replicas.values()}
+
+
+def hold_all(manager: TaskManager) -> None:
+    manager.hold(TASKS, ())
+    wait_until(
+        lambda: len(designations(manager)) == len(TASKS) and all(designations(manager).values()), "all tasks"
+    )
+
+
+def test_a_role_is_lost_at_once_though_the_applier_is_busy(tmp_path: Path):
+    """The lease that covers the new generation is published right after."""
+    with started(tmp_path, make_changelog(tmp_path), StoreOpener) as manager:
+        hold_all(manager)
+        busy, over = threading.Event(), threading.Event()
+        manager.applier.run(lambda: (busy.set(), over.wait(20)))
+        assert busy.wait(20)
+        try:
+            manager.hold(TASKS[:1], TASKS[1:])
+            assert [task for task, since in designations(manager).items() if since is not None] == TASKS[:1]
+        finally:
+            over.set()
+
+
+def test_a_later_generation_does_not_begin_a_role_anew(tmp_path: Path):
+    """An active that is behind stays active: it has once reached an end since it was designated."""
+    with started(tmp_path, make_changelog(tmp_path), StoreOpener) as manager:
+        hold_all(manager)
+        before = designations(manager)
+        manager.hold(TASKS, ())
+        assert designations(manager) == before
