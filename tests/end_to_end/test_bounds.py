@@ -149,7 +149,7 @@ def event_after(lines: Iterator[str]) -> tuple[str, object]:
     raise AssertionError("the stream ended")
 
 
-def test_a_sole_survivor_answers_within_its_lag_and_refuses_beyond(lagging):
+def test_sole_survivor_answers_within_its_lag_only(lagging):
     """After those that need both."""
     lagging.cluster.kill(lagging.ahead)
     answer = lagging.get(lagging.router, max_record_lag=BEHIND)
@@ -168,7 +168,7 @@ def test_a_sole_survivor_answers_within_its_lag_and_refuses_beyond(lagging):
     assert lagging.get(lagging.router).json()["value"] == OLD
 
 
-def test_what_is_held_back_goes_on_once_it_may(lagging):
+def test_a_held_back_replica_catches_up(lagging):
     """Last: nothing is behind any more."""
     held_back = lagging.cluster.workers[lagging.behind].pid
     resource.prlimit(held_back, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -40,7 +40,7 @@ def hedges(cluster: Cluster, router: str) -> float:
 
 
 @pytest.mark.parametrize("store", ["counts", "prices"])
-def test_a_worker_that_hangs_costs_hedge_delays_and_no_more(served, store):
+def test_a_hung_worker_costs_hedge_delays_only(served, store):
     """One of the stores is read by the fast path, the other by its route."""
     cluster, router, active = served
     with (

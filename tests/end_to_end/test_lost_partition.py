@@ -66,14 +66,14 @@ def dechunked(body: bytes) -> bytes:
     return b"".join(parts)
 
 
-def test_a_list_that_loses_a_partition_on_its_way_is_cut(split):
+def test_a_list_that_loses_a_partition_midway_is_cut(split):
     body, whole = read_while_one_is_killed(*split, f"limit={ENTRIES}&timeout_ms=20000")
     assert not whole
     assert b'"complete"' not in body
     assert body.count(b'"key"') < ENTRIES
 
 
-def test_a_partial_list_names_the_partition_it_lost_on_its_way(split):
+def test_a_partial_list_names_the_partition_lost_midway(split):
     body, whole = read_while_one_is_killed(*split, f"limit={ENTRIES}&timeout_ms=20000&allow_partial=true")
     assert whole
     document = json.loads(body)

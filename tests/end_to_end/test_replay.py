@@ -40,7 +40,7 @@ def rows(worker: str) -> list[dict[str, Any]]:
         return []
 
 
-def test_what_is_lacking_in_a_replay_proves_nothing(replaying):
+def test_a_replaying_replica_answers_no_miss_or_list(replaying):
     cluster, worker, resumed = replaying
     router = cluster.start_router(ready=False)
     wait_until(lambda: cluster.get(router, "/v1/lags").get("lags"), "the router's knowing the worker")
@@ -58,7 +58,7 @@ def test_what_is_lacking_in_a_replay_proves_nothing(replaying):
         assert [result.get("problem", {}).get("status") for result in results] == [None, 503]
 
 
-def test_what_is_there_in_a_replay_is_given_without_a_bound(replaying):
+def test_a_replaying_replica_answers_unbounded_hits(replaying):
     _, worker, resumed = replaying
     [end] = [row["end_offset"] for row in rows(worker) if row["store"] == "counts"]
     url = f"http://{worker}/v1/stores/counts/keys/k000"
@@ -74,7 +74,7 @@ def test_what_is_there_in_a_replay_is_given_without_a_bound(replaying):
             assert httpx.get(f"{url}?{bound}=3600000").status_code == 412
 
 
-def test_an_active_that_replays_is_restoring_and_not_active(replaying):
+def test_a_replaying_active_is_restoring(replaying):
     _, worker, _ = replaying
     assert {row["role"] for row in rows(worker)} == {"restoring"}
     found = httpx.get(f"http://{worker}/v1/stores/counts/keys/k000")
@@ -87,7 +87,7 @@ def test_an_active_that_replays_is_restoring_and_not_active(replaying):
     assert "counts-0" in ready.json()["behind"]
 
 
-def test_a_stream_tells_no_absence_in_a_replay(replaying):
+def test_a_replaying_replica_sends_no_absent_event(replaying):
     _, worker, _ = replaying
     with httpx.stream("GET", f"http://{worker}/v1/stores/counts/keys/nobody/changes", timeout=10) as stream:
         text = "".join(stream.iter_text())

@@ -36,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.lag:lag_of",
         "beginning if known_to is None",
         "end if known_to is None",
-        ("end_to_end/test_replay.py::test_what_is_there_in_a_replay_is_given_without_a_bound",),
+        ("end_to_end/test_replay.py::test_a_replaying_replica_answers_unbounded_hits",),
     ),
     Mutant(
         "record-lag-negative",
@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.queries.admission:Admission._provable",
         "self._end_offset_max_age_ms",
         'float("inf")',
-        ("service/queries/test_admission.py::test_an_end_offset_of_some_age_proves_no_bound_on_records",),
+        ("service/queries/test_admission.py::test_an_old_end_offset_proves_no_record_lag",),
     ),
     Mutant(
         "time-rounded-down",
@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.folding:advance",
         "pending_end = max(batch.end.offset, pending_end or 0)",
         "pending_end = batch.position",
-        ("end_to_end/test_replay.py::test_what_is_lacking_in_a_replay_proves_nothing",),
+        ("end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",),
     ),
     Mutant(
         "age-of-the-newest-writer",
@@ -248,7 +248,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.queries.admission:Admission.admit",
         "if replica.diverged:",
         "if False:",
-        ("service/queries/test_admission.py::test_content_of_another_log_is_not_read_and_has_no_lag",),
+        ("service/queries/test_admission.py::test_a_diverged_replica_is_refused_without_lag",),
     ),
     Mutant(
         "diverged-log-with-lag",
@@ -256,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.replica:Replica.disown_content",
         "self.progress = EMPTY_PROGRESS",
         "pass",
-        ("service/queries/test_admission.py::test_content_of_another_log_is_not_read_and_has_no_lag",),
+        ("service/queries/test_admission.py::test_a_diverged_replica_is_refused_without_lag",),
     ),
     # Roles.
     Mutant(
@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.replica:Replica.role",
         'current_until is not None and current_until >= designated else "restoring"',
         'designated is not None else "restoring"',
-        ("end_to_end/test_replay.py::test_an_active_that_replays_is_restoring_and_not_active",),
+        ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
     ),
     Mutant(
         "active-by-an-earlier-end",
@@ -281,7 +281,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.replica:Replica.role",
         "current_until is not None and current_until >= designated",
         "current_until is not None",
-        ("end_to_end/test_replay.py::test_an_active_that_replays_is_restoring_and_not_active",),
+        ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
     ),
     Mutant(
         "require-active-of-restoring",
@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.queries.admission:Admission._hold",
         'admitted.role != "active"',
         'admitted.role == "standby"',
-        ("end_to_end/test_replay.py::test_an_active_that_replays_is_restoring_and_not_active",),
+        ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
     ),
     Mutant(
         "role-lost-later",
@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.manager:TaskManager.hold",
         "self._designate(self.replicas, actives)",
         "pass",
-        ("service/tasks/test_roles.py::test_a_role_is_lost_at_once_though_the_applier_is_busy",),
+        ("service/tasks/test_roles.py::test_roles_are_lost_while_the_applier_is_busy",),
     ),
     Mutant(
         "role-begun-anew",
@@ -313,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.worker:Worker._is_near",
         "lag.record_lag <= self.settings.acceptable_recovery_lag",
         "True",
-        ("service/test_worker.py::test_a_lag_is_near_within_the_acceptable_one",),
+        ("service/test_worker.py::test_caught_up_is_within_acceptable_recovery_lag",),
     ),
     # Bounds: the worker enforces them.
     Mutant(
@@ -419,7 +419,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.queries.admission:Admission.provenance",
         "replica.progress is admitted.progress",
         "admitted.provenance is not None",
-        ("service/queries/test_admission.py::test_a_token_is_of_after_the_value_and_the_lag_of_before",),
+        ("service/queries/test_admission.py::test_token_is_taken_after_the_value_lag_before",),
     ),
     Mutant(
         "applying-to-not-published",
@@ -427,7 +427,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.commit:_commit",
         "replica.progress._replace(applying_to=max(before.content_before, after.content_before))",
         "replica.progress",
-        ("service/tasks/test_commit.py::test_readers_learn_how_far_content_may_be_before_it_is_written",),
+        ("service/tasks/test_commit.py::test_applying_to_is_published_before_the_write",),
     ),
     Mutant(
         "later-position-is-the-earlier",
@@ -444,7 +444,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.queries.misses:why_unproven",
         "if not admitted.complete or not replica.consistent:",
         "if False:",
-        ("end_to_end/test_replay.py::test_what_is_lacking_in_a_replay_proves_nothing",),
+        ("end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",),
     ),
     Mutant(
         "miss-in-a-later-replay",
@@ -452,7 +452,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.replica:Replica.consistent",
         "self.complete and progress.consistent_position == progress.position",
         "self.complete",
-        ("end_to_end/test_replay.py::test_what_is_lacking_in_a_replay_proves_nothing",),
+        ("end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",),
     ),
     Mutant(
         "list-in-a-replay",
@@ -460,7 +460,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.queries.scans:Scans._page",
         "if problem is not None:",
         "if False:",
-        ("end_to_end/test_replay.py::test_what_is_lacking_in_a_replay_proves_nothing",),
+        ("end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",),
     ),
     Mutant(
         "absence-in-a-replay",
@@ -468,7 +468,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.queries.reads:Reads.look",
         "if problem is not None:",
         "if False:",
-        ("end_to_end/test_replay.py::test_a_stream_tells_no_absence_in_a_replay",),
+        ("end_to_end/test_replay.py::test_a_replaying_replica_sends_no_absent_event",),
     ),
     Mutant(
         "ready-in-a-replay",
@@ -476,7 +476,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.worker:Worker.readiness",
         "not replica.consistent or not",
         "not",
-        ("end_to_end/test_replay.py::test_an_active_that_replays_is_restoring_and_not_active",),
+        ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
     ),
     Mutant(
         "miss-beside-misplaced-keys",
@@ -535,7 +535,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.replica_read:is_final",
         " and not (answer.status == 404 and answer.body.startswith(_UNKNOWN_STORE))",
         "",
-        ("router/reads/test_replica_read.py::test_a_worker_that_lacks_a_store_of_the_map_leaves_it_to_another",),
+        ("router/reads/test_replica_read.py::test_unknown_store_at_one_worker_fails_over",),
     ),
     # Lists.
     Mutant(
@@ -632,7 +632,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.scatter:Gather.body",
         'raise ScanBroken(f"a partition answered {refused.answer.status} in the middle of a scan") from None',
         "break",
-        ("end_to_end/test_lost_partition.py::test_a_list_that_loses_a_partition_on_its_way_is_cut",),
+        ("end_to_end/test_lost_partition.py::test_a_list_that_loses_a_partition_midway_is_cut",),
     ),
     Mutant(
         "list-complete-though-partial",
@@ -640,7 +640,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.scatter:Gather._leave_out",
         "self.missing.add(part.partition)",
         "pass",
-        ("end_to_end/test_lost_partition.py::test_a_partial_list_names_the_partition_it_lost_on_its_way",),
+        ("end_to_end/test_lost_partition.py::test_a_partial_list_names_the_partition_lost_midway",),
     ),
     Mutant(
         "complete-always-true",
@@ -884,7 +884,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.opening:StoreOpener._migrate_offsets",
         "store.committed_offset(tp) is None",
         "True",
-        ("service/state/test_migration.py::test_the_offset_of_a_store_counts_and_not_that_of_a_checkpoint",),
+        ("service/state/test_migration.py::test_a_committed_offset_beats_an_old_checkpoint",),
     ),
     Mutant(
         "offset-without-its-store",
@@ -1121,7 +1121,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.sqlite.database:GroupTransaction.void_leases_of_another_boot",
         "if of != boot_id:",
         "if False:",
-        ("service/group/test_sqlite.py::test_who_does_not_return_after_a_reboot_is_given_nothing",),
+        ("service/group/test_sqlite.py::test_a_member_lost_at_reboot_gets_no_task",),
     ),
     Mutant(
         "generations-begin-again",
@@ -1189,7 +1189,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.hot_path:RouterHotPath._hedge",
         "elif router.budget.spend():",
         "elif True:",
-        ("end_to_end/test_hedges.py::test_a_worker_that_hangs_costs_hedge_delays_and_no_more",),
+        ("end_to_end/test_hedges.py::test_a_hung_worker_costs_hedge_delays_only",),
     ),
     Mutant(
         "hedge-budget-without-end",
@@ -1205,7 +1205,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.hedging:HedgeDelay.delay_ms",
         "min(max(2 * ",
         "max(900.0, max(2 * ",
-        ("end_to_end/test_hedges.py::test_a_worker_that_hangs_costs_hedge_delays_and_no_more",),
+        ("end_to_end/test_hedges.py::test_a_hung_worker_costs_hedge_delays_only",),
     ),
     Mutant(
         "hung-worker-never-suspect",
@@ -1213,7 +1213,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.cluster.worker_view:_SILENT_READS_TO_SUSPECT",
         "3",
         "3000",
-        ("end_to_end/test_hedges.py::test_a_worker_that_hangs_costs_hedge_delays_and_no_more",),
+        ("end_to_end/test_hedges.py::test_a_hung_worker_costs_hedge_delays_only",),
     ),
     Mutant(
         "last-resort-not-asked",
@@ -1231,7 +1231,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.cluster.candidates:_rank",
         'holder.role == "active" and known',
         "False",
-        ("router/cluster/test_candidates.py::test_an_active_of_unknown_lag_is_first_unless_there_is_a_bound",),
+        ("router/cluster/test_candidates.py::test_active_of_unknown_lag_is_first_without_a_bound",),
     ),
     Mutant(
         "refusal-is-final",
@@ -1290,7 +1290,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.cluster.worker_view:WorkerView.is_newer",
         '(status["incarnation"], status["sequence"]) > (self.incarnation, self.sequence)',
         "True",
-        ("router/cluster/test_worker_view.py::test_a_status_of_before_is_no_news",),
+        ("router/cluster/test_worker_view.py::test_an_older_status_is_ignored",),
     ),
     Mutant(
         "seeds-of-another-application",
@@ -1309,7 +1309,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.cluster.candidates:equally_good",
         "near or good",
         "good",
-        ("router/cluster/test_candidates.py::test_any_stays_within_the_rack_while_one_there_is_good",),
+        ("router/cluster/test_candidates.py::test_prefer_any_stays_in_the_routers_rack",),
     ),
     Mutant(
         "deadline-not-passed-on",
@@ -1317,7 +1317,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.replica_read:ReplicaRead._ask_next",
         "max(1, int(self._deadline - boot_ms()))",
         "30_000",
-        ("router/reads/test_replica_read.py::test_a_worker_is_told_what_is_left_of_the_time",),
+        ("router/reads/test_replica_read.py::test_workers_get_the_remaining_deadline",),
     ),
     Mutant(
         "received-after-the-deadline",
@@ -1333,7 +1333,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.choices:_CHOICE_MAX_AGE_MS",
         "25.0",
         "2.5e9",
-        ("router/reads/test_choices.py::test_a_choice_is_made_anew_after_a_moment",),
+        ("router/reads/test_choices.py::test_candidates_are_refreshed_after_25_ms",),
     ),
     Mutant(
         "answers-are-no-reports",
@@ -1341,7 +1341,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.cluster.cluster:Cluster.heard",
         "worker.replicas[held] = Report(told.role, told.lag, boot_ms())",
         "pass",
-        ("router/cluster/test_cluster.py::test_an_answers_header_lines_are_a_report",),
+        ("router/cluster/test_cluster.py::test_answer_headers_update_the_lag_report",),
     ),
     Mutant(
         "router-adopts-an-older-map",
@@ -1384,7 +1384,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.parameters:ReadParameters.allowed_ms",
         "min(self.timeout_ms or default_ms + self.wait_ms, most_ms)",
         "self.timeout_ms or default_ms + self.wait_ms",
-        ("core/rest/test_parameters.py::test_a_request_has_the_time_that_it_states_within_the_ceiling",),
+        ("core/rest/test_parameters.py::test_timeout_is_as_requested_up_to_the_ceiling",),
     ),
     Mutant(
         "wait-not",

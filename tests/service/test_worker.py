@@ -71,7 +71,7 @@ def test_a_worker_that_drains_is_not_ready(worker):
     assert problem.status == 503
 
 
-def test_a_lag_is_near_within_the_acceptable_one(worker):
+def test_caught_up_is_within_acceptable_recovery_lag(worker):
     acceptable = worker.settings.acceptable_recovery_lag
     assert worker._is_near(Lag(acceptable, None, None))
     assert not worker._is_near(Lag(acceptable + 1, 0, 0))

@@ -225,7 +225,7 @@ def test_every_parameter_of_a_route_is_documented() -> None:
     assert all(item["in"] == "query" and not item["required"] and item["description"] for item in listed)
 
 
-def test_a_request_has_the_time_that_it_states_within_the_ceiling():
+def test_timeout_is_as_requested_up_to_the_ceiling():
     def allowed_ms(query: bytes) -> int:
         return parse_parameters(query, KEY_PARAMETERS).allowed_ms(1_000, 30_000)
 

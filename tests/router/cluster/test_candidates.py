@@ -143,12 +143,15 @@ def test_a_replica_lags_until_it_has_clearly_recovered():
 
 
 def test_an_active_of_unknown_lag_is_first_unless_there_is_a_bound():
+
+
+def test_active_of_unknown_lag_is_first_without_a_bound():
     holders = [Holder(host(1), "standby", Lag(0, 0, 0)), Holder(host(2), "active")]
     assert [h.port for h in candidates(holders, UNLIMITED)] == [2, 1]
     assert [h.port for h in candidates(holders, Tolerance(max_record_lag=10))] == [1, 2]
 
 
-def test_any_stays_within_the_rack_while_one_there_is_good():
+def test_prefer_any_stays_in_the_routers_rack():
     near = Holder(host(1), "standby", Lag(3, 0, 0), near=True)
     far = Holder(host(2), "active", Lag(0, 0, 0))
     assert equally_good([near, far], UNLIMITED) == (near.host,)

@@ -60,7 +60,7 @@ def test_a_lag_report_expires():
     assert lag(1_100) == UNKNOWN_LAG
 
 
-def test_an_answers_header_lines_are_a_report():
+def test_answer_headers_update_the_lag_report():
     view = WorkerView(HOST, live=True)
     known = cluster(view)
     view.replicas["s", 0] = Report("active", Lag(500, 500, 500), boot_ms() - 900)

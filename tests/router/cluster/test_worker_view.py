@@ -51,7 +51,7 @@ def test_silence_on_a_poll_makes_it_suspect_until_its_next_status():
     assert taken(view, status(2)).well
 
 
-def test_a_status_of_before_is_no_news():
+def test_an_older_status_is_ignored():
     view = taken(WorkerView(HostInfo("a", 1)), status(5))
     assert not view.is_newer(status(4))
     assert not view.is_newer(status(5))

@@ -61,7 +61,7 @@ def test_a_refusal_is_passed_on_only_if_all_gave_it(order):
     assert refusal("s", 0, [late, attempt(FAR, NotActive("standby"), Lag(0, 0, 0))][::order]).status == 412
 
 
-def test_misplaced_keys_at_every_replica_are_told_as_such():
+def test_partitioner_mismatch_everywhere_is_passed_on():
     mismatch = [attempt(host, PartitionerMismatch("misplaced"), Lag(0, 0, 0)) for host in (NEAR, FAR)]
     assert document(refusal("s", 0, mismatch))["type"] == "urn:forebay:problem:partitioner-mismatch"
     both = [mismatch[0], attempt(FAR, NotReady("closed"), Lag(0, 0, 0))]

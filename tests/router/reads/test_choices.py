@@ -14,7 +14,7 @@ SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
 FIRST, SECOND = HostInfo("a", 1), HostInfo("b", 1)
 
 
-async def test_a_choice_is_made_anew_after_a_moment():
+async def test_candidates_are_refreshed_after_25_ms():
     router = Router(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
     router.cluster.metadata = StreamsMetadataState({"s": SPEC})
     for host in (FIRST, SECOND):

@@ -114,7 +114,7 @@ async def test_ordinary_reads_hedge_within_the_budget():
     assert router.counts["hedges_refused"] > 0
 
 
-async def test_a_worker_that_lacks_a_store_of_the_map_leaves_it_to_another():
+async def test_unknown_store_at_one_worker_fails_over():
     """One that is behind in a deployment does not know it yet."""
     async with answering(0.0, b"404 Not Found") as (behind, asked), answering(0.0, b"200 OK") as (other, _):
         router = router_of((behind, "active"), (other, "standby"))
@@ -123,7 +123,7 @@ async def test_a_worker_that_lacks_a_store_of_the_map_leaves_it_to_another():
         router.upstreams.close()
 
 
-async def test_a_worker_is_told_what_is_left_of_the_time():
+async def test_workers_get_the_remaining_deadline():
     async with (
         answering(0.0, b"503 Service Unavailable") as (first, _),
         answering(0.0, b"200 OK") as (second, asked),

@@ -572,7 +572,7 @@ def test_leases_from_before_a_reboot_are_void(group, tmp_path, monkeypatch):
     group.assert_served_by(*after)
 
 
-def test_who_does_not_return_after_a_reboot_is_given_nothing(group, tmp_path, monkeypatch):
+def test_a_member_lost_at_reboot_gets_no_task(group, tmp_path, monkeypatch):
     a, b = group.settled("a", "b")
     reboot(group, tmp_path, monkeypatch)
     # By the old clock, b's lease would hold for as long as the machine ran before.

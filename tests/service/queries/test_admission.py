@@ -47,7 +47,7 @@ def position(offset: int) -> str:
     return encode_position(Position(log_digest("log"), {0: offset}))
 
 
-def test_an_end_offset_of_some_age_proves_no_bound_on_records(tmp_path):
+def test_an_old_end_offset_proves_no_record_lag(tmp_path):
     admission, replica = held(tmp_path)
     progress(replica, end_sent_boot_ms=boot_ms() - 4_000)
     assert read(admission, "max_record_lag=0").status == 200
@@ -84,7 +84,7 @@ def test_a_token_covers_what_is_being_applied(tmp_path):
     assert decode_position(head[b"forebay-position"].decode()).offsets == {0: 9}
 
 
-def test_a_token_is_of_after_the_value_and_the_lag_of_before(tmp_path):
+def test_token_is_taken_after_the_value_lag_before(tmp_path):
     admission, replica = held(tmp_path)
     progress(replica, end_offset=3)
     admitted = admission.admit(replica, ReadParameters())
@@ -127,7 +127,7 @@ def test_a_role_ends_with_its_lease(tmp_path):
     assert isinstance(refused(admission, "require_active=true"), NotActive)
 
 
-def test_a_bound_is_held_to_the_ceiling_though_the_read_has_none(tmp_path):
+def test_ceiling_applies_without_a_bound(tmp_path):
     admission, replica = held(tmp_path)
     admission._ceiling = Tolerance(max_record_lag=5)
     progress(replica, end_offset=7)
@@ -137,7 +137,7 @@ def test_a_bound_is_held_to_the_ceiling_though_the_read_has_none(tmp_path):
     assert read(admission).status == 200
 
 
-def test_content_of_another_log_is_not_read_and_has_no_lag(tmp_path):
+def test_a_diverged_replica_is_refused_without_lag(tmp_path):
     admission, replica = held(tmp_path)
     replica.designated_boot_ms = boot_ms() - 1_000
     progress(replica, current_until_boot_ms=boot_ms())

@@ -28,7 +28,7 @@ class OwnOffsets(MemoryStore):
         self.commit({TP: CommittedOffset(8, 8)})
 
 
-def test_the_offset_of_a_store_counts_and_not_that_of_a_checkpoint(tmp_path, monkeypatch):
+def test_a_committed_offset_beats_an_old_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr("forebay_worker.state.opening._factory", lambda supplier: OwnOffsets)
     changelog = SqliteChangelog(tmp_path / "log")
     changelog.ensure_topic("log", 1)

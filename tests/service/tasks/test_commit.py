@@ -44,7 +44,7 @@ class Watched(MemoryStore):
             super().commit(changelog_offsets)
 
 
-def test_readers_learn_how_far_content_may_be_before_it_is_written():
+def test_applying_to_is_published_before_the_write():
     store = Watched()
     apply_batch(store.replica, batch(2, (b"a", b"1", False), (b"b", b"1", False)))
     apply_batch(store.replica, batch(5, (b"a", b"2", False), (b"b", b"2", False), (b"c", b"2", False)))

@@ -21,7 +21,7 @@ def hold_all(manager: TaskManager) -> None:
     )
 
 
-def test_a_role_is_lost_at_once_though_the_applier_is_busy(tmp_path: Path):
+def test_roles_are_lost_while_the_applier_is_busy(tmp_path: Path):
     """The lease that covers the new generation is published right after."""
     with started(tmp_path, make_changelog(tmp_path), StoreOpener) as manager:
         hold_all(manager)
