@@ -298,3 +298,15 @@ def test_compaction_never_changes_what_the_log_says(
                     had = [record for record in written if record[0] < position]
                     rest = [record for record in after if record[0] >= position]
                     assert shown(spec, had + rest) == shown(spec, written)
+
+
+def test_a_session_expires_by_its_end(path: str) -> None:
+    """However long ago it began."""
+
+    def session(start: int, end: int) -> bytes:
+        return b"a" + end.to_bytes(8, "big") + start.to_bytes(8, "big")
+
+    append(path, [(session(*times), b"1", 100) for times in ((0, 1), (1, 9), (10, 12))])
+    # Stream time is 12, and what ended before 8 is past a retention of 4.
+    assert compact(path, now_ms=2 * DAY_MS, spec=SESSIONS) == 1
+    assert [key for _, key, *_ in logged(path)] == [session(1, 9), session(10, 12)]

@@ -152,3 +152,41 @@ async def test_an_answer_that_is_received_after_the_deadline_is_late():
     router.upstreams.close()
     server.close()
     assert (status, json.loads(body)["type"]) == (504, "urn:forebay:problem:deadline")
+
+
+async def test_an_overloaded_worker_is_followed_by_one_other():
+    """A third is spared: all may be."""
+    async with (
+        answering(0.0, b"429 Too Many Requests") as (first, _),
+        answering(0.0, b"429 Too Many Requests") as (second, _),
+        answering(0.0, b"200 OK") as (third, asked),
+    ):
+        router = router_of((first, "active"), (third, "standby"))
+        assert (await read_key(router))[0] == 200
+        router.upstreams.close()
+        asked.clear()
+        router = router_of((first, "active"), (second, "active"), (third, "standby"))
+        assert (await read_key(router))[0] == 429
+        router.upstreams.close()
+        assert asked == []
+
+
+async def test_a_worker_that_was_silent_is_asked_last():
+    async with answering(0.0, b"200 OK") as (silent, asked), answering(0.0, b"200 OK") as (other, _):
+        router = router_of((silent, "active"), (other, "standby"))
+        request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", silent=silent)
+        found = await ask(router, request, ReadParameters(), boot_ms() + 5_000)
+        assert (found.answer.status, asked) == (200, [])
+        router.upstreams.close()
+
+
+async def test_replicas_wait_only_once_none_can_answer_at_once():
+    refused = b"412 Precondition Failed"
+    async with answering(0.0, refused) as (first, asked), answering(0.0, refused) as (second, also_asked):
+        router = router_of((first, "active"), (second, "standby"))
+        request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", alone=True)
+        found = await ask(router, request, ReadParameters(wait_ms=500), boot_ms() + 5_000)
+        router.upstreams.close()
+    assert found.answer.status == 412
+    for requests in (asked, also_asked):
+        assert [b"\r\nforebay-wait-ms: 0\r\n" in request for request in requests] == [True, False]

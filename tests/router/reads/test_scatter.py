@@ -22,7 +22,7 @@ from forebay_router.reads.scatter import Gather, ScanRefused
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 POSITION = encode_position(Position(log_digest("sqlite:log"), {0: 1}))
-REFUSED = Answer(412, b"", b"{}")
+REFUSED, CONFLICT = Answer(412, b"", b"{}"), Answer(409, b"", b"{}")
 
 
 @pytest.fixture(autouse=True)
@@ -293,3 +293,11 @@ async def test_what_a_page_leaves_out_is_in_its_cursor():
     assert (document["complete"], document["missing"]) == (False, [1])
     cursor = Cursor.decode(document["next"], gather.scan)
     assert (cursor.missing, cursor.at) == ((1,), POSITION)
+
+
+@pytest.mark.parametrize(("refused", "status"), [([REFUSED, REFUSED], 412), ([REFUSED, CONFLICT], 409)])
+async def test_a_partial_list_of_nothing_is_refused(refused, status):
+    """There is nothing that could be had; and a request at fault is, whatever else can be read."""
+    with pytest.raises(ScanRefused) as refusal:
+        await Workers(*([answer] for answer in refused)).gather(b"allow_partial=true")
+    assert refusal.value.answer.status == status

@@ -695,3 +695,19 @@ def test_an_obstructed_member_that_returns_keeps_its_copies(group: Group, data: 
     returned = replace(away, members={**away.members, name: back}).assigned()
     actual = returned.assignment.actual
     assert {task for task, placement in actual.items() if name in placement.members} >= held
+
+
+def test_a_failover_moves_no_other_active() -> None:
+    """Whatever else was about to move waits for the next round."""
+    one, two = TaskId(0, 0), TaskId(0, 1)
+    members = {name: Member(name, {one: 0, two: 0}) for name in ("a", "b", "c")}
+    moving = Assignment(
+        {one: Placement("a", ("b",)), two: Placement("c", ("a",))},
+        {one: Placement("b", ("a",)), two: Placement("c", ("a",))},
+    )
+    group = Group((one, two), members, AssignmentPolicy(1, ACCEPTABLE_LAG), moving)
+    assert group.assigned().assignment.actual[one].active == "b"
+    lost = replace(group, members={**members, "c": replace(members["c"], absent=True)}).assigned()
+    assert lost.assignment.actual[two].active != "c"
+    assert lost.assignment.actual[one].active == "a"
+    assert lost.assigned().assignment.actual[one].active == "b"
