@@ -142,9 +142,6 @@ def test_a_replica_lags_until_it_has_clearly_recovered():
     assert lagging == [False, True, True, True, False, False, True, False, False]
 
 
-def test_an_active_of_unknown_lag_is_first_unless_there_is_a_bound():
-
-
 def test_active_of_unknown_lag_is_first_without_a_bound():
     holders = [Holder(host(1), "standby", Lag(0, 0, 0)), Holder(host(2), "active")]
     assert [h.port for h in candidates(holders, UNLIMITED)] == [2, 1]
