@@ -773,7 +773,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.commit:keep_moment",
         "before is not None and before.complete and current_until is not None",
         "False",
-        ("service/tasks/test_applier.py::test_a_replica_of_an_idle_log_is_trusted_after_a_restart",),
+        ("service/tasks/test_commit.py::test_an_idle_log_advances_the_stored_moment",),
     ),
     Mutant(
         "offset-apart-from-records",
@@ -1455,7 +1455,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.scatter:Gather._renew_early",
         "if early:",
         "if False:",
-        ("end_to_end/test_ceilings.py::test_what_waited_for_another_worker_is_held_to_the_ceiling",),
+        (
+            "end_to_end/test_routing.py::test_what_waits_for_a_worker_that_hangs_is_read_again_once_it_has_left_its_bounds",
+        ),
     ),
     # REST.
     Mutant(
@@ -1496,7 +1498,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.statuses:AT_FAULT",
         "{400, 409}",
         "{400}",
-        ("end_to_end/test_schema.py::test_answers_are_as_documented",),
+        ("end_to_end/test_reads.py::test_a_position_of_another_log_is_a_conflict",),
     ),
     Mutant(
         "misspelt-parameter",

@@ -3,6 +3,8 @@
 import time
 from dataclasses import replace
 
+import pytest
+
 from forebay.changelog import Batch, Heartbeat
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.clock import boot_ms
@@ -10,7 +12,7 @@ from forebay.lag import EndOffset, lag_of
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.commit import apply_batch
+from forebay_worker.tasks.commit import apply_batch, keep_moment
 from forebay_worker.tasks.replica import Replica
 
 TP = TopicPartition("log", 0)
@@ -78,3 +80,20 @@ def test_stream_time_is_the_largest_window_end():
     assert replica.stream_time_ms == 91_000
     apply_batch(replica, batch(4, records[0]))
     assert replica.stream_time_ms == 91_000
+
+
+def test_an_idle_log_advances_the_stored_moment():
+    """A restart must not look like an absence of as long as nothing was written."""
+    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    apply_batch(replica, batch(1, (b"a", b"1", False)))
+    before = replica.store.committed_offset(TP)
+    assert before is not None
+    assert before.current_until_epoch_ms is not None
+    until = replica.progress.current_until_boot_ms
+    assert until is not None
+    replica.progress = replica.progress._replace(current_until_boot_ms=until + 60_000)
+    keep_moment(replica)
+    after = replica.store.committed_offset(TP)
+    assert after is not None
+    assert after.position == before.position
+    assert after.current_until_epoch_ms == pytest.approx(before.current_until_epoch_ms + 60_000, abs=100)
