@@ -166,7 +166,7 @@ def test_old_frames_and_header_lines_are_read(wire, tmp_path):
     assert page.items[0] == b'{"key":"page-02","value":{"views":102}}'
     assert (page.more, page.last) == (True, b"\x01page-05")
     assert page.source["partition"] == 0
-    statuses, bodies = read_batch_frames(base64.b64decode(wire["batch_frames"]))
+    statuses, bodies = read_batch_frames(base64.b64decode(wire["batch_frames"]), 3)
     assert statuses == [200, 404, 200]
     assert [json.loads(body).get("value") for body in bodies] == [{"views": 100}, None, {"views": 211}]
     for name in ("list_frames_head", "key_head"):

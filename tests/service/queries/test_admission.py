@@ -30,7 +30,7 @@ ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 
 
 def read(admission: Admission, query: str = "", key: bytes = b"k") -> Answer:
-    return Reads(admission).key("counts", parse_parameters(query.encode(), KEY_PARAMETERS)).answer(key)
+    return Reads(admission, 1 << 20).key("counts", parse_parameters(query.encode(), KEY_PARAMETERS)).answer(key)
 
 
 def refused(admission: Admission, query: str = "", key: bytes = b"k") -> Problem:
@@ -154,5 +154,5 @@ def test_a_time_is_refused_where_no_versions_are_kept(tmp_path):
     admission, _ = held(tmp_path)
     with pytest.raises(BadParameter):
         read(admission, "as_of=5")
-    batch = Reads(admission).batch("counts", ["k"], parse_parameters(b"as_of=5", KEY_PARAMETERS))
+    batch = Reads(admission, 1 << 20).batch("counts", ["k"], parse_parameters(b"as_of=5", KEY_PARAMETERS))
     assert [status for status, _ in batch.results] == [400]
