@@ -46,7 +46,11 @@ _REQUIRED_BY_KIND = {
     "session": ("gap_ms", "retention_ms"),
     "versioned": ("history_retention_ms",),
 }
-_ALL_KIND_FIELDS = sorted({name for names in _REQUIRED_BY_KIND.values() for name in names})
+_OPTIONAL_BY_KIND = {"window": ("timestamp_after_max_ms",), "session": ("timestamp_after_max_ms",)}
+_ALL_KIND_FIELDS = sorted(
+    {name for by_kind in (_REQUIRED_BY_KIND, _OPTIONAL_BY_KIND) for names in by_kind.values() for name in names}
+)
+_MOST_AHEAD_MS = 7 * 86_400_000
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,9 @@ class StoreSpec:
     retention_ms: int | None = None
     gap_ms: int | None = None
     history_retention_ms: int | None = None
+    timestamp_after_max_ms: int | None = None
+    """How far a window's or session's end may be after its record's timestamp in the log, and still move stream
+    time; None for the default."""
     max_record_lag: int | None = None
     max_time_lag_ms: int | None = None
     max_age_ms: int | None = None
@@ -107,6 +114,15 @@ class StoreSpec:
         The sink writes values of ``json`` only, so those of other codecs come from others, ``foreign`` or not.
         """
         return self.foreign or self.value not in ("json", "bytes")
+
+    @cached_property
+    def most_ahead_ms(self) -> int:
+        """How far an end may be after its record's timestamp in the log, and still move stream time.
+
+        Why by the record's own timestamp: every replica, replay and compaction decides alike, whenever it reads
+        the record. Kafka bounds producers' timestamps the same way (KIP-937).
+        """
+        return _MOST_AHEAD_MS if self.timestamp_after_max_ms is None else self.timestamp_after_max_ms
 
     @cached_property
     def default_tolerance(self) -> Tolerance:
@@ -297,10 +313,12 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     _refuse_unknown(table, common | set(_ALL_KIND_FIELDS), where)
     kind = _choice(table, "kind", KINDS, "key-value", where)
     required = _REQUIRED_BY_KIND[kind]
-    for extra in set(_ALL_KIND_FIELDS) - set(required):
+    optional = _OPTIONAL_BY_KIND.get(kind, ())
+    for extra in set(_ALL_KIND_FIELDS) - {*required, *optional}:
         if extra in table:
             raise TopologyError(f"{where} is of kind {kind!r}, which has no {extra!r}; remove it.")
-    durations = {field_name: _integer(table, field_name, where, least=1) for field_name in required}
+    given = [*required, *(field_name for field_name in optional if field_name in table)]
+    durations = {field_name: _integer(table, field_name, where, least=1) for field_name in given}
     if kind == "window" and durations["retention_ms"] < durations["window_size_ms"]:
         raise TopologyError(f"{where} keeps windows for less than their own length; raise retention_ms.")
     topic = table.get("topic", f"{application_id}-{name}-changelog")

@@ -98,6 +98,11 @@ class WorkerMetrics(Collector):
         skipped = CounterMetricFamily(
             "forebay_records_skipped", "Records of foreign stores that do not fit their codecs.", labels=_REPLICA
         )
+        ahead = CounterMetricFamily(
+            "forebay_records_ahead",
+            "Records whose window or session ends too far after their timestamp to move stream time.",
+            labels=_REPLICA,
+        )
         restored = GaugeMetricFamily(
             "forebay_restored_records", "Records restored by the bulk restore under way.", labels=_REPLICA
         )
@@ -115,6 +120,8 @@ class WorkerMetrics(Collector):
             role.add_metric([*labels, held], 1)
             applied.add_metric(labels, replica.records_applied)
             failed.add_metric(labels, int(replica.failure is not None))
+            if replica.spec.retention_ms is not None:
+                ahead.add_metric(labels, replica.records_ahead)
             if replica.spec.foreign:
                 skipped.add_metric(labels, replica.records_skipped)
             restoration = self._worker.tasks.bulk_restore.restoring(replica)
@@ -129,7 +136,7 @@ class WorkerMetrics(Collector):
                 time_lag.add_metric(labels, lag.time_lag_ms / 1000)
             if lag.age_ms is not None:
                 age.add_metric(labels, lag.age_ms / 1000)
-        yield from (record_lag, time_lag, age, role, applied, skipped, failed, restored, pace, left)
+        yield from (record_lag, time_lag, age, role, applied, ahead, skipped, failed, restored, pace, left)
 
     def _sizes(self) -> Iterator[Metric]:
         disk = GaugeMetricFamily("forebay_store_disk_bytes", "Bytes of a store's files.", labels=_REPLICA)

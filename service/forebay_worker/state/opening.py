@@ -128,7 +128,7 @@ class StoreOpener:
 
         def identify(log: str) -> None:
             if store.persistent:
-                write_durably(path / IDENTITY_NAME, json.dumps(asdict(_identity(log, task, spec))))
+                write_durably(path / IDENTITY_NAME, json.dumps(_identity(log, task, spec).document()))
 
         with _closed_on_error(store):
             if log_identity is not None:
@@ -294,4 +294,12 @@ def _factory(supplier: str) -> StoreFactory:
 
 
 def _identity(log_identity: str, task: TaskId, spec: StoreSpec) -> StoreIdentity:
-    return StoreIdentity(log_identity, spec.topic, task.partition, spec.kind, spec.key, spec.value)
+    return StoreIdentity(
+        log_identity,
+        spec.topic,
+        task.partition,
+        spec.kind,
+        spec.key,
+        spec.value,
+        timestamp_after_max_ms=spec.timestamp_after_max_ms,
+    )

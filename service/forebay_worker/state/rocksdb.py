@@ -143,6 +143,11 @@ class StoreIdentity:
     key: str
     value: str
     format: int = STATE_FORMAT
+    timestamp_after_max_ms: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The identity as JSON values; what is as by default is left out, as versions did that did not know it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def _raise_if_damage(error: Exception) -> None:
@@ -230,7 +235,7 @@ class RocksDbStore:
 
     def set_identity(self, identity: StoreIdentity) -> None:
         """Record, with the next commit, what the store is built from."""
-        self._identity_to_commit = json.dumps(asdict(identity)).encode()
+        self._identity_to_commit = json.dumps(identity.document()).encode()
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a stored key."""

@@ -31,6 +31,8 @@ class Fold:
     queries: dict[str, str]
     stream_time_ms: int | None
     changes: dict[bytes, bytes | None] = field(default_factory=dict)
+    ahead: int = 0
+    """How many records had a time too far after their own timestamp to move stream time."""
 
     @classmethod
     def after(cls, committed: CommittedOffset) -> Fold:
@@ -61,10 +63,19 @@ class Fold:
                     stored = keys.from_changelog(key, timestamp_ms)
                     self.changes[stored] = encode_version(value) if versioned else value
                     if keys.times:
-                        self._see_time(keys.parse(stored).times_ms[0] + (spec.window_size_ms or 0))
+                        end_ms = keys.parse(stored).times_ms[0] + (spec.window_size_ms or 0)
+                        self._advance_stream_time(spec, end_ms, timestamp_ms)
 
-    def _see_time(self, end_ms: int) -> None:
-        if self.stream_time_ms is None or end_ms > self.stream_time_ms:
+    def _advance_stream_time(self, spec: StoreSpec, end_ms: int, timestamp_ms: int) -> None:
+        """One wrong time far in the future must not make everything else look expired.
+
+        A version's time is its record's timestamp, so of versions none is ahead.
+        """
+        if self.stream_time_ms is not None and end_ms <= self.stream_time_ms:
+            return
+        if end_ms - timestamp_ms > spec.most_ahead_ms:
+            self.ahead += 1
+        else:
             self.stream_time_ms = end_ms
 
     def _see_heartbeat(self, key: bytes, value: bytes | None) -> None:

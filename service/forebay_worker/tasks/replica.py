@@ -61,6 +61,8 @@ class Replica:
     records_applied: int = 0
     records_skipped: int = 0
     """Records of a foreign store that its codecs could not read."""
+    records_ahead: int = 0
+    """Records whose time was too far after their own timestamp to move stream time."""
     failure: str | None = None
     """Why the last attempt to apply records failed; None after a success."""
     watches: Watches = field(default_factory=Watches)
@@ -155,7 +157,20 @@ class Replica:
         self.misplaced_key = None
         # Neither a lag nor an active role is told of it, even if the rebuild cannot begin.
         self.progress = EMPTY_PROGRESS
-        self.records_applied = self.records_skipped = 0
+        self.records_applied = self.records_skipped = self.records_ahead = 0
+
+    def note_ahead(self, records: int) -> None:
+        """Count records whose time is too far after their own timestamp; the first are logged."""
+        if records and not self.records_ahead:
+            log.warning(
+                "%s: a record's time is more than %d ms after its own timestamp in the log. It is kept and "
+                "served, but nothing expires by it. If such times are meant, raise timestamp_after_max_ms of the "
+                "store %r.",
+                self.topic_partition,
+                self.spec.most_ahead_ms,
+                self.spec.name,
+            )
+        self.records_ahead += records
 
     def refuse_misses(self, misplaced_key: bytes) -> None:
         """Stop reporting misses: keys, such as this one, are not where the partitioner puts them."""

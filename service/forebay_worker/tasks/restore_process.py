@@ -85,6 +85,7 @@ class RestoreReport:
     refused: bool = False
     alive: bool = False
     skipped: int = 0
+    ahead: int = 0
 
     @property
     def offset(self) -> CommittedOffset:
@@ -124,6 +125,7 @@ def _fold_files(
 ) -> Iterator[RestoreReport]:
     committed = CommittedOffset.from_document(job.committed)
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
+    ahead = 0
     run = Run()
     deadline = time.monotonic() + job.patience_s
     pulse_due = time.monotonic() + _PULSE_S
@@ -153,6 +155,7 @@ def _fold_files(
         except BadRecord:
             # The applier takes over, stops at it and reports it: a retry would end the same way.
             return
+        ahead += fold.ahead
         if committed.misplaced_key is None:
             found = misplaced_key(spec, job.partition, batch.records, records)
             committed = committed._replace(misplaced_key=None if found is None else found.hex())
@@ -172,11 +175,19 @@ def _fold_files(
             path.unlink(missing_ok=True)
             raise
         yield RestoreReport(
-            job.job, str(path), written_to, committed.document(), records, batch.identity, skipped=skipped
+            job.job,
+            str(path),
+            written_to,
+            committed.document(),
+            records,
+            batch.identity,
+            skipped=skipped,
+            ahead=ahead,
         )
         if stopped_by is not None:
             return
         written_to, held_bytes, records, skipped, number = committed.position, 0, 0, 0, number + 1
+        ahead = 0
         run = Run()
         # Writing, and waiting until it is ingested, may have taken any time.
         deadline = time.monotonic() + job.patience_s

@@ -96,7 +96,11 @@ def _look(connection: sqlite3.Connection, spec: StoreSpec, limits: CompactionLim
             values["dirty_to"] = _first_after(connection, young_ms, end)
             replaced, tombstones = _ALL_BUT_THE_LAST, _TOMBSTONES
             if spec.retention_ms is not None:
-                (newest,) = connection.execute("SELECT max(time_ms(key)) FROM log WHERE NOT heartbeat").fetchone()
+                # Those too far ahead of their own timestamp do not count, as for workers.
+                (newest,) = connection.execute(
+                    "SELECT max(time_ms(key)) FROM log WHERE NOT heartbeat AND time_ms(key) - timestamp_ms <= ?",
+                    (spec.most_ahead_ms - (spec.window_size_ms or 0),),
+                ).fetchone()
                 stream_time_ms = None if newest is None else newest + (spec.window_size_ms or 0)
                 values |= {
                     "old_to": _first_after(connection, min(old_ms, young_ms), end),
