@@ -1,0 +1,196 @@
+"""Keys and values of state as a provider writes them, decoded."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from forebay.spark_checkpoint.data_types import AtomicType, DataType
+from forebay.spark_checkpoint.errors import CheckpointFileCorrupt
+from forebay.spark_checkpoint.records import Kind
+from forebay.spark_checkpoint.schemas import ColumnFamily
+from forebay.spark_checkpoint.unsafe_row import Row, RowDecoder, RowMalformed
+
+_ROW_VERSION = 0
+_SIZE = struct.Struct("<i")
+_FAMILY_ID = struct.Struct("<h")
+FAMILY_ID_BYTES = 2
+_CHECKSUM_BYTES = 4
+_ORDERED_CODES = {"byte": "b", "short": "h", "integer": "i", "long": "q", "float": "f", "double": "d"}
+_NEGATIVE, _NULL = 0, 2
+_DELIMITER = b","
+
+
+class Change(NamedTuple):
+    """What a batch did to one key.
+
+    ``kind`` is ``put``, ``delete`` or ``merge``. ``value`` has the value's fields by position and is None for a
+    deletion; where the family ``has_lists`` it is a tuple of rows, and ``merge`` appends them to what is there.
+    """
+
+    version: int
+    kind: Kind
+    family: str
+    key: Row
+    value: Row | None
+
+
+class Entry(NamedTuple):
+    """One key of a store's content, with its value as in ``Change``."""
+
+    family: str
+    key: Row
+    value: Row
+
+
+class FamilyDecoder:
+    """Decodes one column family's keys and values as a provider wrote them.
+
+    Methods raise ``CheckpointFileCorrupt``, naming the file.
+    """
+
+    def __init__(self, family: ColumnFamily, *, rocksdb: bool, prefixed: bool) -> None:
+        self.family = family
+        self._skipped = FAMILY_ID_BYTES if prefixed else 0
+        self._value = RowDecoder(family.value.types)
+        self._value_of = (
+            (self._list if family.has_lists else self._versioned_value) if rocksdb else self._plain_value
+        )
+        self._key_of = _key_decoder(family) if rocksdb else _plain_key(family)
+
+    def key(self, data: bytes, file: str) -> Row:
+        """The fields of a key."""
+        try:
+            return self._key_of(data, self._skipped)
+        except (RowMalformed, struct.error) as error:
+            raise _undecoded("key", self.family, file, error) from error
+
+    def value(self, data: bytes, file: str) -> Row:
+        """The fields of a value, or a list of values as a tuple of rows."""
+        try:
+            return self._value_of(data)
+        except (RowMalformed, struct.error) as error:
+            raise _undecoded("value", self.family, file, error) from error
+
+    def _plain_value(self, data: bytes) -> Row:
+        if len(data) % 8 == _CHECKSUM_BYTES:
+            raise RowMalformed("it has a row checksum, spark.sql.streaming.stateStore.rowChecksum.enabled")
+        return self._value.decode(data)
+
+    def _versioned_value(self, data: bytes) -> Row:
+        _check_version(data, 0)
+        return self._value.decode(data, 1)
+
+    def _list(self, data: bytes) -> Row:
+        rows, at = [], 0
+        while at < len(data):
+            (size,) = _SIZE.unpack_from(data, at)
+            at += _SIZE.size
+            if not 0 < size <= len(data) - at:
+                raise RowMalformed(f"a list's value of {size} bytes at {at} is beyond its {len(data)} bytes")
+            _check_version(data, at)
+            rows.append(self._value.decode(data, at + 1, size - 1))
+            at += size
+            # Before Spark 4.2 RocksDB puts a comma between values, and rocksdict does so for later ones. It is the
+            # beginning of no value: their sizes are one more than a multiple of eight.
+            if data[at : at + 1] == _DELIMITER:
+                at += 1
+        return tuple(rows)
+
+
+def family_id(key: bytes, file: str) -> int:
+    """The number of a key's column family; raises ``CheckpointFileCorrupt``."""
+    if len(key) < FAMILY_ID_BYTES:
+        raise CheckpointFileCorrupt(f"{file} has a key of {len(key)} bytes, without its column family.")
+    return int(_FAMILY_ID.unpack_from(key)[0])
+
+
+def _check_version(data: bytes, at: int) -> None:
+    version = data[at : at + 1]
+    if version != bytes([_ROW_VERSION]):
+        shown = version[0] if version else "none"
+        raise RowMalformed(f"the version of its row's encoding is {shown}, where forebay knows {_ROW_VERSION}")
+
+
+def _undecoded(part: str, family: ColumnFamily, file: str, error: Exception) -> CheckpointFileCorrupt:
+    schema = family.key if part == "key" else family.value
+    message = f"{file} has a {part} of {family.name!r} that does not fit {schema}: {error}."
+    return CheckpointFileCorrupt(f"{message} The file is damaged, or forebay does not know this version of Spark.")
+
+
+def _plain_key(family: ColumnFamily) -> Callable[[bytes, int], Row]:
+    decoder = RowDecoder(family.key.types)
+    return lambda data, at: decoder.decode(data, at)
+
+
+def _key_decoder(family: ColumnFamily) -> Callable[[bytes, int], Row]:
+    types, encoding = family.key.types, family.key_encoding
+    if encoding.ordered_columns:
+        return _ordered_key(types, encoding.ordered_columns)
+    if encoding.prefix_columns:
+        return _split_key(types, encoding.prefix_columns)
+    whole = RowDecoder(types)
+
+    def decode(data: bytes, at: int) -> Row:
+        _check_version(data, at)
+        return whole.decode(data, at + 1)
+
+    return decode
+
+
+def _split_key(types: tuple[DataType, ...], columns: int) -> Callable[[bytes, int], Row]:
+    """A row of the first columns after its size, and a row of the others."""
+    prefix, others = RowDecoder(types[:columns]), RowDecoder(types[columns:])
+
+    def decode(data: bytes, at: int) -> Row:
+        first, rest = _parts(data, at)
+        return prefix.decode(data, *first) + others.decode(data, *rest)
+
+    return decode
+
+
+def _ordered_key(types: tuple[DataType, ...], positions: tuple[int, ...]) -> Callable[[bytes, int], Row]:
+    """The ordered columns, each as binary of a sign and big-endian bytes, and a row of the others, if any."""
+    ordered = RowDecoder([AtomicType("binary")] * len(positions))
+    remaining = [at for at in range(len(types)) if at not in positions]
+    others = RowDecoder([types[at] for at in remaining])
+
+    def decode(data: bytes, at: int) -> Row:
+        first, rest = _parts(data, at)
+        fields = [
+            _ordered_value(part, types[to])
+            for part, to in zip(ordered.decode(data, *first), positions, strict=True)
+        ]
+        placed = dict(zip(positions, fields, strict=True))
+        if remaining:
+            placed |= dict(zip(remaining, others.decode(data, *rest), strict=True))
+        return tuple(placed[at] for at in range(len(types)))
+
+    return decode
+
+
+def _parts(data: bytes, at: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where the two rows of a divided key are, as (start, size)."""
+    (size,) = _SIZE.unpack_from(data, at)
+    first = at + _SIZE.size
+    second = first + size
+    if not 0 < size <= len(data) - first:
+        raise RowMalformed(f"a first part of {size} bytes is beyond the {len(data)} bytes of its key")
+    _check_version(data, first)
+    if second < len(data):
+        _check_version(data, second)
+    return (first + 1, size - 1), (second + 1, len(data) - second - 1)
+
+
+def _ordered_value(part: bytes, kind: DataType) -> object:
+    if not part or part[0] == _NULL:
+        return None
+    code = _ORDERED_CODES.get(kind.name if isinstance(kind, AtomicType) else "")
+    if code is None or len(part) != 1 + struct.calcsize(code):
+        raise RowMalformed(f"a column of {len(part)} bytes is no ordered {kind}")
+    content = part[1:]
+    if code in "fd" and part[0] == _NEGATIVE:
+        # Inverted, so that they sort as bytes.
+        content = bytes(byte ^ 0xFF for byte in content)
+    return struct.unpack(f">{code}", content)[0]

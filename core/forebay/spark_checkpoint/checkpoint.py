@@ -1,0 +1,143 @@
+"""A checkpoint: its batches, its operators, and what each version of their stores holds and changed.
+
+Version *n* + 1 of a store is what batch *n* made of it; version 0 is empty. A version is final once ``commits/n``
+exists: until then Spark may write its files again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from forebay.spark_checkpoint.changes import Change, Entry
+from forebay.spark_checkpoint.errors import CheckpointMissing, VersionNotCommitted, VersionPurged
+from forebay.spark_checkpoint.files import CheckpointFiles, open_files
+from forebay.spark_checkpoint.logs import Commit, Offsets, parse_commit, parse_offsets, parse_query_id
+from forebay.spark_checkpoint.operators import DEFAULT_STORE, Operator, read_operator, store_directory
+from forebay.spark_checkpoint.providers import Provider, provider_of
+from forebay.spark_checkpoint.store_files import StoreFiles
+
+
+class Checkpoint:
+    """One query's checkpoint. It is only ever read. Any method raises a ``CheckpointError``."""
+
+    def __init__(self, files: CheckpointFiles) -> None:
+        self.files = files
+
+    @classmethod
+    def open(cls, url: str) -> Checkpoint:
+        """The checkpoint at a path or URL, see ``open_files``."""
+        checkpoint = cls(open_files(url))
+        _ = checkpoint.id
+        return checkpoint
+
+    @cached_property
+    def id(self) -> str:
+        """The query's id, which stays as long as its checkpoint."""
+        try:
+            return parse_query_id(self.files.read("metadata"), "metadata")
+        except FileNotFoundError:
+            message = f"{self.files.url} is no checkpoint: it has no file 'metadata'."
+            raise CheckpointMissing(f"{message} Give the query's checkpointLocation.") from None
+
+    def batches(self) -> list[int]:
+        """The batches that have ended and are still noted, ascending; lists a directory."""
+        return sorted(int(name) for name in self.files.list("commits") if name.isdigit())
+
+    def is_committed(self, batch: int) -> bool:
+        """Whether the batch has ended; lists nothing."""
+        return self.files.exists(f"commits/{batch}")
+
+    def offsets(self, batch: int) -> Offsets:
+        """What a batch read up to."""
+        path = f"offsets/{batch}"
+        try:
+            return parse_offsets(self.files.read(path), path, batch)
+        except FileNotFoundError:
+            raise _missing_batch(self.files, path) from None
+
+    def commit(self, batch: int) -> Commit:
+        """The end of a batch; raises ``VersionNotCommitted`` if it has not ended."""
+        path = f"commits/{batch}"
+        try:
+            return parse_commit(self.files.read(path), path, batch)
+        except FileNotFoundError:
+            if batch < min(self.batches(), default=0):
+                raise _missing_batch(self.files, path) from None
+            message = f"{self.files.url} has no {path}: the batch has not ended, and may be repeated."
+            raise VersionNotCommitted(f"{message} Read it once the file exists.") from None
+
+    def provider(self, batch: int) -> Provider:
+        """The state store provider that a batch used."""
+        return provider_of(self.offsets(batch).conf, f"offsets/{batch}")
+
+    def operators(self, batch: int) -> tuple[Operator, ...]:
+        """The stateful operators as a batch found them; none if the query is stateless."""
+        names = [name for name in self.files.list("state") if name.isdigit()]
+        return tuple(self.operator(number, batch) for number in sorted(map(int, names)))
+
+    def operator(self, operator: int, batch: int) -> Operator:
+        """A stateful operator as a batch found it."""
+        return read_operator(self.files, operator, batch)
+
+    def changes(
+        self, operator: int, partition: int, from_version: int, to_version: int, store: str = DEFAULT_STORE
+    ) -> Iterator[Change]:
+        """The changes of the versions from the one to the other, both included, in the order of their files.
+
+        A key may occur several times in a version: the last counts. Column families of Spark's own are left out.
+        Raises ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``, and ``StateUnsupported`` if the
+        provider keeps no changes.
+        """
+        for version in range(from_version, to_version + 1):
+            self._check_committed(version)
+        files = self._store_files(operator, partition, to_version, store)
+        for version in range(from_version, to_version + 1):
+            yield from files.changes(version)
+
+    def snapshot(self, operator: int, partition: int, version: int, store: str = DEFAULT_STORE) -> Iterator[Entry]:
+        """Everything that a partition of a store holds at a version, each key once, in no order.
+
+        It is put together from the newest snapshot that can be used and the changes since. Raises
+        ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``.
+        """
+        if version > 0:
+            self._check_committed(version)
+            yield from self._store_files(operator, partition, version, store).content(version)
+
+    def _check_committed(self, version: int) -> None:
+        if not self.is_committed(version - 1):
+            # Says why.
+            self.commit(version - 1)
+
+    def _store_files(self, operator: int, partition: int, version: int, store: str) -> StoreFiles:
+        """The files of a partition of a store, as the batch that writes the version has them."""
+        batch = version - 1
+        described = self.operator(operator, batch).store(store)
+        if not 0 <= partition < described.partitions:
+            message = f"The operator {operator} has no partition {partition} of {store!r}"
+            raise CheckpointMissing(f"{message}, only 0 to {described.partitions - 1}.")
+        return StoreFiles(
+            files=self.files,
+            directory=store_directory(operator, store, partition),
+            provider=self.provider(batch),
+            families=described.column_families,
+            unique_id=lambda earlier: self._unique_id(operator, partition, store, earlier),
+        )
+
+    def _unique_id(self, operator: int, partition: int, store: str, version: int) -> str | None:
+        """What checkpoint format 2 appends to a version's file names; None in format 1."""
+        ids = self.commit(version - 1).store_ids
+        if operator not in ids:
+            return None
+        names = [item.name for item in self.operator(operator, version - 1).stores]
+        try:
+            return ids[operator][partition][names.index(store)]
+        except IndexError:
+            message = f"commits/{version - 1} has no id for partition {partition} of operator {operator}"
+            raise CheckpointMissing(f"{message}: the query's partitions have changed.") from None
+
+
+def _missing_batch(files: CheckpointFiles, path: str) -> VersionPurged:
+    message = f"{files.url} has no {path}: Spark has deleted it, or there was no such batch."
+    return VersionPurged(f"{message} Start from a snapshot of a later batch.")

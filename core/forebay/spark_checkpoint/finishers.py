@@ -1,0 +1,104 @@
+"""Aggregates from their buffers, which is what state holds of ``groupBy().agg()``.
+
+An aggregate keeps one field or several, in its order in the query: ``avg`` a sum and a count, ``stddev`` and
+``variance`` what Welford's method needs. Fields have the buffers' names, not the query's, so that they repeat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.spark_checkpoint.data_types import AtomicType, DecimalType, Field
+from forebay.spark_checkpoint.errors import StateUnsupported
+
+_IS_EMPTY = "isEmpty"
+
+
+@dataclass(frozen=True)
+class Finisher:
+    """``buffer`` has the names of the fields that ``finish`` takes, in order."""
+
+    buffer: tuple[str, ...]
+    finish: Callable[[Sequence[Any]], Any]
+
+
+def finish(function: str, buffer: Sequence[Any]) -> Any:
+    """The value of an aggregate whose buffer begins the given fields; None as in Spark where it has none.
+
+    Raises ``KeyError`` for a function that ``FINISHERS`` does not have.
+    """
+    return FINISHERS[function].finish(buffer)
+
+
+def functions_at(fields: Sequence[Field], position: int) -> tuple[str, ...]:
+    """The functions whose buffer may begin at a position, the widest first.
+
+    A sum of doubles beside a count has the same fields as an average, a standard deviation the same as a variance:
+    only the query's author knows.
+    """
+    fitting = [name for name in FINISHERS if _fits(name, fields[position:])]
+    return tuple(sorted(fitting, key=lambda name: -len(FINISHERS[name].buffer)))
+
+
+def check_function(function: str, fields: Sequence[Field], position: int) -> None:
+    """Raise ``StateUnsupported`` unless the function's buffer can begin at the position."""
+    if function not in FINISHERS:
+        message = f"No values of {function!r} can be finished, only of {', '.join(FINISHERS)}."
+        raise StateUnsupported(f"{message} Pass the field on as it is.")
+    if not _fits(function, fields[position:]):
+        there = ", ".join(f"{field.name} {field.type}" for field in fields[position : position + 3]) or "nothing"
+        needed = ", ".join(FINISHERS[function].buffer)
+        raise StateUnsupported(
+            f"{function} needs the fields {needed} from position {position}, where there is {there}."
+        )
+
+
+def _fits(function: str, fields: Sequence[Field]) -> bool:
+    buffer = FINISHERS[function].buffer
+    if tuple(field.name for field in fields[: len(buffer)]) != buffer:
+        return False
+    # An average of decimals has digits of its own, of intervals a type of its own.
+    return function != "avg" or fields[0].type == AtomicType("double")
+
+
+def _only(buffer: Sequence[Any]) -> Any:
+    return buffer[0]
+
+
+def _average(buffer: Sequence[Any]) -> Any:
+    total, count = buffer[:2]
+    return total / count if count else None
+
+
+def _variance(buffer: Sequence[Any]) -> Any:
+    count, _, squares = buffer[:3]
+    return squares / (count - 1) if count > 1 else None
+
+
+def _deviation(buffer: Sequence[Any]) -> Any:
+    variance = _variance(buffer)
+    return None if variance is None else math.sqrt(variance)
+
+
+FINISHERS = {
+    "count": Finisher(("count",), _only),
+    "sum": Finisher(("sum",), _only),
+    "min": Finisher(("min",), _only),
+    "max": Finisher(("max",), _only),
+    "first": Finisher(("first", "valueSet"), _only),
+    "last": Finisher(("last", "valueSet"), _only),
+    "avg": Finisher(("sum", "count"), _average),
+    "stddev": Finisher(("n", "avg", "m2"), _deviation),
+    "variance": Finisher(("n", "avg", "m2"), _variance),
+}
+
+
+def buffer_width(function: str, fields: Sequence[Field], position: int) -> int:
+    """How many fields an aggregate's buffer has; sums of decimals have one more, whether there is any."""
+    width = len(FINISHERS[function].buffer)
+    after = fields[position + width : position + width + 1]
+    decimal_sum = function == "sum" and isinstance(fields[position].type, DecimalType)
+    return width + (decimal_sum and bool(after) and after[0].name == _IS_EMPTY)

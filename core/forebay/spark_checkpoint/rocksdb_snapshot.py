@@ -1,0 +1,109 @@
+"""A RocksDB snapshot: ``V.zip`` with RocksDB's own small files, and its SST files in ``SSTs/`` under other
+names."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocksdict import AccessType, Options, Rdict
+
+from forebay.spark_checkpoint.errors import CheckpointFileCorrupt, CheckpointFormatUnknown
+from forebay.spark_checkpoint.files import CheckpointFiles
+
+_METADATA = "metadata"
+_REMEDY = "Restore the file, or start from another snapshot."
+
+
+@dataclass(frozen=True)
+class SnapshotMetadata:
+    """``families`` has the column families' numbers by name (none if the store does not use them), ``files`` the
+    SST and log files as (the name that RocksDB knows, the name in the checkpoint)."""
+
+    families: dict[str, int]
+    sst_files: tuple[tuple[str, str], ...]
+    log_files: tuple[tuple[str, str], ...]
+
+
+def read_metadata(archive: bytes, path: str) -> SnapshotMetadata:
+    """What a snapshot consists of; raises ``CheckpointFileCorrupt`` or ``CheckpointFormatUnknown``."""
+    with _opened(archive, path) as content:
+        return _metadata(content, path)
+
+
+def snapshot_items(files: CheckpointFiles, directory: str, path: str) -> Iterator[tuple[bytes, bytes]]:
+    """Every key and value of a snapshot.
+
+    Its files are copied to a temporary directory and opened read-only there. Raises ``CheckpointFileCorrupt`` if
+    one is missing or RocksDB refuses them.
+    """
+    with tempfile.TemporaryDirectory(prefix="forebay-snapshot-") as scratch:
+        target = Path(scratch)
+        with _opened(files.read(path), path) as content:
+            metadata = _metadata(content, path)
+            for name in content.namelist():
+                if name != _METADATA:
+                    # Names of RocksDB's own, never with a directory.
+                    (target / Path(name).name).write_bytes(content.read(name))
+        for known, stored in metadata.sst_files:
+            (target / Path(known).name).write_bytes(_part(files, f"{directory}/SSTs/{stored}", path))
+        for known, stored in metadata.log_files:
+            (target / Path(known).name).write_bytes(_part(files, f"{directory}/logs/{stored}", path))
+        yield from _items(target, path)
+
+
+def _items(directory: Path, path: str) -> Iterator[tuple[bytes, bytes]]:
+    try:
+        # Its own options, for the operator by which it joins the values of a list.
+        options, _ = Options.load_latest(str(directory))
+        database = Rdict(str(directory), options, access_type=AccessType.read_only())
+    except Exception as error:
+        # rocksdict raises plain Exception.
+        raise CheckpointFileCorrupt(f"RocksDB cannot open the snapshot {path}: {error}. {_REMEDY}") from error
+    try:
+        content: list[Any] = list(database.items())
+    except Exception as error:
+        raise CheckpointFileCorrupt(f"RocksDB cannot read the snapshot {path}: {error}. {_REMEDY}") from error
+    finally:
+        database.close()
+    yield from content
+
+
+def _part(files: CheckpointFiles, stored: str, path: str) -> bytes:
+    try:
+        return files.read(stored)
+    except FileNotFoundError:
+        raise CheckpointFileCorrupt(f"{path} needs {stored}, which is missing. {_REMEDY}") from None
+
+
+def _opened(archive: bytes, path: str) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(io.BytesIO(archive))
+    except zipfile.BadZipFile as error:
+        raise CheckpointFileCorrupt(f"{path} is no whole archive: {error}. {_REMEDY}") from error
+
+
+def _metadata(content: zipfile.ZipFile, path: str) -> SnapshotMetadata:
+    try:
+        head, _, text = content.read(_METADATA).decode().partition("\n")
+        document: dict[str, Any] = json.loads(text) if head == "v1" else {}
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointFileCorrupt(f"{path} has no metadata that can be read: {error}. {_REMEDY}") from error
+    if head != "v1":
+        message = f"{path} has snapshot format {head[:20]!r}; forebay knows v1."
+        raise CheckpointFormatUnknown(f"{message} Use a version of forebay that knows this version of Spark.")
+    return SnapshotMetadata(
+        families=document.get("columnFamilyMapping") or {},
+        sst_files=tuple(
+            (item["localFileName"], item["dfsSstFileName"]) for item in document.get("sstFiles") or ()
+        ),
+        log_files=tuple(
+            (item["localFileName"], item["dfsLogFileName"]) for item in document.get("logFiles") or ()
+        ),
+    )

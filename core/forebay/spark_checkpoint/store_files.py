@@ -1,0 +1,192 @@
+"""The files of one partition of one store, as its provider writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from forebay.spark_checkpoint.changes import Change, Entry, FamilyDecoder, family_id
+from forebay.spark_checkpoint.compression import decompressor
+from forebay.spark_checkpoint.errors import (
+    CheckpointFileCorrupt,
+    LineageMismatch,
+    StateUnsupported,
+    VersionPurged,
+)
+from forebay.spark_checkpoint.files import CheckpointFiles
+from forebay.spark_checkpoint.providers import Provider
+from forebay.spark_checkpoint.records import Record, changelog_head, changelog_records, records
+from forebay.spark_checkpoint.rocksdb_snapshot import read_metadata, snapshot_items
+from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, ColumnFamily
+
+_SNAPSHOT, _ARCHIVE = ".snapshot", ".zip"
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The records of one version's file."""
+
+    file: str
+    has_column_families: bool
+    records: Iterator[Record]
+
+
+@dataclass(frozen=True)
+class StoreFiles:
+    """One partition's files; ``unique_id`` gives what the commit of a version appends to their names, if
+    anything."""
+
+    files: CheckpointFiles
+    directory: str
+    provider: Provider
+    families: tuple[ColumnFamily, ...]
+    unique_id: Callable[[int], str | None]
+
+    def changes(self, version: int) -> Iterator[Change]:
+        """What the version changed, without the families of Spark's own."""
+        batch = self._batch(version)
+        for record in batch.records:
+            decoder = self._decoder(record.key, batch.has_column_families, batch.file)
+            if not decoder.family.is_internal:
+                value = None if record.value is None else decoder.value(record.value, batch.file)
+                key = decoder.key(record.key, batch.file)
+                yield Change(version, record.kind, decoder.family.name, key, value)
+
+    def content(self, version: int) -> Iterator[Entry]:
+        """What the store holds at a version, without the families of Spark's own."""
+        base, held, prefixed = self._base(version)
+        file = f"{self.directory}/{version}"
+        for later in range(base + 1, version + 1):
+            batch = self._batch(later)
+            file, prefixed = batch.file, batch.has_column_families
+            for record in batch.records:
+                if record.value is None:
+                    held.pop(record.key, None)
+                elif record.kind == "merge":
+                    held[record.key] = held.get(record.key, b"") + record.value
+                else:
+                    held[record.key] = record.value
+        for key, value in held.items():
+            decoder = self._decoder(key, prefixed, file)
+            if not decoder.family.is_internal:
+                yield Entry(decoder.family.name, decoder.key(key, file), decoder.value(value, file))
+
+    def _base(self, version: int) -> tuple[int, dict[bytes, bytes], bool]:
+        """The newest snapshot, no newer than the version, that can be read: its version, content and whether keys
+        have column families. Version 0 is empty."""
+        failed: CheckpointFileCorrupt | None = None
+        for base in self._snapshots(version):
+            try:
+                return base, *self._snapshot(base)
+            except CheckpointFileCorrupt as error:
+                failed = error
+            except FileNotFoundError:
+                # Deleted since it was listed.
+                continue
+        if failed is not None and not self._has_changes(1):
+            raise failed
+        return 0, {}, False
+
+    def _snapshots(self, version: int) -> list[int]:
+        """The versions of snapshots up to this one, newest first."""
+        suffix = _ARCHIVE if self.provider.is_rocksdb else _SNAPSHOT
+        names = [name.removesuffix(suffix) for name in self.files.list(self.directory) if name.endswith(suffix)]
+        versions = {int(name.partition("_")[0]) for name in names if name.partition("_")[0].isdigit()}
+        return sorted((number for number in versions if number <= version), reverse=True)
+
+    def _snapshot(self, version: int) -> tuple[dict[bytes, bytes], bool]:
+        if not self.provider.is_rocksdb:
+            path = self._path(version, _SNAPSHOT)
+            plain = self._plain(self.files.read(path), path)
+            return {record.key: record.value or b"" for record in records(plain, path)}, False
+        path = self._path(version, _ARCHIVE)
+        families = read_metadata(self.files.read(path), path).families
+        return dict(snapshot_items(self.files, self.directory, path)), bool(families)
+
+    def _batch(self, version: int) -> _Batch:
+        path = self._path(version, ".changelog" if self.provider.is_rocksdb else ".delta")
+        try:
+            plain = self._plain(self.files.read(path), path)
+        except FileNotFoundError:
+            raise self._unavailable(version, path) from None
+        if not self.provider.is_rocksdb:
+            return _Batch(path, False, records(plain, path))
+        head = changelog_head(plain, path)
+        self._check_lineage(version, head.lineage, path)
+        return _Batch(path, head.has_column_families, changelog_records(plain, head, path))
+
+    def _check_lineage(self, version: int, lineage: dict[int, str] | None, path: str) -> None:
+        """That the file continues the version that was committed before it."""
+        if lineage is None or version - 1 not in lineage or not self.files.exists(f"commits/{version - 2}"):
+            return
+        committed = self.unique_id(version - 1)
+        if lineage[version - 1] != committed:
+            message = (
+                f"{path} continues version {version - 1} as {lineage[version - 1]}, but {committed} was committed"
+            )
+            raise LineageMismatch(f"{message}. Start again from a snapshot.")
+
+    def _unavailable(self, version: int, path: str) -> StateUnsupported | VersionPurged:
+        if self.provider.is_rocksdb and self.files.exists(self._path(version, _ARCHIVE)):
+            setting = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled=true"
+            message = f"{path} does not exist: this query's RocksDB uploads snapshots only, and no changes."
+            return StateUnsupported(f"{message} Restart it with {setting}, or compare snapshots.")
+        message = f"{self.files.url} has no {path}: Spark deletes what minBatchesToRetain no longer covers."
+        return VersionPurged(f"{message} Start again from a snapshot of a later version.")
+
+    def _has_changes(self, version: int) -> bool:
+        try:
+            path = self._path(version, ".changelog" if self.provider.is_rocksdb else ".delta")
+        except VersionPurged:
+            return False
+        return self.files.exists(path)
+
+    def _path(self, version: int, suffix: str) -> str:
+        unique_id = self.unique_id(version) if self.provider.is_rocksdb else None
+        return f"{self.directory}/{version}{'' if unique_id is None else f'_{unique_id}'}{suffix}"
+
+    @cached_property
+    def _plain(self) -> Callable[[bytes, str], bytes]:
+        return decompressor(self.provider.codec)
+
+    @cached_property
+    def _decoders(self) -> dict[tuple[str, bool], FamilyDecoder]:
+        return {
+            (family.name, prefixed): FamilyDecoder(
+                family,
+                rocksdb=self.provider.is_rocksdb,
+                prefixed=prefixed,
+            )
+            for family in self.families
+            for prefixed in (False, True)
+        }
+
+    @cached_property
+    def _family_names(self) -> dict[int, str]:
+        """The names of column families by their numbers, which only snapshots have.
+
+        A batch that adds a family uploads a snapshot as it commits, and numbers are never used again: the newest
+        has them all.
+        """
+        names = [name for name in self.files.list(self.directory) if name.endswith(_ARCHIVE)]
+        found: dict[int, str] = {}
+        for name in names:
+            path = f"{self.directory}/{name}"
+            try:
+                families = read_metadata(self.files.read(path), path).families
+            except (FileNotFoundError, CheckpointFileCorrupt):
+                continue
+            found |= {number: family for family, number in families.items()}
+        return found
+
+    def _decoder(self, key: bytes, prefixed: bool, file: str) -> FamilyDecoder:
+        if not prefixed:
+            return self._decoders[DEFAULT_FAMILY, False]
+        number = family_id(key, file)
+        name = self._family_names.get(number)
+        decoder = self._decoders.get((name or "", True))
+        if decoder is None:
+            message = f"{file} has a key of column family {number}, which no snapshot in {self.directory} names"
+            raise CheckpointFileCorrupt(f"{message}. Read it again once Spark has uploaded a snapshot.")
+        return decoder
