@@ -23,12 +23,11 @@ _REMEDY = "Restore the file, or start from another snapshot."
 
 @dataclass(frozen=True)
 class SnapshotMetadata:
-    """``families`` has the column families' numbers by name (none if the store does not use them), ``files`` the
-    SST and log files as (the name that RocksDB knows, the name in the checkpoint)."""
+    """``families`` has the column families' numbers by name (none if the store does not use them), ``sst_files``
+    the SST files as (the name that RocksDB knows, the name in the checkpoint)."""
 
     families: dict[str, int]
     sst_files: tuple[tuple[str, str], ...]
-    log_files: tuple[tuple[str, str], ...]
 
 
 def read_metadata(archive: bytes, path: str) -> SnapshotMetadata:
@@ -53,8 +52,6 @@ def snapshot_items(files: CheckpointFiles, directory: str, path: str) -> Iterato
                     (target / Path(name).name).write_bytes(content.read(name))
         for known, stored in metadata.sst_files:
             (target / Path(known).name).write_bytes(_part(files, f"{directory}/SSTs/{stored}", path))
-        for known, stored in metadata.log_files:
-            (target / Path(known).name).write_bytes(_part(files, f"{directory}/logs/{stored}", path))
         yield from _items(target, path)
 
 
@@ -98,12 +95,14 @@ def _metadata(content: zipfile.ZipFile, path: str) -> SnapshotMetadata:
     if head != "v1":
         message = f"{path} has snapshot format {head[:20]!r}; forebay knows v1."
         raise CheckpointFormatUnknown(f"{message} Use a version of forebay that knows this version of Spark.")
+    if document.get("logFiles"):
+        # Spark's RocksDB writes none, and content that is only there would go unseen.
+        raise CheckpointFormatUnknown(
+            f"{path} has files of RocksDB's write-ahead log, which forebay does not read."
+        )
     return SnapshotMetadata(
         families=document.get("columnFamilyMapping") or {},
         sst_files=tuple(
             (item["localFileName"], item["dfsSstFileName"]) for item in document.get("sstFiles") or ()
-        ),
-        log_files=tuple(
-            (item["localFileName"], item["dfsLogFileName"]) for item in document.get("logFiles") or ()
         ),
     )

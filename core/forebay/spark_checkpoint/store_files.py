@@ -20,6 +20,8 @@ from forebay.spark_checkpoint.records import Record, changelog_head, changelog_r
 from forebay.spark_checkpoint.rocksdb_snapshot import read_metadata, snapshot_items
 from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, ColumnFamily
 
+CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled=true"
+"""With which RocksDB uploads what each batch changed."""
 _SNAPSHOT, _ARCHIVE = ".snapshot", ".zip"
 
 
@@ -129,9 +131,8 @@ class StoreFiles:
 
     def _unavailable(self, version: int, path: str) -> StateUnsupported | VersionPurged:
         if self.provider.is_rocksdb and self.files.exists(self._path(version, _ARCHIVE)):
-            setting = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled=true"
             message = f"{path} does not exist: this query's RocksDB uploads snapshots only, and no changes."
-            return StateUnsupported(f"{message} Restart it with {setting}, or compare snapshots.")
+            return StateUnsupported(f"{message} Restart it with {CHANGELOG_SETTING}, or compare snapshots.")
         message = f"{self.files.url} has no {path}: Spark deletes what minBatchesToRetain no longer covers."
         return VersionPurged(f"{message} Start again from a snapshot of a later version.")
 
