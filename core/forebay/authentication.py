@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from forebay.errors import SettingError
+from forebay.errors import Forbidden, SettingError
+from forebay.repeats import Repeats
 from forebay.tokens import TokensFile
+
+log = logging.getLogger(__name__)
 
 AUTHENTICATOR_ENTRY_POINTS = "forebay.authenticators"
 
@@ -20,7 +25,7 @@ class Authenticator(Protocol):
     """
 
     def authenticate(self, method: str, path: str, authorization: bytes) -> None:
-        """Return to allow a request; raise ``Unauthenticated`` or ``Forbidden`` to refuse it.
+        """Return None to allow a request; raise ``Unauthenticated`` or ``Forbidden`` to refuse it.
 
         ``path`` is as received, percent-encoding and all, without the query; ``authorization`` is the header's
         value, empty if there is none. It may be called twice for one request, and repeatedly while the request's
@@ -38,10 +43,40 @@ def make_authenticator(name: str | None, tokens_file: Path | None) -> Authentica
     return None if name is None else _installed(name)
 
 
+class _Strict:
+    """Refuses whatever an installed authenticator does not allow in so many words."""
+
+    def __init__(self, name: str, authenticator: Authenticator) -> None:
+        self._name = name
+        self._authenticate = authenticator.authenticate
+        self._logged = Repeats()
+
+    def authenticate(self, method: str, path: str, authorization: bytes) -> None:
+        """Raise what the authenticator raises, and ``Forbidden`` if it returns anything but None."""
+        outcome: Any = self._authenticate(method, path, authorization)
+        if outcome is None:
+            return
+        if inspect.iscoroutine(outcome):
+            outcome.close()
+        if self._logged.is_news(type(outcome).__name__):
+            log.error(
+                "the authenticator %r returned %r: requests are allowed by returning None, and refused by raising "
+                "Unauthenticated or Forbidden; this one is refused",
+                self._name,
+                type(outcome).__name__,
+            )
+        raise Forbidden("The authenticator did not allow the request; the log of this process says why.")
+
+
 def _installed(name: str) -> Authenticator:
     for entry_point in entry_points(group=AUTHENTICATOR_ENTRY_POINTS, name=name):
         authenticator: Authenticator = entry_point.load()()
-        return authenticator
+        if inspect.iscoroutinefunction(authenticator.authenticate):
+            raise SettingError(
+                f"The authenticator {name!r} cannot be used: its authenticate() is asynchronous, and would admit "
+                "every request. It is called in the event loop: make it a plain function that does not block."
+            )
+        return _Strict(name, authenticator)
     there = sorted(entry_point.name for entry_point in entry_points(group=AUTHENTICATOR_ENTRY_POINTS))
     raise SettingError(
         f"There is no authenticator {name!r}: use the name of an installed entry point in the group "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -13,6 +15,7 @@ from forebay.errors import SettingError
 log = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_MS = 1_000.0
+_MOST_BYTES = 1 << 20
 
 T = TypeVar("T")
 
@@ -23,7 +26,8 @@ Versions = tuple[Version, ...]
 class ReloadedFile(Generic[T]):
     """A file's contents, parsed; ``parse`` gets the text, and raises ``ValueError`` if it is unusable.
 
-    The file, and those that ``parse`` reads ``also``, are checked on access, at most once a second. An unusable
+    The file, and those that ``parse`` reads ``also``, are checked on access, at most once a second. Each must be a
+    regular file of at most a megabyte: a pipe or a device would hang the process, or never end. An unusable
     change is logged, once, and the previous contents stay in effect; it is retried, since the cause may pass
     without another change. Raises ``SettingError`` if there are no previous contents.
     """
@@ -73,9 +77,23 @@ class ReloadedFile(Generic[T]):
 
     def _read(self) -> T:
         try:
-            return self._parse(self._path.read_text(encoding="utf-8-sig"))
+            for path in self._paths[1:]:
+                os.close(_open_regular(path))
+            with open(_open_regular(self._path), encoding="utf-8-sig") as file:
+                return self._parse(file.read())
         except (OSError, ValueError) as error:
             raise SettingError(f"The file {self._path} cannot be used: {error}.") from None
+
+
+def _open_regular(path: Path) -> int:
+    """A descriptor to read a file with; raises ``ValueError`` if it is not a regular file, or too large."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES:
+        return descriptor
+    os.close(descriptor)
+    what = f"larger than {_MOST_BYTES} bytes" if stat.S_ISREG(found.st_mode) else "not a regular file"
+    raise ValueError(f"{path} is {what}")
 
 
 def _version(path: Path) -> Version:

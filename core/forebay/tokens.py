@@ -14,6 +14,7 @@ from forebay.reloaded_file import ReloadedFile
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 _MOST_REMEMBERED = 4096
+_OF_NOTHING = hashlib.sha256(b"").digest()
 
 
 def token_headers(token: str | None) -> dict[str, str]:
@@ -57,7 +58,8 @@ class TokensFile:
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             raise Unauthenticated("The request has no token; send the header Authorization: Bearer TOKEN.")
-        if hashlib.sha256(token.strip(b" ")).digest() not in self._digests:
+        token = token.strip(b" ")
+        if not token or hashlib.sha256(token).digest() not in self._digests:
             raise Unauthenticated("The request's token is not known here.")
 
 
@@ -68,10 +70,13 @@ def _read_digests(text: str) -> frozenset[bytes]:
             continue
         try:
             _, token = line.split()
-            digests.add(_digest(token))
+            digest = _digest(token)
         except ValueError:
             # The line itself contains a secret.
             raise ValueError(f"line {number} is neither NAME TOKEN nor NAME sha256:HEX") from None
+        if digest == _OF_NOTHING:
+            raise ValueError(f"line {number} has the digest of nothing: the token was not set when it was made")
+        digests.add(digest)
     if not digests:
         raise ValueError("it contains no token")
     return frozenset(digests)

@@ -40,3 +40,50 @@ def test_one_that_is_not_installed_is_told_with_those_that_are(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingError, match="by-store"):
         make_authenticator("nobody", None)
+
+
+class Installed:
+    """An entry point of an authenticator that is given here."""
+
+    name = "given"
+
+    def __init__(self, authenticate: object) -> None:
+        self._made = type("Given", (), {"authenticate": authenticate})
+
+    def load(self) -> type:
+        return self._made
+
+
+@pytest.mark.parametrize("outcome", [False, True, "yes", 0])
+def test_anything_returned_but_none_refuses(monkeypatch: pytest.MonkeyPatch, caplog, outcome):
+    given = Installed(lambda self, method, path, authorization: outcome)
+    monkeypatch.setattr("forebay.authentication.entry_points", lambda **_: [given])
+    found = make_authenticator("given", None)
+    assert found is not None
+    for _ in range(2):
+        with pytest.raises(Forbidden):
+            found.authenticate("GET", "/v1/stores", b"Bearer anything")
+    assert caplog.text.count("is refused") == 1
+
+
+def test_an_asynchronous_one_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch):
+    """Its coroutine, never awaited, would have admitted everyone."""
+
+    async def authenticate(self: object, method: str, path: str, authorization: bytes) -> None:
+        raise Forbidden("never reached")
+
+    monkeypatch.setattr("forebay.authentication.entry_points", lambda **_: [Installed(authenticate)])
+    with pytest.raises(SettingError, match="asynchronous"):
+        make_authenticator("given", None)
+
+
+def test_a_coroutine_that_is_returned_refuses(monkeypatch: pytest.MonkeyPatch):
+    async def later() -> None:
+        """Never run."""
+
+    given = Installed(lambda self, method, path, authorization: later())
+    monkeypatch.setattr("forebay.authentication.entry_points", lambda **_: [given])
+    found = make_authenticator("given", None)
+    assert found is not None
+    with pytest.raises(Forbidden):
+        found.authenticate("GET", "/v1/stores", b"")

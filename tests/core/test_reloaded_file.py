@@ -110,3 +110,29 @@ def test_a_file_that_cannot_be_used_to_begin_with_is_named(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(SettingError, match=str(path)):
         ReloadedFile(path, int)
+
+
+def test_a_pipe_in_its_place_hangs_nothing(path, caplog):
+    """Nor does a directory, a device or a file without end; the previous contents stay."""
+    clock = Clock()
+    number = ReloadedFile(path, int, clock)
+    for replace in (os.mkfifo, os.mkdir, lambda place: os.symlink("/dev/zero", place), grow):
+        path.unlink() if path.is_file() or path.is_fifo() or path.is_symlink() else path.rmdir()
+        replace(path)
+        clock.now_ms += 1_000
+        assert number() == 1
+    assert caplog.text.count("not a regular file") == 3
+    assert "larger than" in caplog.text
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_a_pipe_to_begin_with_is_refused(tmp_path, path, also):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SettingError, match="pipe is not a regular file"):
+        ReloadedFile(path if also else pipe, int, Clock(), (pipe,) if also else ())
+
+
+def grow(place: Path) -> None:
+    with place.open("wb") as file:
+        file.truncate(2 << 20)

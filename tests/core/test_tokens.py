@@ -114,3 +114,18 @@ def test_tokens_come_and_go_with_the_file(path):
 def test_what_is_no_token_makes_no_header(token):
     with pytest.raises(ValueError, match="token"):
         bearer(token)
+
+
+def test_the_digest_of_an_unset_token_is_refused(path):
+    """What the recipe prints while its variable is not set."""
+    digest = hashlib.sha256(b"").hexdigest()
+    path.write_text(f"ann secret\nbob sha256:{digest}\n")
+    with pytest.raises(SettingError, match="line 2 has the digest of nothing"):
+        TokensFile(path)
+
+
+@pytest.mark.parametrize("header", [b"Bearer", b"Bearer ", b"bearer   "])
+def test_an_empty_token_is_never_known(path, header):
+    path.write_text("ann secret")
+    with pytest.raises(Unauthenticated):
+        TokensFile(path).authenticate("GET", "/v1/stores", header)

@@ -33,8 +33,10 @@ class StateDirectory:
     def __init__(self, state_dir: Path, application_id: str) -> None:
         self.path = state_dir.absolute() / application_id
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Not through a link: what it names would be truncated.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(self.path / ".lock", flags, 0o600)
         except OSError as error:
             raise _unwritable(self.path, error) from None
         try:

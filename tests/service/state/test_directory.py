@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.errors import ConfigurationError
 from forebay.tasks import TaskId
 from forebay_worker.state.directory import StateDirectory
 
@@ -56,3 +57,21 @@ def test_what_was_not_deleted_completely_is_found_by_no_one_and_deleted_at_a_lat
     directory.delete_leftovers()
     assert list(directory.path.rglob("some")) == []
     directory.close()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    """Whoever may write the directory beforehand could have any file truncated."""
+    target = tmp_path / "precious"
+    target.write_text("content")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/.lock").symlink_to(target)
+    with pytest.raises(ConfigurationError):
+        StateDirectory(tmp_path, "app")
+    assert target.read_text() == "content"
+
+
+def test_others_may_not_read_the_state(tmp_path):
+    directory = StateDirectory(tmp_path, "app")
+    directory.close()
+    assert directory.path.stat().st_mode & 0o077 == 0
+    assert (directory.path / ".lock").stat().st_mode & 0o077 == 0
