@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from forebay.spark_checkpoint.data_types import AtomicType, DataType
+from forebay.spark_checkpoint.data_types import DataType
 from forebay.spark_checkpoint.errors import CheckpointFileCorrupt
 from forebay.spark_checkpoint.records import Kind
 from forebay.spark_checkpoint.schemas import ColumnFamily
@@ -17,8 +17,6 @@ _SIZE = struct.Struct("<i")
 _FAMILY_ID = struct.Struct("<h")
 FAMILY_ID_BYTES = 2
 _CHECKSUM_BYTES = 4
-_ORDERED_CODES = {"byte": "b", "short": "h", "integer": "i", "long": "q", "float": "f", "double": "d"}
-_NEGATIVE, _NULL = 0, 2
 _DELIMITER = b","
 
 
@@ -126,8 +124,6 @@ def _plain_key(family: ColumnFamily) -> Callable[[bytes, int], Row]:
 
 def _key_decoder(family: ColumnFamily) -> Callable[[bytes, int], Row]:
     types, encoding = family.key.types, family.key_encoding
-    if encoding.ordered_columns:
-        return _ordered_key(types, encoding.ordered_columns)
     if encoding.prefix_columns:
         return _split_key(types, encoding.prefix_columns)
     whole = RowDecoder(types)
@@ -150,26 +146,6 @@ def _split_key(types: tuple[DataType, ...], columns: int) -> Callable[[bytes, in
     return decode
 
 
-def _ordered_key(types: tuple[DataType, ...], positions: tuple[int, ...]) -> Callable[[bytes, int], Row]:
-    """The ordered columns, each as binary of a sign and big-endian bytes, and a row of the others, if any."""
-    ordered = RowDecoder([AtomicType("binary")] * len(positions))
-    remaining = [at for at in range(len(types)) if at not in positions]
-    others = RowDecoder([types[at] for at in remaining])
-
-    def decode(data: bytes, at: int) -> Row:
-        first, rest = _parts(data, at)
-        fields = [
-            _ordered_value(part, types[to])
-            for part, to in zip(ordered.decode(data, *first), positions, strict=True)
-        ]
-        placed = dict(zip(positions, fields, strict=True))
-        if remaining:
-            placed |= dict(zip(remaining, others.decode(data, *rest), strict=True))
-        return tuple(placed[at] for at in range(len(types)))
-
-    return decode
-
-
 def _parts(data: bytes, at: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Where the two rows of a divided key are, as (start, size)."""
     (size,) = _SIZE.unpack_from(data, at)
@@ -178,19 +154,5 @@ def _parts(data: bytes, at: int) -> tuple[tuple[int, int], tuple[int, int]]:
     if not 0 < size <= len(data) - first:
         raise RowMalformed(f"a first part of {size} bytes is beyond the {len(data)} bytes of its key")
     _check_version(data, first)
-    if second < len(data):
-        _check_version(data, second)
+    _check_version(data, second)
     return (first + 1, size - 1), (second + 1, len(data) - second - 1)
-
-
-def _ordered_value(part: bytes, kind: DataType) -> object:
-    if not part or part[0] == _NULL:
-        return None
-    code = _ORDERED_CODES.get(kind.name if isinstance(kind, AtomicType) else "")
-    if code is None or len(part) != 1 + struct.calcsize(code):
-        raise RowMalformed(f"a column of {len(part)} bytes is no ordered {kind}")
-    content = part[1:]
-    if code in "fd" and part[0] == _NEGATIVE:
-        # Inverted, so that they sort as bytes.
-        content = bytes(byte ^ 0xFF for byte in content)
-    return struct.unpack(f">{code}", content)[0]

@@ -50,8 +50,8 @@ class Table:
     """One table of an operator that can be a store: a store's only column family, or a state variable.
 
     ``key`` and ``value`` leave out what the other members have: ``window_path`` leads to the struct of a window's
-    or session's start and end, in the key of a window and in the value of a session; ``expires_path`` to the
-    epoch milliseconds in a value (in each value of a list) from which Spark hides it.
+    or session's start and end, in the key of a window and in the value of a session; ``expires_path`` to the epoch
+    milliseconds in a value (in each value of a list) from which Spark hides it.
     """
 
     store: str
@@ -243,8 +243,6 @@ _OPERATORS: dict[str, tuple[str, Callable[[Operator], tuple[Table, ...]]]] = {
     "dedupeWithinWatermark": ("dropDuplicatesWithinWatermark", _distinct),
 }
 _REFUSALS = {
-    "symmetricHashJoin": (
-        "a join keeps rows that wait for the other side, and none of its results: serve the job's sink"
-    ),
+    "symmetricHashJoin": "a join keeps rows that wait for the other side, and none of its results",
     "globalLimit": "a limit keeps only how many rows it let pass",
 }

@@ -131,18 +131,23 @@ def open_files(url: str) -> CheckpointFiles:
         return LocalFiles(Path(url))
     if parts.scheme == "file":
         return LocalFiles(Path(unquote(parts.path)))
+    # Without its query and user, where pyarrow takes credentials.
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     try:
         from pyarrow.fs import FileSystem
     except ImportError as error:
-        message = f"Reading {url} needs pyarrow: install it, or forebay with the extra 'spark'."
+        message = f"Reading {shown} needs pyarrow: install it, or forebay with the extra 'spark'."
         raise CheckpointError(message) from error
     # The names that Hadoop gives to the same file systems.
     named = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}.get(parts.scheme, parts.scheme)
     try:
         filesystem, root = FileSystem.from_uri(named + url[len(parts.scheme) :])
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"pyarrow cannot open {url}: {error}. Check the URL and its credentials.") from error
-    return ArrowFiles(filesystem, root, url)
+        reason = str(error).replace(url[len(parts.scheme) :], shown[len(parts.scheme) :])
+        raise CheckpointError(
+            f"pyarrow cannot open {shown}: {reason}. Check the URL and its credentials."
+        ) from error
+    return ArrowFiles(filesystem, root, shown)
 
 
 def _reachable(call: Callable[[], T]) -> T:
@@ -151,7 +156,5 @@ def _reachable(call: Callable[[], T]) -> T:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        message = (
-            f"The checkpoint's file system failed: {error}. Check that it is up, and that this user may read it."
-        )
-        raise CheckpointUnreachable(message) from error
+        message = f"The checkpoint's file system failed: {error}."
+        raise CheckpointUnreachable(f"{message} Check that it is up, and that this user may read it.") from error

@@ -26,7 +26,7 @@ class Finisher:
 
 
 def finish(function: str, buffer: Sequence[Any]) -> Any:
-    """The value of an aggregate whose buffer begins the given fields; None as in Spark where it has none.
+    """The value of an aggregate, of its buffer's ``buffer_width`` fields; None where Spark has none.
 
     Raises ``KeyError`` for a function that ``FINISHERS`` does not have.
     """
@@ -68,6 +68,11 @@ def _only(buffer: Sequence[Any]) -> Any:
     return buffer[0]
 
 
+def _sum(buffer: Sequence[Any]) -> Any:
+    total, is_empty = (*buffer, False)[:2]
+    return None if is_empty else total
+
+
 def _average(buffer: Sequence[Any]) -> Any:
     total, count = buffer[:2]
     return total / count if count else None
@@ -85,7 +90,7 @@ def _deviation(buffer: Sequence[Any]) -> Any:
 
 FINISHERS = {
     "count": Finisher(("count",), _only),
-    "sum": Finisher(("sum",), _only),
+    "sum": Finisher(("sum",), _sum),
     "min": Finisher(("min",), _only),
     "max": Finisher(("max",), _only),
     "first": Finisher(("first", "valueSet"), _only),

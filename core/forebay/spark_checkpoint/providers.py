@@ -31,10 +31,8 @@ def provider_of(conf: Mapping[str, str], file: str) -> Provider:
     full_name = conf.get(f"{_PREFIX}.providerClass", _DEFAULT)
     name = full_name.rpartition(".")[2]
     if name not in (_DEFAULT, _ROCKSDB):
-        message = (
-            f"{file} names the state store provider {full_name}, which forebay does not decode, only Spark's own"
-        )
-        raise StateUnsupported(f"{message} ({_DEFAULT} and {_ROCKSDB}).")
+        message = f"{file} names the state store provider {full_name}, which forebay does not decode."
+        raise StateUnsupported(f"{message} Only Spark's own are: {_DEFAULT} and {_ROCKSDB}.")
     encoding = conf.get(f"{_PREFIX}.encodingFormat", "unsaferow")
     if encoding.lower() != "unsaferow":
         remedy = f"Run the query with {_PREFIX}.encodingFormat=unsaferow and a new checkpoint."

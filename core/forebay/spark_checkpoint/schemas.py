@@ -17,16 +17,15 @@ from forebay.spark_checkpoint.errors import (
 )
 
 DEFAULT_FAMILY = "default"
-_INTERNAL_PREFIX = "$"
+INTERNAL_PREFIX = "$"
 
 
 @dataclass(frozen=True)
 class KeyEncoding:
-    """How RocksDB's keys are written: the first ``prefix_columns`` apart from the others, or ``ordered_columns``,
-    positions, first and big-endian, or all as one row. The default provider's keys are always one row."""
+    """How RocksDB's keys are written: the first ``prefix_columns`` apart from the others, or all as one row. The
+    default provider's keys are always one row."""
 
     prefix_columns: int = 0
-    ordered_columns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class ColumnFamily:
     @property
     def is_internal(self) -> bool:
         """Whether Spark keeps it for itself: timers, and indices of lists and of times to live."""
-        return self.name.startswith(_INTERNAL_PREFIX)
+        return self.name.startswith(INTERNAL_PREFIX)
 
 
 def parse_schema(data: bytes, file: str, prefix_columns: int = 0) -> tuple[ColumnFamily, ...]:
@@ -80,6 +79,9 @@ def _family(source: _DataInput) -> ColumnFamily:
     encoder = json.loads(source.chunks())
     # The schema of a map variable's keys, which is within the key's.
     source.chunks()
+    if name.startswith(INTERNAL_PREFIX):
+        # Not decoded; indices by time have keys of their own.
+        return ColumnFamily(name, key, value)
     return ColumnFamily(name, key, value, _encoding(encoder, source.file))
 
 
@@ -89,8 +91,6 @@ def _encoding(encoder: dict[str, object], file: str) -> KeyEncoding:
             return KeyEncoding()
         case {"keyStateEncoderType": "PrefixKeyScanStateEncoderSpec", "numColsPrefixKey": int(columns)}:
             return KeyEncoding(prefix_columns=columns)
-        case {"keyStateEncoderType": "RangeKeyScanStateEncoderSpec", "orderingOrdinals": list(positions)}:
-            return KeyEncoding(ordered_columns=tuple(positions))
     message = f"{file} has keys written by {encoder.get('keyStateEncoderType')}, which forebay does not decode."
     raise StateUnsupported(f"{message} Use a version of forebay that knows this version of Spark.")
 

@@ -18,7 +18,7 @@ from forebay.spark_checkpoint.files import CheckpointFiles
 from forebay.spark_checkpoint.providers import Provider
 from forebay.spark_checkpoint.records import Record, changelog_head, changelog_records, records
 from forebay.spark_checkpoint.rocksdb_snapshot import read_metadata, snapshot_items
-from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, ColumnFamily
+from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, INTERNAL_PREFIX, ColumnFamily
 
 CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled=true"
 """With which RocksDB uploads what each batch changed."""
@@ -50,7 +50,7 @@ class StoreFiles:
         batch = self._batch(version)
         for record in batch.records:
             decoder = self._decoder(record.key, batch.has_column_families, batch.file)
-            if not decoder.family.is_internal:
+            if decoder is not None:
                 value = None if record.value is None else decoder.value(record.value, batch.file)
                 key = decoder.key(record.key, batch.file)
                 yield Change(version, record.kind, decoder.family.name, key, value)
@@ -71,7 +71,7 @@ class StoreFiles:
                     held[record.key] = record.value
         for key, value in held.items():
             decoder = self._decoder(key, prefixed, file)
-            if not decoder.family.is_internal:
+            if decoder is not None:
                 yield Entry(decoder.family.name, decoder.key(key, file), decoder.value(value, file))
 
     def _base(self, version: int) -> tuple[int, dict[bytes, bytes], bool]:
@@ -93,9 +93,8 @@ class StoreFiles:
     def _snapshots(self, version: int) -> list[int]:
         """The versions of snapshots up to this one, newest first."""
         suffix = _ARCHIVE if self.provider.is_rocksdb else _SNAPSHOT
-        names = [name.removesuffix(suffix) for name in self.files.list(self.directory) if name.endswith(suffix)]
-        versions = {int(name.partition("_")[0]) for name in names if name.partition("_")[0].isdigit()}
-        return sorted((number for number in versions if number <= version), reverse=True)
+        versions = {_version_of(name) for name in self.files.list(self.directory) if name.endswith(suffix)}
+        return sorted((number for number in versions if 0 < number <= version), reverse=True)
 
     def _snapshot(self, version: int) -> tuple[dict[bytes, bytes], bool]:
         if not self.provider.is_rocksdb:
@@ -124,10 +123,8 @@ class StoreFiles:
             return
         committed = self.unique_id(version - 1)
         if lineage[version - 1] != committed:
-            message = (
-                f"{path} continues version {version - 1} as {lineage[version - 1]}, but {committed} was committed"
-            )
-            raise LineageMismatch(f"{message}. Start again from a snapshot.")
+            message = f"{path} continues {lineage[version - 1]}, but {committed} is committed as {version - 1}."
+            raise LineageMismatch(f"{message} Start again from a snapshot.")
 
     def _unavailable(self, version: int, path: str) -> StateUnsupported | VersionPurged:
         if self.provider.is_rocksdb and self.files.exists(self._path(version, _ARCHIVE)):
@@ -153,26 +150,27 @@ class StoreFiles:
 
     @cached_property
     def _decoders(self) -> dict[tuple[str, bool], FamilyDecoder]:
+        rocksdb = self.provider.is_rocksdb
         return {
-            (family.name, prefixed): FamilyDecoder(
-                family,
-                rocksdb=self.provider.is_rocksdb,
-                prefixed=prefixed,
-            )
+            (family.name, prefixed): FamilyDecoder(family, rocksdb=rocksdb, prefixed=prefixed)
             for family in self.families
             for prefixed in (False, True)
+            if not family.is_internal
         }
 
     @cached_property
     def _family_names(self) -> dict[int, str]:
         """The names of column families by their numbers, which only snapshots have.
 
-        A batch that adds a family uploads a snapshot as it commits, and numbers are never used again: the newest
-        has them all.
+        A batch that adds a family uploads a snapshot as it commits, and numbers are never used again: normally the
+        newest has them all.
         """
         names = [name for name in self.files.list(self.directory) if name.endswith(_ARCHIVE)]
+        known = {family.name for family in self.families}
         found: dict[int, str] = {}
-        for name in names:
+        for name in sorted(names, key=_version_of, reverse=True):
+            if known <= set(found.values()):
+                break
             path = f"{self.directory}/{name}"
             try:
                 families = read_metadata(self.files.read(path), path).families
@@ -181,13 +179,20 @@ class StoreFiles:
             found |= {number: family for family, number in families.items()}
         return found
 
-    def _decoder(self, key: bytes, prefixed: bool, file: str) -> FamilyDecoder:
+    def _decoder(self, key: bytes, prefixed: bool, file: str) -> FamilyDecoder | None:
+        """The decoder of a key's column family; None for one of Spark's own."""
         if not prefixed:
             return self._decoders[DEFAULT_FAMILY, False]
         number = family_id(key, file)
         name = self._family_names.get(number)
         decoder = self._decoders.get((name or "", True))
-        if decoder is None:
+        if decoder is None and (name is None or not name.startswith(INTERNAL_PREFIX)):
             message = f"{file} has a key of column family {number}, which no snapshot in {self.directory} names"
             raise CheckpointFileCorrupt(f"{message}. Read it again once Spark has uploaded a snapshot.")
         return decoder
+
+
+def _version_of(name: str) -> int:
+    """The version in a file's name, such as ``12.zip`` or ``12_ID.zip``; 0 if it has none."""
+    number = name.partition(".")[0].partition("_")[0]
+    return int(number) if number.isdigit() else 0

@@ -4,10 +4,10 @@ import json
 import re
 from pathlib import Path
 
-import cramjam
 import pytest
 
 from forebay.spark_checkpoint import Checkpoint
+from forebay.spark_checkpoint.compression import decompressor
 from forebay.spark_checkpoint.errors import (
     CheckpointFileCorrupt,
     CheckpointFormatUnknown,
@@ -17,6 +17,7 @@ from forebay.spark_checkpoint.errors import (
     VersionNotCommitted,
     VersionPurged,
 )
+from forebay.spark_checkpoint.logs import parse_offsets
 
 LAST = 5
 """The version that the last batch of the aggregations wrote."""
@@ -78,8 +79,6 @@ def test_every_beginning_of_what_is_compressed_is_refused(copied):
     """A stream that is whole, of content that is not."""
     path = copied("ledger-changelog")
     file = path / PARTITION / "3.changelog"
-    from forebay.spark_checkpoint.compression import decompressor
-
     plain = decompressor("lz4")(file.read_bytes(), "3.changelog")
     file.write_bytes(lz4_stream(plain))
     assert changes(path, 3)
@@ -160,7 +159,7 @@ def test_a_file_that_continues_another_lineage_is_refused(copied):
     document["stateUniqueIds"]["0"][0][0] = other
     (path / "commits/3").write_text("v2\n" + json.dumps(document))
     file.rename(file.with_name(f"4_{other}.changelog"))
-    with pytest.raises(LineageMismatch, match=f"continues version 4 as .*, but {other} was committed"):
+    with pytest.raises(LineageMismatch, match=f"but {other} is committed as 4"):
         changes(path, LAST)
 
 
@@ -211,6 +210,34 @@ def test_settings_that_are_not_decoded_are_named(copied, setting, value, error, 
         changes(path, LAST)
 
 
+def test_an_operator_is_read_as_its_batch_found_it(copied):
+    path = copied("ledger-changelog")
+    file = path / "state/0/_metadata/v2/3"
+    file.write_text(file.read_text().replace("ProcessingTime", "EventTime"))
+    (path / "state/0/_metadata/v2/4").unlink()
+    checkpoint = Checkpoint.open(str(path))
+    times = [dict(checkpoint.operator(0, batch).properties)["timeMode"] for batch in (1, 2, 3, 4)]
+    assert times == ["ProcessingTime", "ProcessingTime", "EventTime", "EventTime"]
+
+
+def test_a_family_of_which_no_snapshot_tells_the_number_is_named(copied):
+    path = copied("ledger-changelog")
+    for file in (path / PARTITION).glob("*.zip"):
+        file.unlink()
+    with pytest.raises(CheckpointFileCorrupt, match=r"column family \d+, which no snapshot in state/0/0 names"):
+        changes(path, 1)
+
+
+def test_the_ends_of_sources_by_position_and_by_name():
+    head = '{"batchWatermarkMs":5,"batchTimestampMs":6,"conf":{"a":"b"}}'
+    by_position = parse_offsets(f'v1\n{head}\n{{"logOffset":3}}\n-'.encode(), "offsets/7", 7)
+    assert by_position.sources == {"0": '{"logOffset":3}', "1": None}
+    assert (by_position.batch, by_position.watermark_ms, by_position.started_ms) == (7, 5, 6)
+    assert by_position.conf == {"a": "b"}
+    by_name = parse_offsets(f'v2\n{head}\norders:{{"t":{{"0":3}}}}\nusers:-'.encode(), "offsets/7", 7)
+    assert by_name.sources == {"orders": '{"t":{"0":3}}', "users": None}
+
+
 def test_a_codec_may_be_named_by_its_class(copied):
     path = copied("aggregation-zstd")
     whole = repr(changes(path, LAST))
@@ -248,7 +275,6 @@ def test_a_stream_of_snappy_that_is_cut_short_is_refused(copied):
     path = copied("aggregation-snappy")
     file = path / PARTITION / "3.delta"
     whole = file.read_bytes()
-    assert whole[16:20] == len(bytes(cramjam.snappy.compress_raw(b""))).to_bytes(4, "big") or len(whole) > 20
     for length in (0, 10, 18, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(CheckpointFileCorrupt, match=r"3\.delta"):

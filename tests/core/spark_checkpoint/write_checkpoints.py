@@ -8,6 +8,7 @@ the state holds is known without reading it: from what the query put out, or com
 from __future__ import annotations
 
 import datetime
+import decimal
 import json
 import os
 import shutil
@@ -50,9 +51,11 @@ def micros(second: int) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A value of a row as JSON: timestamps as microseconds since the epoch."""
+    """A value of a row as JSON: timestamps as microseconds since the epoch, decimals as text."""
     if isinstance(value, datetime.datetime):
         return round((value.astimezone(datetime.UTC) - EPOCH) / datetime.timedelta(microseconds=1))
+    if isinstance(value, decimal.Decimal):
+        return str(value)
     if hasattr(value, "asDict"):
         return [plain(item) for item in value]
     return value
@@ -99,7 +102,20 @@ def by_key(outputs: Outputs, key: Callable[[Row], list[Any]], value: Callable[[R
     return states
 
 
-AGGREGATES = ("count", "sum", "min", "max", "avg", "first", "last", "stddev", "variance", "sum_d", "max_key")
+AGGREGATES = (
+    "count",
+    "sum",
+    "min",
+    "max",
+    "avg",
+    "first",
+    "last",
+    "stddev",
+    "variance",
+    "sum_d",
+    "max_key",
+    "sum_decimal",
+)
 
 
 def aggregation(frame: DataFrame) -> DataFrame:
@@ -115,6 +131,7 @@ def aggregation(frame: DataFrame) -> DataFrame:
         F.variance("n").alias("variance"),
         F.sum("d").alias("sum_d"),
         F.max("key").alias("max_key"),
+        F.sum(F.when(F.col("n") > 0, F.col("n").cast("decimal(30, 2)"))).alias("sum_decimal"),
     )
 
 
