@@ -88,7 +88,21 @@ class EndOffset(NamedTuple):
     """One observation of a log's end, with the time at which the request for it was sent."""
 
     offset: int
+    """The end for read-committed readers: on Kafka the last stable offset, below any open transaction."""
     sent_boot_ms: float
+    high_watermark: int | None = None
+    """The end of everything that was written, in open transactions too; None if that is ``offset``."""
+
+    @property
+    def written_to(self) -> int:
+        """The offset after the newest record, whether or not it can be read yet."""
+        return self.offset if self.high_watermark is None else max(self.offset, self.high_watermark)
+
+    def at_least(self, offset: int) -> EndOffset:
+        """The same observation where the log is known to reach this offset."""
+        if self.high_watermark is None or self.high_watermark <= offset:
+            return EndOffset(max(self.offset, offset), self.sent_boot_ms)
+        return self._replace(offset=max(self.offset, offset))
 
 
 @dataclass
@@ -99,15 +113,22 @@ class EndOffsets:
     """
 
     newest: EndOffset | None = None
+    open_since_boot_ms: float | None = None
+    """Since when at least a transaction is open at the end; None if none is."""
     _ring: list[EndOffset] = field(default_factory=list)
 
     def observe(self, observation: EndOffset) -> None:
         """Add an observation; one sent before the newest is ignored."""
-        if self.newest is not None and observation.sent_boot_ms < self.newest.sent_boot_ms:
+        newest = self.newest
+        if newest is not None and observation.sent_boot_ms < newest.sent_boot_ms:
             return
+        if observation.written_to <= observation.offset:
+            self.open_since_boot_ms = None
+        elif self.open_since_boot_ms is None or newest is None or newest.offset != observation.offset:
+            self.open_since_boot_ms = observation.sent_boot_ms
         self.newest = observation
         ring = self._ring
-        if ring and ring[-1].offset == observation.offset:
+        if ring and ring[-1].offset == observation.offset and ring[-1].written_to == observation.written_to:
             ring[-1] = observation
             return
         ring.append(observation)
@@ -115,14 +136,15 @@ class EndOffsets:
             del ring[1:-1:2]
 
     def current_until(self, consistent_position: int) -> float | None:
-        """Send time of the newest observation at or below a position: everything up to then is applied.
+        """Send time of the newest observation of which everything written is below a position.
 
-        None if no observation is that low. Observations below the one found are dropped.
+        What an open transaction holds was written too: so the time lag grows to its age. None if no observation is
+        that low. Observations below the one found are dropped.
         """
         ring = self._ring
         found = -1
         for i in range(len(ring) - 1, -1, -1):
-            if ring[i].offset <= consistent_position:
+            if ring[i].written_to <= consistent_position:
                 found = i
                 break
         if found < 0:
@@ -130,9 +152,19 @@ class EndOffsets:
         del ring[:found]
         return ring[0].sent_boot_ms
 
+    def end_reached(self, consistent_position: int) -> float | None:
+        """Send time of the newest observation whose end offset is at or below a position, None if none is.
+
+        All that could be read then is applied, whatever a transaction still holds back.
+        """
+        for observation in reversed(self._ring):
+            if observation.offset <= consistent_position:
+                return observation.sent_boot_ms
+        return None
+
     def clear(self) -> None:
         """Forget everything, for example when the log was replaced."""
-        self.newest = None
+        self.newest = self.open_since_boot_ms = None
         self._ring.clear()
 
 
@@ -152,24 +184,36 @@ class Progress(NamedTuple):
     beginning: int
     """Where the log begins; a cold replica counts its lag from here."""
     end_offset: int | None
-    """The newest end observed, None before the first."""
+    """The newest end observed, of what read-committed readers get; None before the first."""
     end_sent_boot_ms: float
     """When the request that observed it was sent."""
     current_until_boot_ms: float | None
-    """All records that were in the log at this time are applied; None if unknown."""
+    """All records that were in the log at this time are applied, of open transactions too; None if unknown."""
     as_of_boot_ms: float | None
     """The source's state at this time is in the answer, according to the oldest writer's heartbeat; None without
     any."""
+    high_watermark: int | None = None
+    """The newest end observed of everything that was written; None before the first."""
+    end_reached_boot_ms: float | None = None
+    """All records that could be read at this time are applied; None if unknown."""
+
+    @property
+    def open_transaction_records(self) -> int | None:
+        """How many offsets lie between the end and the high watermark: what open transactions hold back."""
+        if self.end_offset is None or self.high_watermark is None:
+            return None
+        return max(0, self.high_watermark - self.end_offset)
 
     def observed(self, ends: EndOffsets) -> Progress:
         """The same progress after a new observation of the log's end."""
-        position, applying_to, consistent_position, beginning, _, _, current_until, as_of = self
+        position, applying_to, consistent_position, beginning, _, _, current_until, as_of, _, end_reached = self
         newest = ends.newest
         if newest is None:
             return self
-        proven = None if consistent_position is None else ends.current_until(consistent_position)
-        if proven is not None:
-            current_until = proven
+        if consistent_position is not None:
+            reached, proven = ends.end_reached(consistent_position), ends.current_until(consistent_position)
+            end_reached = end_reached if reached is None else reached
+            current_until = current_until if proven is None else proven
         return Progress(
             position,
             applying_to,
@@ -179,6 +223,8 @@ class Progress(NamedTuple):
             newest.sent_boot_ms,
             current_until,
             as_of,
+            newest.written_to,
+            end_reached,
         )
 
 
@@ -187,7 +233,7 @@ EMPTY_PROGRESS = Progress(0, 0, None, 0, None, 0.0, None, None)
 
 def lag_of(progress: Progress, now_boot_ms: float) -> Lag:
     """The lag of an answer given now from this progress."""
-    _, _, known_to, beginning, end, _, current_until, as_of = progress
+    _, _, known_to, beginning, end, _, current_until, as_of, _, _ = progress
     record_lag = None if end is None else max(0, end - (beginning if known_to is None else known_to))
     return Lag(record_lag, _elapsed_ms(now_boot_ms, current_until), _elapsed_ms(now_boot_ms, as_of))
 

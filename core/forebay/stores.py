@@ -26,7 +26,7 @@ class CommittedOffset(NamedTuple):
     pending_end: int | None = None
     """While a compacted replay is under way: the position at which it will be consistent again."""
     current_until_epoch_ms: float | None = None
-    """All records that were in the log at this wall-clock time are applied."""
+    """All records that were in the log at this wall-clock time are applied, of open transactions too."""
     as_of_epoch_ms: Mapping[str, int | None] = {}
     """Newest heartbeat's ``as_of_ms`` by writer; None while a writer cannot tell."""
     stream_time_ms: int | None = None
@@ -45,6 +45,14 @@ class CommittedOffset(NamedTuple):
     tombstone_floor: int = 0
     """The log's when it was last read: tombstones below it were either applied, or what they delete was removed
     before it was read."""
+    end_reached_epoch_ms: float | None = None
+    """All records that could be read at this wall-clock time are applied; unknown in offsets that 0.1 wrote, whose
+    ``current_until_epoch_ms`` said this."""
+
+    @property
+    def last_end_reached_epoch_ms(self) -> float | None:
+        """When all that could be read was applied last, whichever version wrote the offset."""
+        return self.current_until_epoch_ms if self.end_reached_epoch_ms is None else self.end_reached_epoch_ms
 
     @property
     def content_before(self) -> int:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from rocksdict import DbClosedError
 
 from forebay import __version__
+from forebay.clock import boot_ms
 from forebay.rest.histogram import Histogram
 from forebay_worker.state.rocksdb import RocksDbStore
 
@@ -89,6 +90,11 @@ class WorkerMetrics(Collector):
     def _replicas(self) -> Iterator[Metric]:
         record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)
         time_lag = GaugeMetricFamily("forebay_time_lag_seconds", "Time behind the log.", labels=_REPLICA)
+        open_transaction = GaugeMetricFamily(
+            "forebay_open_transaction_seconds",
+            "How long a transaction has been open at the log's end; 0 if none is.",
+            labels=_REPLICA,
+        )
         age = GaugeMetricFamily("forebay_age_seconds", "Time behind the source.", labels=_REPLICA)
         failed = GaugeMetricFamily(
             "forebay_replica_failed", "1 if its records cannot be applied.", labels=_REPLICA
@@ -120,6 +126,7 @@ class WorkerMetrics(Collector):
             role.add_metric([*labels, held], 1)
             applied.add_metric(labels, replica.records_applied)
             failed.add_metric(labels, int(replica.failure is not None))
+            open_transaction.add_metric(labels, replica.open_transaction_ms(boot_ms()) / 1000)
             if replica.spec.retention_ms is not None:
                 ahead.add_metric(labels, replica.records_ahead)
             if replica.spec.foreign:
@@ -136,7 +143,8 @@ class WorkerMetrics(Collector):
                 time_lag.add_metric(labels, lag.time_lag_ms / 1000)
             if lag.age_ms is not None:
                 age.add_metric(labels, lag.age_ms / 1000)
-        yield from (record_lag, time_lag, age, role, applied, ahead, skipped, failed, restored, pace, left)
+        yield from (record_lag, time_lag, open_transaction, age, role, applied, ahead, skipped, failed)
+        yield from (restored, pace, left)
 
     def _sizes(self) -> Iterator[Metric]:
         disk = GaugeMetricFamily("forebay_store_disk_bytes", "Bytes of a store's files.", labels=_REPLICA)

@@ -201,6 +201,8 @@ class Worker:
                     "host": str(self.host),
                     "position": replica.served.progress.position,
                     "end_offset": replica.served.progress.end_offset,
+                    "high_watermark": replica.served.progress.high_watermark,
+                    "open_transaction_records": replica.served.progress.open_transaction_records,
                     "complete": replica.served.complete,
                     **lag.document(),
                 }

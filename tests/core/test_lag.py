@@ -43,6 +43,57 @@ def test_a_position_is_never_called_current_later_than_it_was(seen: list[EndOffs
         assert claimed is None or (truth is not None and claimed <= truth)
 
 
+transactional_log = st.lists(
+    st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 4)), min_size=1, max_size=300
+)
+
+
+@repeatable
+@given(transactional_log)
+def test_with_transactions_time_lag_counts_from_all_that_was_written_and_the_end_from_what_could_be_read(
+    steps: list[tuple[int, bool, int]],
+) -> None:
+    ends, seen = EndOffsets(), []
+    written = stable = position = 0
+    for sent, (appended, commits, applied) in enumerate(steps):
+        written += appended
+        stable = written if commits else stable
+        position = min(stable, position + applied)
+        seen.append(EndOffset(stable, float(sent), written))
+        ends.observe(seen[-1])
+        reached = max((o.sent_boot_ms for o in seen if o.offset <= position), default=None)
+        current = max((o.sent_boot_ms for o in seen if o.written_to <= position), default=None)
+        for claimed, truth in ((ends.end_reached(position), reached), (ends.current_until(position), current)):
+            assert claimed is None or (truth is not None and claimed <= truth)
+        if position == stable:
+            assert ends.end_reached(position) == sent
+        if position == written:
+            assert ends.current_until(position) == sent
+
+
+def test_a_transaction_is_open_since_the_end_stands_still_below_what_was_written() -> None:
+    ends = EndOffsets()
+    for sent, (end, written, since) in enumerate(
+        [(5, 5, None), (5, 7, 1.0), (5, 8, 1.0), (9, 10, 3.0), (9, 10, 3.0), (11, 11, None)]
+    ):
+        ends.observe(EndOffset(end, float(sent), written))
+        assert ends.open_since_boot_ms == since
+
+
+@pytest.mark.parametrize(
+    ("end", "offset", "expected"),
+    [
+        (EndOffset(5, 1.0, 9), 3, EndOffset(5, 1.0, 9)),
+        (EndOffset(5, 1.0, 9), 7, EndOffset(7, 1.0, 9)),
+        (EndOffset(5, 1.0, 9), 12, EndOffset(12, 1.0)),
+        (EndOffset(5, 1.0), 3, EndOffset(5, 1.0)),
+        (EndOffset(5, 1.0), 12, EndOffset(12, 1.0)),
+    ],
+)
+def test_an_end_is_never_below_what_was_read(end: EndOffset, offset: int, expected: EndOffset) -> None:
+    assert end.at_least(offset) == expected
+
+
 @repeatable
 @given(growing_log)
 def test_a_replica_that_follows_a_growing_log_is_current_as_of_an_end_that_it_passed(

@@ -38,7 +38,7 @@ def cluster(broker: Broker, tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def read(address: str, key: str, **bounds: int) -> httpx.Response:
+def read(address: str, key: str, **bounds: int | str) -> httpx.Response:
     return httpx.get(f"http://{address}/v1/stores/counts/keys/{key}", params=bounds, timeout=10)
 
 
@@ -343,6 +343,50 @@ def test_a_foreign_store_stops_before_a_bad_record_and_goes_on_once_it_may_skip(
             line for line in httpx.get(f"http://{address}/metrics").text.splitlines() if "skipped_total{" in line
         ]
         assert [line.split()[-1] for line in skipped] == ["2.0"]
+
+
+def metric(address: str, name: str, **labels: str) -> float:
+    shown = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+    lines = httpx.get(f"http://{address}/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{{shown}}}"))
+
+
+def test_an_open_transaction_of_another_producer_shows_as_time_lag(kafka_cluster):
+    cluster = kafka_cluster
+    put_all(cluster, "old")
+    spec = cluster.topology.stores["counts"]
+    address = cluster.start_worker()
+    held, partition = "k1", spec.partition_of(b"k1")
+    other = next(f"k{i}" for i in range(KEYS) if spec.partition_of(b"k%d" % i) != partition)
+    producer = Producer(cluster.changelog.kafka.librdkafka(transactional_id=f"hung-{spec.topic}"))
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce(spec.topic, key=held, value=b'"new"', partition=partition)
+    assert producer.flush(10) == 0
+
+    wait_until(lambda: read(address, held, max_time_lag_ms=1_000).status_code == 412, "the bound being passed")
+    refused = read(address, held, max_time_lag_ms=1_000).json()["lag"]
+    assert refused["time_lag_ms"] > 1_000
+    assert refused["record_lag"] == 0
+    assert read(address, held, max_record_lag=0, require_active="true").json()["value"] == "old 1"
+    assert read(address, other, max_time_lag_ms=1_000).status_code == 200
+    row = next(
+        row for row in status(address)["tasks"] if (row["store"], row["partition"]) == ("counts", partition)
+    )
+    assert row["high_watermark"] - row["end_offset"] == row["open_transaction_records"] == 1
+    labels = {"store": "counts", "partition": str(partition)}
+    assert metric(address, "forebay_open_transaction_seconds", **labels) > 0.9
+    assert metric(address, "forebay_open_transaction_seconds", **labels | {"store": "pairs"}) == 0
+    # It takes the role, and is ready, whatever it cannot read yet.
+    cluster.kill(address, signal.SIGTERM)
+    cluster.start_worker(address)
+    wait_until(lambda: read(address, held, require_active="true").status_code == 200, "the role")
+    assert read(address, held, max_time_lag_ms=1_000).status_code == 412
+    wait_until(lambda: f"{spec.topic}-{partition}: a transaction has been open" in cluster.logs(), "a line of log")
+
+    producer.commit_transaction(10)
+    wait_until(lambda: read(address, held, max_time_lag_ms=1_000).status_code == 200, "the transaction's end")
+    assert read(address, held).json()["value"] == "new"
 
 
 def failure(address: str) -> str:

@@ -46,7 +46,8 @@ LIST = {"store", "next", "complete", "lag", "partitions"}
 PROBLEM = {"type", "title", "status", "detail"}
 STATUS = {"tier", "application_id", "process_id", "incarnation", "sequence", "state", "generation"}
 LAG = {"record_lag", "time_lag_ms", "age_ms"}
-ROW = {"store", "partition", "task", "role", "host", "position", "end_offset", "complete"} | LAG
+ENDS = {"end_offset", "high_watermark", "open_transaction_records"}
+ROW = {"store", "partition", "task", "role", "host", "position", "complete"} | ENDS | LAG
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,12 @@ _REPLICA_SCHEMA = _object(
         "role": ROLE_SCHEMA,
         "host": _HOST,
         "position": _NATURAL,
-        "end_offset": _FIGURE,
+        "end_offset": {**_FIGURE, "description": "The end of what can be read; on Kafka the last stable offset."},
+        "high_watermark": {**_FIGURE, "description": "The end of all that is written, in open transactions too."},
+        "open_transaction_records": {
+            **_FIGURE,
+            "description": "Offsets from the end to the high watermark, which open transactions hold back.",
+        },
         "complete": {**_BOOLEAN, "description": "Whether an end of the log was ever reached."},
         **LAG_SCHEMA["properties"],
     },

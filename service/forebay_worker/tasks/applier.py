@@ -19,6 +19,7 @@ from forebay.repeats import Repeats
 from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
 from forebay_worker.tasks.commit import apply_batch, keep_moment, observe_end, resume
+from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Applier:
         self.obstacles: dict[TopicPartition, str] = {}
         """What keeps records from being applied, and the remedy."""
         self._logged = Repeats()
+        self._open_transactions = OpenTransactions()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._wake = Wake()
         self._stopping = False
@@ -127,6 +129,7 @@ class Applier:
         self._replicas.pop(replica.topic_partition, None)
         self._retry_at.pop(replica.topic_partition, None)
         self.obstacles.pop(replica.topic_partition, None)
+        self._open_transactions.forget(replica.topic_partition)
         self._consumer.unassign(replica.topic_partition)
 
     def _run(self) -> None:
@@ -178,6 +181,7 @@ class Applier:
             self._give_up_for_now(replica, error, batch.end)
         else:
             self.obstacles.pop(replica.topic_partition, None)
+            self._open_transactions.note(replica, boot_ms())
 
     def apply(self, replica: Replica, batch: Batch) -> None:
         """Apply one batch; raises ``BadRecord`` once what came before it is applied."""
@@ -232,7 +236,7 @@ class Applier:
             end = EndOffset(replica.ends.newest.offset, sent_boot_ms)
             replica.ends.observe(end)
             replica.progress = replica.progress.observed(replica.ends)
-            if sent_boot_ms - replica.moment_kept_boot_ms > replica.moment_kept_every_ms:
+            if replica.is_moment_due(sent_boot_ms):
                 replica.moment_kept_boot_ms = sent_boot_ms
                 try:
                     keep_moment(replica)

@@ -26,7 +26,7 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
     replica.learn_partitions(committed.partitions_found)
     replica.ends.clear()
     replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
-    replica.moment_kept_boot_ms = replica.progress.current_until_boot_ms or 0.0
+    replica.moment_kept_boot_ms = replica.progress.end_reached_boot_ms or 0.0
     replica.watches.wake_all()
 
 
@@ -37,8 +37,8 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     the record is applied.
     """
     before = replica.store.committed_offset(batch.topic_partition) or CommittedOffset(0)
-    current_until = _epoch(replica.progress.current_until_boot_ms)
-    fault = continuity_fault(replica.log, before, current_until, batch)
+    end_reached = _epoch(replica.progress.end_reached_boot_ms)
+    fault = continuity_fault(replica.log, before, end_reached, batch)
     if fault is not None:
         observe_end(replica, batch.end)
         raise fault
@@ -65,6 +65,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     misplaced = None if replica.misplaced_key is None else replica.misplaced_key.hex()
     after = after._replace(
         current_until_epoch_ms=_epoch(progress.current_until_boot_ms),
+        end_reached_epoch_ms=_epoch(progress.end_reached_boot_ms),
         misplaced_key=misplaced,
         partitions_found=partitions_found,
     )
@@ -92,6 +93,7 @@ def observe_end(replica: Replica, end: EndOffset) -> None:
         consistent_position=committed.consistent_position,
         end_offset=end.offset,
         end_sent_boot_ms=end.sent_boot_ms,
+        high_watermark=end.written_to,
     )
     if replica.predecessor is not None:
         observe_end(replica.predecessor, end)
@@ -101,27 +103,46 @@ def keep_moment(replica: Replica) -> None:
     """Commit periodically that an idle log was read to its end: a restart must not look like an absence."""
     tp = replica.topic_partition
     current_until = _epoch(replica.progress.current_until_boot_ms)
+    end_reached = _epoch(replica.progress.end_reached_boot_ms)
     before = replica.store.committed_offset(tp)
-    if before is not None and before.complete and current_until is not None:
-        replica.store.commit({tp: before._replace(current_until_epoch_ms=current_until)})
+    if before is not None and before.complete and end_reached is not None:
+        after = before._replace(current_until_epoch_ms=current_until, end_reached_epoch_ms=end_reached)
+        replica.store.commit({tp: after})
 
 
 def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> Progress:
     """The progress of a store just opened, before its log was reached: the end is not known."""
-    current_until = committed.current_until_epoch_ms
-    until = None if current_until is None else now_boot_ms - (now_epoch_ms - current_until)
+
+    def boot(moment_epoch_ms: float | None) -> float | None:
+        return None if moment_epoch_ms is None else now_boot_ms - (now_epoch_ms - moment_epoch_ms)
+
+    # What 0.1 wrote says nothing of transactions that were open.
+    until = None if committed.end_reached_epoch_ms is None else boot(committed.current_until_epoch_ms)
+    reached = boot(committed.last_end_reached_epoch_ms)
     as_of = None if committed.pending_end is not None else _as_of_boot(committed, now_boot_ms, now_epoch_ms)
     # A moment in the future means that the clock is or was wrong.
-    until, as_of = (None if moment is None or moment > now_boot_ms else moment for moment in (until, as_of))
+    until, as_of, reached = (
+        None if moment is None or moment > now_boot_ms else moment for moment in (until, as_of, reached)
+    )
     return Progress(
-        committed.position, committed.content_before, committed.consistent_position, 0, None, 0.0, until, as_of
+        committed.position,
+        committed.content_before,
+        committed.consistent_position,
+        0,
+        None,
+        0.0,
+        until,
+        as_of,
+        None,
+        reached,
     )
 
 
 def _note_nothing_new(replica: Replica, committed: CommittedOffset, batch: Batch) -> None:
     replica.progress = _progress(replica, committed, batch, replica.progress.as_of_boot_ms)
-    if replica.failure is not None:
-        # Only a commit can show whether what failed would now succeed.
+    # Only a commit can show whether what failed would now succeed.
+    if replica.failure is not None or replica.is_moment_due(batch.end.sent_boot_ms):
+        replica.moment_kept_boot_ms = batch.end.sent_boot_ms
         keep_moment(replica)
         replica.failure = None
 
@@ -160,6 +181,8 @@ def _progress(replica: Replica, committed: CommittedOffset, batch: Batch, as_of_
         0.0,
         replica.progress.current_until_boot_ms,
         as_of_boot_ms,
+        None,
+        replica.progress.end_reached_boot_ms,
     ).observed(replica.ends)
 
 

@@ -21,11 +21,12 @@ def replaced_log(topic: str) -> str:
 
 
 def continuity_fault(
-    log: str | None, before: CommittedOffset, current_until_epoch_ms: float | None, batch: Batch
+    log: str | None, before: CommittedOffset, end_reached_epoch_ms: float | None, batch: Batch
 ) -> StoreCorrupted | None:
     """Why a batch cannot follow the state of a replica of ``log``, None if it can.
 
-    ``current_until_epoch_ms`` is when the replica last had everything in the log.
+    ``end_reached_epoch_ms`` is when the replica last had everything that could be read: compaction removes nothing
+    that an open transaction holds back.
     """
     topic = batch.topic_partition.topic
     if log is not None and log != batch.identity:
@@ -46,7 +47,7 @@ def continuity_fault(
         )
     if batch.tombstone_life_ms is not None and before.position > 0:
         now = epoch_ms()
-        known = (current_until_epoch_ms or 0.0, before.replay_since_epoch_ms or 0.0)
+        known = (end_reached_epoch_ms or 0.0, before.replay_since_epoch_ms or 0.0)
         # A moment still to come is of a clock that was wrong, and proves nothing.
         away_ms = now - max(moment if moment < now + _CLOCK_SLACK_MS else 0.0 for moment in known)
         if away_ms > _TOMBSTONES_TRUSTED * batch.tombstone_life_ms:

@@ -126,6 +126,7 @@ def advance(
         misplaced_key=before.misplaced_key,
         partitions_found=before.partitions_found,
         tombstone_floor=max(before.tombstone_floor, batch.tombstone_floor),
+        end_reached_epoch_ms=before.end_reached_epoch_ms,
     )
 
 

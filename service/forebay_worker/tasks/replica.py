@@ -132,6 +132,15 @@ class Replica:
         every_ms = _MOMENT_KEPT_EVERY_MS if life_ms is None else life_ms * _MOMENT_BY_TOMBSTONE_LIFE
         self.moment_kept_every_ms = min(_MOMENT_KEPT_EVERY_MS, every_ms)
 
+    def open_transaction_ms(self, now_boot_ms: float) -> float:
+        """For how long at least a transaction has been open at the log's end; 0 if none is."""
+        since = self.ends.open_since_boot_ms
+        return 0.0 if since is None else max(0.0, now_boot_ms - since)
+
+    def is_moment_due(self, now_boot_ms: float) -> bool:
+        """Whether a commit is due only to record up to when the log was read."""
+        return now_boot_ms - self.moment_kept_boot_ms > self.moment_kept_every_ms
+
     def learn_partitions(self, found: int | None) -> None:
         """Record how many partitions the log has: once there are more, keys go to different ones."""
         if found is not None and found != self.partitions_found:
@@ -193,5 +202,5 @@ class Replica:
         designated = self.designated_boot_ms
         if designated is None or now_boot_ms >= lease_until_boot_ms:
             return "standby"
-        current_until = self.progress.current_until_boot_ms
-        return "active" if current_until is not None and current_until >= designated else "restoring"
+        end_reached = self.progress.end_reached_boot_ms
+        return "active" if end_reached is not None and end_reached >= designated else "restoring"

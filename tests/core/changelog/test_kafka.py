@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import KafkaError, Uuid
+from confluent_kafka import IsolationLevel, KafkaError, Uuid
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
 from forebay.changelog import Heartbeat, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.kafka.disposal import Admin
-from forebay.changelog.kafka.topics import passes
+from forebay.changelog.kafka.topics import ask_offsets, passes
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import (
@@ -191,12 +191,41 @@ def test_an_open_transaction_holds_the_end_back(changelog, admin, replay):
             Writer(changelog, tp).send((b"a", b"3"))
             assert changelog.end_offsets([tp]) == {tp: 1}
             reader.read(to=1)
-            looks = len(reader.looks)
-            reader.poll_until(lambda: len(reader.looks) > looks + 2, "more looks at the end")
-            assert reader.looks == sorted(set(reader.looks))
+            reader.poll_until(lambda: reader.newest.end.high_watermark == 3, "the high watermark")
+            looks, ends = len(reader.looks), {batch.end.sent_boot_ms for batch in reader.batches}
+            reader.poll_until(
+                lambda: len({batch.end.sent_boot_ms for batch in reader.batches} - ends) > 2, "more ends"
+            )
+            # What is written is not all delivered, so the partition is not current.
+            assert len(reader.looks) == looks
             assert (reader.newest.position, reader.newest.end.offset) == (1, 1)
         reader.read(to=4)
+        looks = len(reader.looks)
+        reader.poll_until(lambda: len(reader.looks) > looks + 2, "more looks at the end")
+        assert reader.looks == sorted(set(reader.looks))
+        assert (reader.newest.end.offset, reader.newest.end.high_watermark) == (4, None)
     assert reader.values == [b"1", b"2", b"3"]
+
+
+def test_of_an_idle_partition_one_end_is_requested(changelog, admin, monkeypatch):
+    """Its last stable offset is its high watermark, and each request takes time."""
+    monkeypatch.setattr("forebay.changelog.kafka.consumer._WRITTEN_TO_FOR_MS", 500.0)
+    requested: list[tuple[IsolationLevel, list[TopicPartition]]] = []
+
+    def recorded(admin, some, spec, isolation_level=IsolationLevel.READ_COMMITTED):
+        requested.append((isolation_level, some))
+        return ask_offsets(admin, some, spec, isolation_level)
+
+    monkeypatch.setattr("forebay.changelog.kafka.consumer.ask_offsets", recorded)
+    tp = made(admin, spec(), {"cleanup.policy": "compact"})
+    Writer(changelog, tp).send((b"a", b"1"))
+    with Reader(changelog, tp) as reader:
+        reader.read(to=1)
+        reader.poll_until(lambda: len(reader.looks) > 10, "looks for longer than that")
+        requested.clear()
+        looks = len(reader.looks)
+        reader.poll_until(lambda: len(reader.looks) > looks + 3, "more looks")
+        assert [some for level, some in requested if level is IsolationLevel.READ_COMMITTED and some] == []
 
 
 def test_of_more_partitions_than_are_asked_for_at_once_each_has_its_turn(changelog, admin, monkeypatch):

@@ -27,7 +27,7 @@ def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[A
     rocksdb.put(spec.stored_keys.stored(b"k", *[5_000] * spec.stored_keys.times), b"1")
     rocksdb.commit({TopicPartition(spec.topic, partition): CommittedOffset(1, 1)})
     now = boot_ms()
-    progress = Progress(1, 1, 1, 0, 1, now, now, now)
+    progress = Progress(1, 1, 1, 0, 1, now, now, now, 1, now)
     replica = Replica(spec, TaskId(0, partition), rocksdb, "log", progress, complete=True)
     metadata = StreamsMetadataState(topology.stores, local_lags=dict)
     replicas = {("counts", partition): replica}

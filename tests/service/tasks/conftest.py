@@ -1,4 +1,6 @@
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,3 +17,18 @@ def changelog(tmp_path: Path) -> SqliteChangelog:
 @pytest.fixture(autouse=True)
 def none_let(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlowOpener, "let", threading.Semaphore(0))
+
+
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets both clocks go on by some milliseconds."""
+    passed_ms = 0.0
+    wall, clock = time.time, time.clock_gettime
+    monkeypatch.setattr(time, "time", lambda: wall() + passed_ms / 1000)
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + passed_ms / 1000)
+
+    def pass_time(ms: float) -> None:
+        nonlocal passed_ms
+        passed_ms += ms
+
+    return pass_time

@@ -237,20 +237,6 @@ class KeepsTombstonesForATime:
         return [batch._replace(tombstone_life_ms=self._life_ms) for batch in self._consumer.poll(most)]
 
 
-@pytest.fixture
-def pass_time(monkeypatch):
-    passed_ms = 0.0
-    wall, clock = time.time, time.clock_gettime
-    monkeypatch.setattr(time, "time", lambda: wall() + passed_ms / 1000)
-    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + passed_ms / 1000)
-
-    def pass_time(ms: float) -> None:
-        nonlocal passed_ms
-        passed_ms += ms
-
-    return pass_time
-
-
 def restarted(follower: Follower) -> Follower:
     """A replica of the same store: of what was not committed with it, nothing is known any more."""
     follower.close()

@@ -91,9 +91,12 @@ def test_an_idle_log_advances_the_stored_moment():
     assert before.current_until_epoch_ms is not None
     until = replica.progress.current_until_boot_ms
     assert until is not None
-    replica.progress = replica.progress._replace(current_until_boot_ms=until + 60_000)
+    replica.progress = replica.progress._replace(
+        current_until_boot_ms=until + 60_000, end_reached_boot_ms=until + 60_000
+    )
     keep_moment(replica)
     after = replica.store.committed_offset(TP)
     assert after is not None
     assert after.position == before.position
-    assert after.current_until_epoch_ms == pytest.approx(before.current_until_epoch_ms + 60_000, abs=100)
+    for moment in (after.current_until_epoch_ms, after.end_reached_epoch_ms):
+        assert moment == pytest.approx(before.current_until_epoch_ms + 60_000, abs=100)

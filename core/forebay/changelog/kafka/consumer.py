@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import IsolationLevel
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from forebay.changelog.base import Batch
 from forebay.changelog.kafka.fetcher import Fetched, Fetcher
@@ -24,6 +27,8 @@ _END_INTERVAL_MS = 100.0
 _ENDS_AT_ONCE = 250
 """How many known ends are refreshed at a time: each costs Python 20 us, so this is a twentieth of a core."""
 _BEGINNING_INTERVAL_MS = 30_000.0
+_WRITTEN_TO_FOR_MS = 10_000.0
+"""For this long after something was seen beyond the position, both ends of a partition are requested."""
 _RENEWAL_INTERVAL_MS = 1_000.0
 _MOST_AT_ONCE = 2_000
 """Records of all partitions in one poll, unless a single partition may have more."""
@@ -36,6 +41,12 @@ class _Assigned:
     since_boot_ms: float
     """When the position was reached: only an end observed after that can contradict it."""
     end: EndOffset | None = None
+    stable: EndOffset | None = None
+    """The last stable offset as last answered."""
+    written: EndOffset | None = None
+    """The high watermark as last answered."""
+    beyond_boot_ms: float = float("-inf")
+    """When the high watermark was last seen beyond the position."""
     beginning: int | None = None
     newest_epoch_ms: int = 0
     """The largest record timestamp read: compaction never touched what follows a young record."""
@@ -45,6 +56,21 @@ class _Assigned:
     """It may be, but what was read before it no longer is."""
     at_end: bool = False
     """Whether the last batch reached the end that was last observed."""
+
+    def observed(self) -> EndOffset | None:
+        """The end by the newest answers, None if they do not tell."""
+        written, stable = self.written, self.stable
+        if written is None:
+            return None
+        if written.offset == self.position:
+            return written
+        if stable is None or stable.sent_boot_ms != written.sent_boot_ms:
+            return None
+        return stable._replace(high_watermark=max(stable.offset, written.offset))
+
+    def forget_ends(self) -> None:
+        """Expect the log anywhere."""
+        self.end = self.stable = self.written = self.beginning = None
 
 
 class KafkaConsumer:
@@ -64,13 +90,9 @@ class KafkaConsumer:
         self._current_boot_ms = 0.0
         self._told: set[tuple[TopicPartition, str]] = set()
         self._to_ask: list[TopicPartition] = []
-        self._ends = Question(
-            _END_INTERVAL_MS, lambda admin: ask_offsets(admin, self._known_in_turn(), OffsetSpec.latest())
-        )
+        self._ends = Question(_END_INTERVAL_MS, lambda admin: self._ask_ends(admin, self._known_in_turn()))
         # Asked for by itself: while one cannot be learnt, such as without a leader, all others are to stay known.
-        self._first_ends = Question(
-            _END_INTERVAL_MS, lambda admin: ask_offsets(admin, self._unknown(), OffsetSpec.latest())
-        )
+        self._first_ends = Question(_END_INTERVAL_MS, lambda admin: self._ask_ends(admin, self._unknown()))
         self._beginnings = Question(
             _BEGINNING_INTERVAL_MS, lambda admin: ask_offsets(admin, list(self._assigned), OffsetSpec.earliest())
         )
@@ -157,7 +179,7 @@ class KafkaConsumer:
             self._stop_fetching(tp)
             assigned.lost, assigned.since_boot_ms = True, boot_ms()
             assigned.truncated |= fetched.truncated and assigned.position > 0
-            assigned.end = assigned.beginning = None
+            assigned.forget_ends()
             self._first_ends.at_once = self._beginnings.at_once = True
         elif not fetched.lasting:
             log.debug("%s: %s", tp, fetched.error)
@@ -178,9 +200,9 @@ class KafkaConsumer:
             assigned.newest_epoch_ms = max(assigned.newest_epoch_ms, fetched.newest_epoch_ms)
         end = assigned.end
         if end.sent_boot_ms < assigned.since_boot_ms:
-            end = end._replace(offset=max(end.offset, after))
+            end = end.at_least(after)
         if gap:
-            end = end._replace(offset=max(end.offset, self._fetcher.end_at_last_response(tp)))
+            end = end.at_least(self._fetcher.end_at_last_response(tp))
         floor = assigned.beginning if assigned.lost else 0
         # If nothing was read yet, nothing was missed: the log has only dropped its beginning meanwhile.
         if assigned.lost and not assigned.truncated and (before == 0 or floor <= before <= end.offset):
@@ -204,10 +226,19 @@ class KafkaConsumer:
 
     def _take_answers(self) -> None:
         for ends in (self._ends, self._first_ends):
-            for tp, found in ends.answers():
+            for (tp, isolation_level), found in ends.answers():
                 assigned = self._assigned.get(tp)
                 if assigned is not None and found.offset >= 0 and _counts(ends, assigned, assigned.end):
-                    self._take_end(tp, assigned, EndOffset(found.offset, ends.sent_boot_ms))
+                    answer = EndOffset(found.offset, ends.sent_boot_ms)
+                    if isolation_level is IsolationLevel.READ_COMMITTED:
+                        assigned.stable = answer
+                    else:
+                        assigned.written = answer
+                        if answer.offset != assigned.position:
+                            assigned.beyond_boot_ms = answer.sent_boot_ms
+                    end = assigned.observed()
+                    if end is not None:
+                        self._take_end(tp, assigned, end)
             # A topic that is being replaced has no end for a moment.
             if ends.failed and self._states.describing.sent_boot_ms < ends.sent_boot_ms:
                 self._states.describing.at_once = True
@@ -226,7 +257,7 @@ class KafkaConsumer:
         known = assigned.end
         if known is not None and known.sent_boot_ms > end.sent_boot_ms:
             return
-        if assigned.at_end and known is not None and known.offset == end.offset == assigned.position:
+        if assigned.at_end and known is not None and known.offset == end.written_to == assigned.position:
             if self._current_boot_ms != end.sent_boot_ms:
                 self._current, self._current_boot_ms = [], end.sent_boot_ms
             self._current.append(tp)
@@ -251,6 +282,22 @@ class KafkaConsumer:
         if tp not in self._not_fetched:
             self._fetcher.stop(tp)
             self._not_fetched.add(tp)
+
+    def _ask_ends(
+        self, admin: AdminClient, topic_partitions: list[TopicPartition]
+    ) -> dict[tuple[TopicPartition, IsolationLevel], Future[Any]]:
+        """Request high watermarks, and last stable offsets where they may differ: each request costs time.
+
+        Where a partition is read to its high watermark, no transaction is open.
+        """
+        assigned, beyond = self._assigned, boot_ms() - _WRITTEN_TO_FOR_MS
+        both = [tp for tp in topic_partitions if assigned[tp].end is None or assigned[tp].beyond_boot_ms > beyond]
+        written, stable = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
+        return {
+            (tp, isolation_level): future
+            for isolation_level, some in ((written, topic_partitions), (stable, both))
+            for tp, future in ask_offsets(admin, some, OffsetSpec.latest(), isolation_level).items()
+        }
 
     def _unknown(self) -> list[TopicPartition]:
         """Those whose end is not known."""

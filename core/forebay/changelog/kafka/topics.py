@@ -328,15 +328,16 @@ def passes(error: KafkaError) -> bool:
 
 
 def ask_offsets(
-    admin: AdminClient, topic_partitions: list[TopicPartition], spec: OffsetSpec
+    admin: AdminClient,
+    topic_partitions: list[TopicPartition],
+    spec: OffsetSpec,
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, Future[Any]]:
-    """Request offsets as read-committed readers see them."""
+    """Request offsets, by default as read-committed readers see them."""
     if not topic_partitions:
         return {}
     wanted = {KafkaTopicPartition(*tp): spec for tp in topic_partitions}
-    asked = admin.list_offsets(
-        wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_OFFSETS_TIMEOUT_S
-    )
+    asked = admin.list_offsets(wanted, isolation_level=isolation_level, request_timeout=_OFFSETS_TIMEOUT_S)
     return {TopicPartition(tp.topic, tp.partition): future for tp, future in asked.items()}
 
 

@@ -1,0 +1,100 @@
+"""What an open transaction at a log's end does to lag, roles and what is stored."""
+
+import pytest
+
+from forebay.changelog import Batch
+from forebay.clock import boot_ms, epoch_ms
+from forebay.lag import EndOffset, lag_of
+from forebay.stores import CommittedOffset
+from forebay.tasks import TaskId
+from forebay_worker.state.memory import MemoryStore
+from forebay_worker.tasks.commit import apply_batch, progress_at_open, resume
+from forebay_worker.tasks.open_transactions import OpenTransactions
+from forebay_worker.tasks.replica import Replica
+from tests.service.tasks.test_commit import SPEC, TP, batch
+
+
+def behind_a_transaction(position: int, high_watermark: int) -> Batch:
+    """Nothing new, as the log's end is held back."""
+    end = EndOffset(position, boot_ms(), high_watermark)
+    return Batch(TP, [], position, False, end, 0, 0, "identity", tombstone_life_ms=86_400_000.0)
+
+
+def test_an_open_transaction_is_time_lag_and_withholds_no_role(pass_time):
+    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    apply_batch(replica, batch(1, (b"a", b"1", False)))
+    replica.designate(boot_ms())
+    pass_time(5_000)
+    apply_batch(replica, behind_a_transaction(1, 4))
+    lag = lag_of(replica.progress, boot_ms())
+    assert lag.record_lag == 0
+    assert lag.time_lag_ms is not None
+    assert lag.time_lag_ms >= 5_000
+    assert replica.role(float("inf"), boot_ms()) == "active"
+    assert (replica.progress.end_offset, replica.progress.high_watermark) == (1, 4)
+    assert replica.progress.open_transaction_records == 3
+    apply_batch(replica, batch(4))
+    lag = lag_of(replica.progress, boot_ms())
+    assert lag.record_lag == 0
+    assert lag.time_lag_ms is not None
+    assert lag.time_lag_ms < 1_000
+    assert replica.progress.open_transaction_records == 0
+
+
+def test_a_transaction_open_for_longer_than_tombstones_live_costs_no_rebuild(pass_time):
+    """Compaction removes nothing that could not be read yet, and the store says when it last read all."""
+    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    apply_batch(replica, batch(1, (b"a", b"1", False)))
+    for _ in range(20):
+        pass_time(8_640_000)
+        apply_batch(replica, behind_a_transaction(1, 4))
+    committed = replica.store.committed_offset(TP)
+    assert committed is not None
+    assert committed.last_end_reached_epoch_ms == pytest.approx(epoch_ms(), abs=1_000)
+    assert epoch_ms() - (committed.current_until_epoch_ms or 0) > 2 * 86_400_000
+    # Both after a restart, and without one.
+    again = Replica(SPEC, TaskId(0, 0), replica.store, "identity")
+    resume(again, committed)
+    for each in (again, replica):
+        apply_batch(each, batch(4)._replace(tombstone_life_ms=86_400_000.0))
+        assert each.progress.position == 4
+
+
+def test_a_transaction_that_was_open_is_time_lag_after_a_restart_too():
+    now = 1_000_000.0
+    held_back = CommittedOffset(5, 5, None, now - 9_000, end_reached_epoch_ms=now - 10)
+    progress = progress_at_open(held_back, 50_000.0, now)
+    assert lag_of(progress, 50_000.0).time_lag_ms == 9_000
+    assert progress.end_reached_boot_ms == 49_990.0
+
+
+def test_the_time_lag_of_what_0_1_wrote_is_unknown_until_the_log_is_reached():
+    """It took the last stable offset for the log's end."""
+    progress = progress_at_open(CommittedOffset(5, 5, None, 1_000_000.0), 50.0, 1_000_000.0)
+    assert (progress.current_until_boot_ms, progress.end_reached_boot_ms) == (None, 50.0)
+
+
+def test_a_transaction_that_stays_open_is_logged_once_and_when_it_ends(caplog, pass_time):
+    caplog.set_level("INFO")
+    replica, noted = Replica(SPEC, TaskId(0, 0), MemoryStore("s")), OpenTransactions()
+    apply_batch(replica, batch(1, (b"a", b"1", False)))
+    for _ in range(4):
+        apply_batch(replica, behind_a_transaction(1, 4))
+        noted.note(replica, boot_ms())
+        pass_time(4_000)
+    [line] = caplog.messages
+    assert f"{TP}: a transaction has been open at offset 1 for 12 s: the 3 offsets" in line
+    assert f"describe-producers --topic {TP.topic} --partition 0" in line
+    apply_batch(replica, batch(4))
+    noted.note(replica, boot_ms())
+    noted.note(replica, boot_ms())
+    assert caplog.messages[1:] == [f"{TP}: the transaction that held it back was ended"]
+
+
+def test_transactions_that_follow_each_other_are_not_one_that_stays_open(pass_time):
+    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    for position in range(1, 10):
+        apply_batch(replica, batch(position))
+        apply_batch(replica, behind_a_transaction(position, position + 1))
+        assert replica.open_transaction_ms(boot_ms()) < 4_000
+        pass_time(4_000)
