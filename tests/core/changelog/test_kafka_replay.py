@@ -134,6 +134,49 @@ def test_what_only_librdkafka_can_be_told_makes_it_read(kafka_url, admin):
         reader.poll_until(lambda: {batch.topic_partition for batch in reader.batches} == {tp, other}, "both")
 
 
+@pytest.fixture
+def damaged(broker: Broker, tmp_path: Path) -> tuple[KafkaChangelog, TopicPartition]:
+    """A log of three batches, in whose second one a disk has changed a digit."""
+    changelog = KafkaChangelog(broker.url)
+    tp = made(AdminClient(changelog.kafka.librdkafka()), spec(), COMPACT)
+    for value in (b"1006", b"1007", b"1008"):
+        Writer(changelog, tp).send((b"k", value))
+    segment = tmp_path / "kafka" / "logs" / str(tp) / f"{0:020}.log"
+    content = segment.read_bytes()
+    assert content.count(b"1007") == 1
+    with segment.open("r+b") as file:
+        file.seek(content.index(b"1007"))
+        file.write(b"9")
+    return changelog, tp
+
+
+def test_a_damaged_batch_is_never_delivered(damaged, caplog):
+    changelog, tp = damaged
+    with Reader(changelog, tp) as reader:
+        reader.read(1)
+        wait_until(lambda: (reader.poll(), caplog.messages)[1], "the refusal")
+        wait_until(lambda: len(reader.poll()) or reader.newest.end.offset == 3, "the end")
+        assert reader.values == [b"1006"]
+        assert reader.newest.position == 1
+    [line] = caplog.messages
+    assert f"{tp} cannot be read: MessageSet at offset 1" in line
+    assert "failed CRC32C check" in line
+    with (
+        pytest.raises(CorruptRecordException, match="the batch at offset 1 has a wrong checksum"),
+        Reader(changelog, tp, replay=True) as reader,
+    ):
+        reader.read(3)
+    assert reader.values == [b"1006"]
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_the_url_switches_the_check_of_batches_off(damaged, replay):
+    changelog = KafkaChangelog(f"{damaged[0].url}?check.crcs=false")
+    with Reader(changelog, damaged[1], replay=replay) as reader:
+        reader.read(3)
+        assert reader.values == [b"1006", b"9007", b"1008"]
+
+
 def response(data: bytes) -> Response:
     """An answer with these record batches, as of the protocol's version 11."""
     return Response(0, (0, 0, 9, 9, 0, None, -1, data), names_replica=True)
@@ -144,7 +187,7 @@ def test_a_damaged_batch_is_refused():
     builder.append(0, 1_000, b"key", b"value", [])
     data = bytes(builder.build())
     assert response(data).take(10) == [(0, b"key", b"value", 1_000, False)]
-    with pytest.raises(CorruptRecordException, match="a batch after offset 0 has a wrong checksum"):
+    with pytest.raises(CorruptRecordException, match="the batch at offset 0 has a wrong checksum"):
         response(data.replace(b"value", b"walue")).take(10)
 
 

@@ -230,7 +230,11 @@ class Response:
         while self._batches and len(records) < most_records:
             batch = self._batches.popleft()
             if not batch.validate_crc():
-                raise CorruptRecordException(f"a batch after offset {self.position} has a wrong checksum")
+                if records:
+                    # What came before it is as it was written.
+                    self._batches.appendleft(batch)
+                    break
+                raise CorruptRecordException(f"the batch at offset {self.position} has a wrong checksum")
             if self._is_read(batch):
                 records += self._records(batch)
                 self._read_to_epoch_ms = getattr(batch, "max_timestamp", 0)

@@ -48,6 +48,8 @@ class LibrdkafkaFetcher:
                 enable_partition_eof=True,
                 auto_offset_reset="error",
                 allow_auto_create_topics=False,
+                # By default it delivers what a disk has damaged.
+                check_crcs=url.properties.get("check.crcs", "true"),
                 # A frozen leader answers nothing; by default a minute passes until the next one is asked.
                 socket_timeout_ms=_SOCKET_TIMEOUT_MS,
                 # By default it pauses for a second once its queue is full, which costs most of the speed.
