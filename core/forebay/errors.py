@@ -106,6 +106,10 @@ class ChangelogUnusable(ChangelogUnreachable):
     """The disk does not let a SQLite log be read or written, or its file is gone."""
 
 
+class RecordDamaged(ChangelogError):
+    """A record of a SQLite log is not as it was written; restore the log from a backup, or reset and refill it."""
+
+
 class TopicRefused(ChangelogError):
     """With the topic's configuration, a store built from it would lack records; the message names the remedy."""
 

@@ -75,6 +75,8 @@ class Batch(NamedTuple):
     the successor of a value that compaction removed is not beyond it, though a transaction may still be open."""
     truncated: bool = False
     """Whether the log has lost records that were read, even if it has grown past them since."""
+    unchecked: int = 0
+    """How many of the records have no checksum, since an earlier version wrote them."""
 
 
 class Consumer(Protocol):

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from forebay import partitioning
 from forebay.changelog import heartbeat_keys, open_changelog, record_headers
+from forebay.changelog.sqlite import checksums
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
@@ -26,7 +27,10 @@ from forebay.spark.write import WRITES, SinkLog, Write
 from forebay.topology import StoreSpec, Topology, load_topology
 
 _LEAST_SPARK = (4, 0)
-_BY_VALUE = (partitioning, batch_murmur2, heartbeat_keys, record_headers, sqlite_partition, executor)
+_BY_VALUE = (
+    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, checksums, sqlite_partition),
+    executor,
+)
 
 
 class Sink:

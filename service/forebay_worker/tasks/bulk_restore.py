@@ -376,6 +376,7 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
         replica.refuse_misses(bytes.fromhex(offset.misplaced_key))
     replica.records_applied += report.records
     replica.records_skipped += report.skipped
+    replica.records_unchecked += report.unchecked
     replica.note_ahead(report.ahead)
     restoration.records += report.records
     restoration.fruitless = restoration.refused = 0

@@ -76,6 +76,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     replica.watches.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
     replica.records_applied += len(batch.records)
     replica.records_skipped += skipped
+    replica.records_unchecked += batch.unchecked
     replica.note_ahead(fold.ahead)
     _note_completeness(replica, after)
     if stopped_by is not None:

@@ -61,6 +61,8 @@ class Replica:
     records_applied: int = 0
     records_skipped: int = 0
     """Records of a foreign store that its codecs could not read."""
+    records_unchecked: int = 0
+    """Records applied of a SQLite log of an earlier version, which have no checksum."""
     records_ahead: int = 0
     """Records whose time was too far after their own timestamp to move stream time."""
     failure: str | None = None
@@ -166,7 +168,7 @@ class Replica:
         self.misplaced_key = None
         # Neither a lag nor an active role is told of it, even if the rebuild cannot begin.
         self.progress = EMPTY_PROGRESS
-        self.records_applied = self.records_skipped = self.records_ahead = 0
+        self.records_applied = self.records_skipped = self.records_unchecked = self.records_ahead = 0
 
     def note_ahead(self, records: int) -> None:
         """Count records whose time is too far after their own timestamp; the first are logged."""

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ class RestoreReport:
     refused: bool = False
     alive: bool = False
     skipped: int = 0
+    unchecked: int = 0
     ahead: int = 0
 
     @property
@@ -125,7 +126,7 @@ def _fold_files(
 ) -> Iterator[RestoreReport]:
     committed = CommittedOffset.from_document(job.committed)
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
-    ahead = 0
+    ahead = unchecked = 0
     run = Run()
     deadline = time.monotonic() + job.patience_s
     pulse_due = time.monotonic() + _PULSE_S
@@ -144,6 +145,7 @@ def _fold_files(
             pulse_due = time.monotonic() + _PULSE_S
             yield RestoreReport(job.job, alive=True)
         target = batch.end.offset if target < 0 else target
+        unchecked += batch.unchecked
         stopped_by = None
         if spec.validated:
             batch, skipped_here, stopped_by = fitting(spec, batch)
@@ -160,7 +162,7 @@ def _fold_files(
             found = misplaced_key(spec, job.partition, batch.records, records)
             committed = committed._replace(misplaced_key=None if found is None else found.hex())
         records += len(batch.records)
-        held_bytes += sum([len(record[1]) + len(record[2] or b"") + _BYTES_BESIDE for record in batch.records])
+        held_bytes += _size_of(fold.changes)
         committed = advance(committed, batch, fold, committed.current_until_epoch_ms, epoch_ms())
         run.add(fold.changes)
         if held_bytes < job.most_bytes and committed.position < target:
@@ -182,15 +184,21 @@ def _fold_files(
             records,
             batch.identity,
             skipped=skipped,
+            unchecked=unchecked,
             ahead=ahead,
         )
         if stopped_by is not None:
             return
         written_to, held_bytes, records, skipped, number = committed.position, 0, 0, 0, number + 1
-        ahead = 0
+        ahead = unchecked = 0
         run = Run()
         # Writing, and waiting until it is ingested, may have taken any time.
         deadline = time.monotonic() + job.patience_s
+
+
+def _size_of(changes: Mapping[bytes, bytes | None]) -> int:
+    """About how many bytes of memory changes take."""
+    return sum(map(len, changes)) + sum(map(len, filter(None, changes.values()))) + _BYTES_BESIDE * len(changes)
 
 
 def _next_batch(consumer: Consumer, tp: TopicPartition, patience_s: float) -> Batch:

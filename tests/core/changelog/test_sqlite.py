@@ -14,6 +14,7 @@ import pytest
 from forebay.changelog import Batch, Consumer, Record, Wake, heartbeat_key
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.sqlite.checksums import checksum
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.changelog.sqlite.file_events import FileEvents
 from forebay.errors import (
@@ -23,6 +24,7 @@ from forebay.errors import (
     PartitionCountMismatch,
     TopicMissing,
 )
+from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 
@@ -197,7 +199,7 @@ def test_each_look_at_an_idle_log_observes_its_end_anew(
     monkeypatch.setattr("forebay.changelog.sqlite.consumer.boot_ms", lambda: now)
     append(changelog, ZERO, "a=1", 0)
     with consuming(changelog) as consumer:
-        assert poll_one(consumer).end == (1, 5000.0)
+        assert poll_one(consumer).end == EndOffset(1, 5000.0)
         assert caught_up(consumer)
         now = 5010.0
         assert consumer.current() == (5010.0, [ZERO])
@@ -223,8 +225,10 @@ def test_a_log_is_not_called_current_while_somebody_is_about_to_commit(changelog
             writer.execute("PRAGMA cache_size=1")
             with sqlite_partition.transaction(writer):
                 # More than the cache holds, so that the kernel tells of writes before there is a commit to see.
-                rows = ((offset, b"k%d" % offset, bytes(4096)) for offset in range(50))
-                writer.executemany("INSERT INTO log VALUES (?, ?, ?, 1, 0)", rows)
+                rows = ((offset, b"k%d" % offset, bytes(4096), 1, 0) for offset in range(50))
+                writer.executemany(
+                    "INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", ((*row, checksum(*row)) for row in rows)
+                )
                 assert poll_one(consumer).records == []
                 assert consumer.current()[1] == []
                 # The kernel tells of every page that is written: whoever heard that would never rest.

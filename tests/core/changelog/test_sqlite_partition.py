@@ -42,7 +42,9 @@ def beat(path: str, value: bytes = b"{}", *, query: str = "q", writer: str = "w"
 
 def logged(path: str) -> list[Logged]:
     with closing(sqlite_partition.connect(path)) as connection:
-        return connection.execute("SELECT * FROM log ORDER BY offset").fetchall()
+        return connection.execute(
+            "SELECT offset, key, value, timestamp_ms, heartbeat FROM log ORDER BY offset"
+        ).fetchall()
 
 
 def state(path: str) -> tuple[str, int, int]:

@@ -1,5 +1,6 @@
 """Bulk restore with real processes: what is ingested equals the log's fold, whatever happens to a process."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -307,6 +308,21 @@ def test_a_restore_keeps_to_its_memory_whatever_the_pattern_of_sizes(tmp_path, s
     # What is read at once takes more than that.
     assert [file.records for file in files] == [2_000] * 4
     assert end.path is None
+
+
+def test_records_without_a_checksum_are_counted_in_a_restore_too(tmp_path):
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure_topic("log", 1)
+    rows = [(*record(offset), 0) for offset in range(4_000)]
+    sqlite_partition.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    with contextlib.closing(sqlite_partition.connect(changelog.path(TP))) as connection:
+        connection.execute("UPDATE log SET checksum = NULL WHERE offset < 3000")
+        connection.execute("UPDATE state SET checked_from = 3000")
+    restore = Restore(changelog, tmp_path / "restored")
+    restore.bulk.submit(restore.replica)
+    restore.finish()
+    assert (restore.replica.records_applied, restore.replica.records_unchecked) == (4_000, 3_000)
+    restore.close()
 
 
 def test_a_process_that_hangs_is_killed_and_another_does_its_work(changelog, folded, tmp_path, monkeypatch):

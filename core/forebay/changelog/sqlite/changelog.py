@@ -23,6 +23,7 @@ from forebay.errors import (
     ChangelogError,
     ChangelogUnusable,
     PartitionCountMismatch,
+    RecordDamaged,
     TopicMissing,
 )
 from forebay.tasks import TopicPartition
@@ -207,7 +208,7 @@ class SqliteChangelog:
             path = self.path(TopicPartition(spec.topic, partition))
             try:
                 removed += compact(path, spec, limits, _now_ms())
-            except sqlite3.Error as error:
+            except (sqlite3.Error, RecordDamaged) as error:
                 failures.append(f"{path}: {error}")
         if failures:
             raise ChangelogError(

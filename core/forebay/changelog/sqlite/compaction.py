@@ -13,7 +13,9 @@ import time
 from array import array
 from dataclasses import dataclass
 
-from forebay.changelog.sqlite.partition import connect, transaction
+from forebay.changelog.sqlite.checksums import check
+from forebay.changelog.sqlite.partition import connect, read_state, transaction
+from forebay.errors import RecordDamaged
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.topology import StoreSpec
 
@@ -54,13 +56,14 @@ def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -
     Windows and sessions past their retention by the stream's own time are removed. Records that are too young
     stay, and so does everything after them; in a versioned store records carry no time of writing, so heartbeats
     show where the young ones begin. Old tombstones are removed, and the tombstone floor records up to which
-    offset; that of the newest window or session stays. The last record always stays. Raises ``sqlite3.Error``.
+    offset; that of the newest window or session stays. The last record always stays. Raises ``sqlite3.Error``, and
+    ``RecordDamaged`` before it removes a record that is not as it was written.
     """
     with contextlib.closing(connect(path)) as connection:
         found = _look(connection, spec, limits, now_ms)
-        removed = _delete(connection, found.identity, found.replaced)
+        removed = _delete(connection, path, found.identity, found.replaced)
         # Only now that what they delete is gone.
-        removed += _delete(connection, found.identity, found.tombstones, raise_floor=True)
+        removed += _delete(connection, path, found.identity, found.tombstones, raise_floor=True)
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     return removed
 
@@ -143,16 +146,23 @@ def _offsets(connection: sqlite3.Connection, query: str, values: dict[str, int |
 
 
 def _delete(
-    connection: sqlite3.Connection, identity: str, offsets: array[int], *, raise_floor: bool = False
+    connection: sqlite3.Connection, path: str, identity: str, offsets: array[int], *, raise_floor: bool = False
 ) -> int:
-    """Delete records of a log; returns how many still existed. Stops if the log was replaced meanwhile."""
+    """Delete records of a log; returns how many still existed. Stops if the log was replaced meanwhile.
+
+    A damaged one stays for its readers to find: its key may be another's, and the key's last value in it.
+    """
     removed = 0
     for begin in range(0, len(offsets), _RECORDS_AT_ONCE):
         some = offsets[begin : begin + _RECORDS_AT_ONCE]
         began = time.monotonic()
         with transaction(connection):
-            if connection.execute("SELECT identity FROM state").fetchone()[0] != identity:
+            state = read_state(connection, path)
+            if state.identity != identity:
                 return removed
+            damaged = _damaged(connection, state.columns, state.checked_from, some)
+            if damaged is not None:
+                raise RecordDamaged(f"the record at offset {damaged} is damaged")
             deleted = connection.executemany("DELETE FROM log WHERE offset = ?", ((offset,) for offset in some))
             removed += deleted.rowcount
             if raise_floor:
@@ -160,3 +170,12 @@ def _delete(
         # Waiting writers get as much time.
         time.sleep(time.monotonic() - began)
     return removed
+
+
+def _damaged(connection: sqlite3.Connection, columns: str, checked_from: int, offsets: array[int]) -> int | None:
+    """The offset of a damaged one among some records, None if there is none."""
+    for offset in offsets:
+        rows = connection.execute(f"SELECT {columns} FROM log WHERE offset = ?", (offset,))
+        if (damaged := check(rows, checked_from).damaged_offset) is not None:
+            return damaged
+    return None

@@ -9,11 +9,13 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from forebay.changelog.base import Batch, Record
+from forebay.changelog.base import Batch
 from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite.checksums import Checked, Row, check
 from forebay.changelog.sqlite.file_events import FileEvents
 from forebay.changelog.wake import Wake
 from forebay.clock import boot_ms
+from forebay.errors import RecordDamaged
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 
@@ -42,6 +44,7 @@ class _Assigned:
     cursor: sqlite3.Cursor
     """The one cursor for all reads: the connection keeps a reference to every cursor made from it."""
     inode: int
+    wal_inode: int | None
     data_version: int = -1
     end: int = 0
     beginning: int = 0
@@ -132,7 +135,7 @@ class SqliteConsumer:
                 if self._events is not None and sqlite_partition.is_written_to(source.cursor):
                     self._unsettled.add(tp)
                 batch = self._read(tp, source, max_records)
-            except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
+            except (sqlite3.Error, OSError, sqlite_partition.WriteRefused, RecordDamaged) as error:
                 self._disconnect(tp)
                 self._unread.add(tp)
                 if self._failing.get(tp) != str(error):
@@ -175,26 +178,30 @@ class SqliteConsumer:
         sent = boot_ms()
         cursor = source.cursor
         (data_version,) = cursor.execute("PRAGMA data_version").fetchone()
-        records: list[Record] = []
-        is_cut = False
+        checked, is_cut = Checked([], 0, None), False
         position = self._positions[tp]
         if data_version != source.data_version or position < source.end:
             # One read transaction, so that records and end are consistent.
             cursor.execute("BEGIN")
             try:
-                state = cursor.execute("SELECT identity, next_offset, tombstone_floor FROM state").fetchone()
+                state = sqlite_partition.read_state(cursor, source.path)
                 first = cursor.execute("SELECT min(offset) FROM log").fetchone()[0]
                 cursor.execute(
-                    "SELECT offset, key, value, timestamp_ms, heartbeat FROM log "
-                    "WHERE offset >= ? ORDER BY offset LIMIT ?",
+                    f"SELECT {state.columns} FROM log WHERE offset >= ? ORDER BY offset LIMIT ?",
                     (position, max_records),
                 )
-                records, is_cut = _within_bounds(cursor, max_records)
+                rows, is_cut = _within_bounds(cursor, max_records)
             finally:
                 cursor.execute("COMMIT")
-            source.identity, source.end, source.tombstone_floor = state
+            checked = check(rows, state.checked_from)
+            if checked.damaged_offset is not None:
+                is_cut = True
+                if not checked.records:
+                    raise _damaged(tp, source.path, checked.damaged_offset)
+            source.identity, source.end, source.tombstone_floor = state[:3]
             source.beginning = source.end if first is None else first
             source.data_version = data_version
+        records = checked.records
         after = records[-1][0] + 1 if is_cut else max(position, source.end)
         self._positions[tp] = after
         return Batch(
@@ -206,6 +213,7 @@ class SqliteConsumer:
             source.beginning,
             source.tombstone_floor,
             source.identity,
+            unchecked=checked.unchecked,
         )
 
     def _source(self, tp: TopicPartition) -> _Assigned:
@@ -217,12 +225,25 @@ class SqliteConsumer:
         if source is not None and os.stat(source.path).st_ino != source.inode:
             self._disconnect(tp)
             source = None
+        # While a connection is open, SQLite neither removes this file nor makes another.
+        if source is not None and _wal_inode(source.path) != source.wal_inode:
+            log.error(
+                "%s: %s-wal is not the file that it was when the log was opened. It was removed or replaced while "
+                "in use, so what was written last may be lost. Leave the files of a log to SQLite, and back it up "
+                "as docs/operations.md says.",
+                tp,
+                source.path,
+            )
+            self._disconnect(tp)
+            source = None
         if source is None:
             inode = os.stat(path).st_ino
             connection = sqlite_partition.connect(path)
-            source = self._assigned[tp] = _Assigned(path, connection, connection.cursor(), inode)
+            source = self._assigned[tp] = _Assigned(path, connection, connection.cursor(), inode, None)
             connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB_PER_PARTITION}")
+            # Reading it makes the file where there is none yet.
             sqlite_partition.check_format(connection, path)
+            source.wal_inode = _wal_inode(path)
         return source
 
     def _watch(self, directory: str) -> None:
@@ -261,13 +282,29 @@ class SqliteConsumer:
             source.connection.close()
 
 
-def _within_bounds(cursor: sqlite3.Cursor, max_records: int) -> tuple[list[Record], bool]:
+def _wal_inode(path: str) -> int | None:
+    """Which file a log's write-ahead log is now, None if there is none."""
+    try:
+        return os.stat(f"{path}-wal").st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _damaged(tp: TopicPartition, path: str, offset: int) -> RecordDamaged:
+    return RecordDamaged(
+        f"The record at offset {offset} of {tp.topic!r}, partition {tp.partition}, is damaged in {path}: it does "
+        "not match its checksum. Nothing from there on is applied. Restore the changelog from a backup, or run "
+        "'forebay changelog reset' and fill the store again."
+    )
+
+
+def _within_bounds(cursor: sqlite3.Cursor, max_records: int) -> tuple[list[Row], bool]:
     """The rows that one poll returns, and whether more may follow: large values are read a few at a time."""
-    records: list[Record] = []
+    rows: list[Row] = []
     held_bytes = 0
     while some := cursor.fetchmany(_SIZED_AT_ONCE):
-        records += some
-        held_bytes += sum([len(value) for _, _, value, _, _ in some if value is not None])
+        rows += some
+        held_bytes += sum([len(row[2]) for row in some if row[2]])
         if held_bytes > _MOST_BYTES_AT_ONCE:
-            return records, True
-    return records, len(records) == max_records
+            return rows, True
+    return rows, len(rows) == max_records

@@ -12,11 +12,14 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 from urllib.parse import quote
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
+from forebay.changelog.sqlite.checksums import Row, checksum
 
-_FORMAT = 1
+_FORMAT = 2
+_CHECKSUMS_SINCE = 2
 _BATCHES_KEPT = 64
 _WAL_ATTEMPTS = 250
 _PATIENCE_S = 120
@@ -27,10 +30,10 @@ DIRECTORY_ID_FILE = "directory.id"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS log (
     offset INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB, timestamp_ms INTEGER NOT NULL,
-    heartbeat INTEGER NOT NULL);
+    heartbeat INTEGER NOT NULL, checksum INTEGER);
 CREATE TABLE IF NOT EXISTS state (
     id INTEGER PRIMARY KEY CHECK (id = 0), format INTEGER NOT NULL, identity TEXT NOT NULL,
-    next_offset INTEGER NOT NULL, tombstone_floor INTEGER NOT NULL);
+    next_offset INTEGER NOT NULL, tombstone_floor INTEGER NOT NULL, checked_from INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS batch (
     query_id TEXT NOT NULL, write_name TEXT NOT NULL, batch_id INTEGER NOT NULL,
     row_count INTEGER NOT NULL, digest BLOB NOT NULL, next_offset INTEGER NOT NULL,
@@ -41,8 +44,23 @@ CREATE TABLE IF NOT EXISTS writer (
 """
 
 
+_INSERT = "INSERT INTO log (offset, key, value, timestamp_ms, heartbeat, checksum) VALUES (?, ?, ?, ?, ?, ?)"
+
+
 class WriteRefused(Exception):
     """A batch that must not be written; none of it was."""
+
+
+class LogState(NamedTuple):
+    """What a partition's log says of itself."""
+
+    identity: str
+    next_offset: int
+    tombstone_floor: int
+    checked_from: int
+    """Records from this offset on have checksums."""
+    columns: str
+    """The columns of a record with its checksum, to be selected."""
 
 
 def partition_path(directory: str, topic: str, partition: int) -> str:
@@ -80,13 +98,40 @@ def enable_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.02)
 
 
-def check_format(connection: sqlite3.Connection, path: str) -> None:
-    """Raise ``WriteRefused`` if the log's format is newer than this version."""
+def check_format(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> int:
+    """The log's format; raises ``WriteRefused`` if it is newer than this version."""
     (found,) = connection.execute("SELECT format FROM state").fetchone()
     if found > _FORMAT:
         raise WriteRefused(
             f"{path} has log format {found}; this version supports formats up to {_FORMAT}. Upgrade forebay."
         )
+    return int(found)
+
+
+def read_state(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> LogState:
+    """The log's state; raises ``WriteRefused`` as ``check_format`` does. Call within a transaction."""
+    columns = "offset, key, value, timestamp_ms, heartbeat"
+    if check_format(connection, path) < _CHECKSUMS_SINCE:
+        query, columns = (
+            "SELECT identity, next_offset, tombstone_floor, next_offset FROM state",
+            f"{columns}, NULL",
+        )
+    else:
+        query = "SELECT identity, next_offset, tombstone_floor, checked_from FROM state"
+        columns = f"{columns}, checksum"
+    identity, next_offset, tombstone_floor, checked_from = connection.execute(query).fetchone()
+    return LogState(identity, next_offset, tombstone_floor, checked_from, columns)
+
+
+def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
+    """Give a log of an older format the present one, within a transaction; what it contains stays as it is.
+
+    Raises ``WriteRefused`` if its format is newer than this version.
+    """
+    if check_format(connection, path) < _CHECKSUMS_SINCE:
+        connection.execute("ALTER TABLE log ADD COLUMN checksum INTEGER")
+        connection.execute("ALTER TABLE state ADD COLUMN checked_from INTEGER NOT NULL DEFAULT 0")
+        connection.execute("UPDATE state SET format = ?, checked_from = next_offset", (_FORMAT,))
 
 
 @contextlib.contextmanager
@@ -122,8 +167,10 @@ def create(path: str, identity: str) -> str:
         with transaction(connection):
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            connection.execute("INSERT OR IGNORE INTO state VALUES (0, ?, ?, 0, 0)", (_FORMAT, identity))
-            check_format(connection, path)
+            known = connection.execute("SELECT count(*) FROM state").fetchone()[0]
+            if not known:
+                connection.execute("INSERT INTO state VALUES (0, ?, ?, 0, 0, 0)", (_FORMAT, identity))
+            prepare_to_write(connection, path)
             (found,) = connection.execute("SELECT identity FROM state").fetchone()
     return str(found)
 
@@ -180,7 +227,7 @@ def append_batch(
     timestamps, as versions do; others have that of the attempt, which a repeat need not match.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
-        check_format(connection, path)
+        prepare_to_write(connection, path)
         claim_writer(connection, writer, query_id)
         marker = connection.execute(
             "SELECT row_count, digest, next_offset FROM batch "
@@ -245,13 +292,10 @@ def differs(path: str, write_name: str, batch_id: int, before: int, now: int) ->
 def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> tuple[str, int]:
     """Append a heartbeat; returns the partition's identity, and its next offset after it."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
-        check_format(connection, path)
+        prepare_to_write(connection, path)
         claim_writer(connection, writer, query_id)
         identity, offset = connection.execute("SELECT identity, next_offset FROM state").fetchone()
-        connection.execute(
-            "INSERT INTO log VALUES (?, ?, ?, ?, 1)",
-            (offset, heartbeat_key(writer), value, int(time.time() * 1000)),
-        )
+        connection.execute(_INSERT, _row(offset, heartbeat_key(writer), value, int(time.time() * 1000), 1))
         connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
         return str(identity), int(offset) + 1
 
@@ -265,11 +309,9 @@ def writers(path: str) -> set[str]:
 def retire_writer(path: str, writer: str) -> None:
     """Append a tombstone to a writer's heartbeats: it no longer counts in the store's age."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
+        prepare_to_write(connection, path)
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
-        connection.execute(
-            "INSERT INTO log VALUES (?, ?, NULL, ?, 1)",
-            (offset, heartbeat_key(writer), int(time.time() * 1000)),
-        )
+        connection.execute(_INSERT, _row(offset, heartbeat_key(writer), None, int(time.time() * 1000), 1))
         connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
         connection.execute("DELETE FROM writer WHERE writer = ?", (writer,))
 
@@ -277,9 +319,12 @@ def retire_writer(path: str, writer: str) -> None:
 def reset(path: str, identity: str) -> None:
     """Empty the partition and give it a new identity, in place: open readers see it at their next poll."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
+        prepare_to_write(connection, path)
         for table in ("log", "batch", "writer"):
             connection.execute(f"DELETE FROM {table}")
-        connection.execute("UPDATE state SET identity = ?, next_offset = 0, tombstone_floor = 0", (identity,))
+        connection.execute(
+            "UPDATE state SET identity = ?, next_offset = 0, tombstone_floor = 0, checked_from = 0", (identity,)
+        )
 
 
 def new_identity() -> str:
@@ -301,12 +346,13 @@ def _append(
     digest, count = hashlib.blake2b(digest_size=16), 0
     for chunk in _chunks(rows):
         _add_to_digest(digest, chunk, timed)
-        connection.executemany(
-            "INSERT INTO log VALUES (?, ?, ?, ?, 0)",
-            [(offset + count + i, *row) for i, row in enumerate(chunk)],
-        )
+        connection.executemany(_INSERT, [_row(offset + count + i, *row, 0) for i, row in enumerate(chunk)])
         count += len(chunk)
     return count, digest.digest()
+
+
+def _row(offset: int, key: bytes, value: bytes | None, timestamp_ms: int, heartbeat: int) -> Row:
+    return offset, key, value, timestamp_ms, heartbeat, checksum(offset, key, value, timestamp_ms, heartbeat)
 
 
 def _misses_a_key(
