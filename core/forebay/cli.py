@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -47,6 +48,10 @@ def main() -> None:
 
     It exits with the error's own status; with 1 if standard output takes nothing more.
     """
+    if os.getpid() == 1:
+        # The kernel drops signals to the first process of a container that it does not handle: a stop in its first
+        # moments would be lost.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if sys.stdout is None:
         # Closed by the caller, who wants no output.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

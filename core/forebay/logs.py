@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import logging
 import sys
+import threading
 from datetime import UTC, datetime
+from queue import SimpleQueue
+from typing import TextIO
+
+_MOST_WAITING = 10_000
+_PATIENCE_S = 1.0
+"""How long the end of a process waits for its last lines to be written."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -24,9 +33,60 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(document, ensure_ascii=False)
 
 
+class LinesInBackground(logging.Handler):
+    """Writes lines in a thread of its own: a pipe that nobody reads stops no one who logs.
+
+    A bounded number of lines waits; beyond that they are dropped, and their number is written once there is room.
+    """
+
+    def __init__(self, stream: TextIO, most_waiting: int = _MOST_WAITING) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._most_waiting = most_waiting
+        self._dropped = 0
+        self._written = threading.Event()
+        self._written.set()
+        threading.Thread(target=self._write, name="forebay-logs", daemon=True).start()
+        atexit.register(self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a record written, as it is now."""
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        if self._lines.qsize() >= self._most_waiting:
+            self._dropped += 1
+            return
+        self._written.clear()
+        self._lines.put(line)
+
+    def flush(self) -> None:
+        """Wait, though not for long, until everything is written."""
+        self._written.wait(_PATIENCE_S)
+
+    def _write(self) -> None:
+        while True:
+            line = self._lines.get()
+            dropped, self._dropped = self._dropped, 0
+            if dropped:
+                line = f"{line}\n{self._of_dropped(dropped)}"
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(f"{line}\n")
+                self._stream.flush()
+            if self._lines.empty():
+                self._written.set()
+
+    def _of_dropped(self, dropped: int) -> str:
+        text = f"{dropped} log lines were dropped before this one: nobody read them in time"
+        return self.format(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (), None))
+
+
 def configure_logs(level: str, form: str) -> None:
     """Send logs of the given level and above to standard error in the given form."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LinesInBackground(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

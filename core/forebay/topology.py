@@ -258,7 +258,7 @@ def load_topology(path: str | Path) -> Topology:
     """Read a topology file; raises ``TopologyError`` naming the file, the place and the remedy."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TopologyError(f"The topology {path} cannot be read: {error}.") from None
     try:

@@ -115,6 +115,7 @@ def make_app(
         authenticator=authenticator,
         refusals=metrics.refusals,
         max_key_bytes=router.settings.max_key_bytes,
+        max_answer_bytes=router.settings.max_answer_bytes,
         lifespan=lifespan,
     )
 

@@ -112,6 +112,7 @@ def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticato
         authenticator=authenticator,
         refusals=metrics.refusals,
         max_key_bytes=worker.settings.max_key_bytes,
+        max_answer_bytes=worker.settings.max_answer_bytes,
     )
 
     def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:

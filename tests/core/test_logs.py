@@ -65,3 +65,37 @@ def test_text_logs_of_a_process_are_for_people() -> None:
     lines = logged_as("text")
     assert lines[0].endswith("INFO    forebay.demo: store delays")
     assert not any("unseen" in line for line in lines)
+
+
+LOG_WITHOUT_END = """
+import logging, sys
+from forebay.logs import configure_logs
+configure_logs("info", {form!r})
+for number in range(30_000):
+    logging.getLogger("forebay.demo").info("line %d %s", number, "x" * 100)
+print("done", flush=True)
+sys.stdin.readline()
+logging.getLogger("forebay.demo").info("the last one")
+"""
+
+
+def test_a_pipe_that_nobody_reads_stops_nobody() -> None:
+    """Lines are dropped and counted; once it is read, what follows comes through."""
+    script = LOG_WITHOUT_END.format(form="json")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "done\n"
+        lines = [process.stderr.readline()]
+        while "lines were dropped" not in lines[-1]:
+            lines.append(process.stderr.readline())
+        # Now there is room.
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.close()
+        lines += process.stderr.readlines()
+    messages = [json.loads(line)["message"] for line in lines]
+    assert messages[0].startswith("line 0 ")
+    assert "the last one" in messages
+    assert len(messages) < 30_000

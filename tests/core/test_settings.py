@@ -266,3 +266,16 @@ def test_every_setting_explains_itself_and_is_used_by_a_tier(item: Setting) -> N
 def test_no_two_settings_share_a_name(named: str) -> None:
     taken = [getattr(item, named) for item in SETTINGS]
     assert len(taken) == len(set(taken))
+
+
+def test_a_config_file_may_have_a_byte_order_mark(tmp_path):
+    config = tmp_path / "router.toml"
+    config.write_text('seeds = "127.0.0.1:1"\n', encoding="utf-8-sig")
+    assert load_settings("router", {}, {}, config)["seeds"] == (HostInfo("127.0.0.1", 1),)
+
+
+def test_a_home_directory_is_found_in_variables_too(monkeypatch):
+    """On a command line the shell expands it."""
+    monkeypatch.setenv("HOME", "/home/ann")
+    environment = {"FOREBAY_SEEDS": "127.0.0.1:1", "FOREBAY_AUTH_TOKENS_FILE": "~/tokens"}
+    assert load_settings("router", {}, environment)["auth_tokens_file"] == Path("/home/ann/tokens")

@@ -245,3 +245,11 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
     with pytest.raises(TopologyError) as caught:
         load_topology(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_topology(tmp_path):
+    """Editors on Windows write one."""
+    path = tmp_path / "topology.toml"
+    text = 'application_id = "a"\n[[subtopology]]\nname = "s"\npartitions = 1\n[[subtopology.store]]\nname = "x"\n'
+    path.write_text(text, encoding="utf-8-sig")
+    assert list(load_topology(path).stores) == ["x"]

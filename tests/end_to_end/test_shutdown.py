@@ -1,8 +1,13 @@
 """The end of a process, for those whose requests it has not answered yet."""
 
 import json
+import os
+import re
 import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,3 +52,31 @@ def under_way(address: str, pid: int) -> bool:
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     accepted = [row for row in rows if row[1].endswith(port) and row[3] == "01"]
     return bool(accepted) and all(row[4].endswith(":00000000") for row in accepted)
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a namespace of processes")
+def test_the_first_process_of_a_container_can_be_stopped_at_once(tmp_path):
+    """The kernel drops SIGTERM to a first process that has no handler for it, as every process has at first."""
+    command = [sys.executable, "-m", "forebay", "router", "--seeds", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
+    with (tmp_path / "log").open("w") as log:
+        parent = subprocess.Popen(["unshare", "--pid", "--fork", *command], stderr=log, stdout=log)
+        try:
+            children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+
+            def handles_sigterm() -> bool:
+                found = children.read_text().split()
+                status = Path(f"/proc/{found[0]}/status").read_text() if found else ""
+                caught = re.search(r"^SigCgt:\s*(\w+)", status, re.M)
+                return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+            wait_until(handles_sigterm, "a handler")
+            begun = time.monotonic()
+            os.kill(int(children.read_text().split()[0]), signal.SIGTERM)
+            parent.wait(20)
+            assert time.monotonic() - begun < 10
+            # Long before the web stack is imported.
+            assert "listens on" not in (tmp_path / "log").read_text()
+        finally:
+            parent.kill()
+            parent.wait()

@@ -40,6 +40,7 @@ from forebay.errors import (
 from forebay.rest.answers import Answer, json_answer, problem_answer
 from forebay.rest.batches import key_too_long
 from forebay.rest.guard import OPEN_PATHS, Guard
+from forebay.rest.http10 import WholeAnswers
 from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import split_query
 
@@ -211,6 +212,7 @@ def make_application(
     authenticator: Authenticator | None,
     refusals: Counter[int],
     max_key_bytes: int,
+    max_answer_bytes: int,
     lifespan: Any = None,
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
@@ -229,6 +231,7 @@ def make_application(
     app.add_middleware(KeyLengths, max_key_bytes=max_key_bytes)
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, refusals=refusals)
+    app.add_middleware(WholeAnswers, max_answer_bytes=max_answer_bytes)
     # Added last, so it runs first: a browser may read why it was refused.
     options = cors_options(cors_allow_origins)
     if options is not None:

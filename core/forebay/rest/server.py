@@ -191,6 +191,8 @@ class Server(uvicorn.Server):
 
 def _end_process() -> None:
     log.error("the process could not stop in order within shutdown_timeout_ms, so it exits")
+    for handler in logging.getLogger().handlers:
+        handler.flush()
     os._exit(1)
 
 

@@ -101,7 +101,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 def _read_config(config: Path, table: tuple[Setting, ...]) -> dict[str, Any]:
     try:
-        document = tomllib.loads(config.read_text(encoding="utf-8"))
+        document = tomllib.loads(config.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingError(f"The config file {config} cannot be read: {error}.") from None
     unknown = sorted(set(document) - {setting.name for setting in table})
@@ -138,7 +138,8 @@ def parse_setting(setting: Setting, raw: Any, source: str) -> Any:
                 raise SettingError(f"{source}: no address given; give HOST:PORT,….")
             return tuple(_address(item, source) for item in items)
         case "path":
-            return Path(text)
+            # A shell expands it on a command line, but not in a variable or a file.
+            return Path(text).expanduser()
     return text
 
 

@@ -125,7 +125,8 @@ class StateDirectory:
     def next_incarnation(self, now_epoch_ms: int) -> int:
         """A number larger than that of any earlier start: routers order by it, and a wall clock may be set
         back."""
-        incarnation = max(now_epoch_ms, int(self._process().get("incarnation", 0)) + 1)
+        before = self._process().get("incarnation")
+        incarnation = max(now_epoch_ms, before + 1 if type(before) is int else 0)
         # A full disk must not prevent serving what is on it.
         with contextlib.suppress(OSError):
             self._write_process(process_id=self.process_id, incarnation=incarnation)
@@ -133,8 +134,8 @@ class StateDirectory:
 
     def _process_id(self) -> str:
         known = self._process().get("process_id")
-        if known is not None:
-            return str(known)
+        if isinstance(known, str) and known:
+            return known
         process_id = str(uuid.uuid4())
         self._write_process(process_id=process_id)
         return process_id
@@ -142,7 +143,7 @@ class StateDirectory:
     def _process(self) -> dict[str, Any]:
         try:
             document = json.loads((self.path / _PROCESS).read_text())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return {}
         return document if isinstance(document, dict) else {}
 

@@ -26,7 +26,9 @@ def test_a_start_is_newer_than_any_before_also_where_the_clock_was_set_back(tmp_
     assert len(processes) == 1
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"process_id": null}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"process_id": null}', '{"process_id": [], "incarnation": "x"}', "[" * 5_000]
+)
 def test_a_file_that_says_nothing_is_written_anew(tmp_path, content):
     directory = opened(tmp_path)
     (directory.path / "process.json").write_text(content)
