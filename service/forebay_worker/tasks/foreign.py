@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from forebay.changelog import Batch, Heartbeat, Record
+from forebay.codecs import all_fit
 from forebay.errors import ForebayError
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS
 from forebay.topology import StoreSpec
@@ -26,7 +27,15 @@ class Fitting(NamedTuple):
 
 
 def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
-    """A batch without its bad records, or cut before the first of them, as the store demands."""
+    """A batch without its bad records, or cut before the first of them, as the store demands.
+
+    Of records that are not declared foreign, keys are checked as they are stored.
+    """
+    if not spec.foreign and all_fit(
+        spec.value_codec,
+        [value for _, _, value, _, heartbeat in batch.records if value is not None and not heartbeat],
+    ):
+        return Fitting(batch, 0, None)
     bad = [(number, fault) for number, record in enumerate(batch.records) if (fault := _fault(spec, record))]
     if not bad:
         return Fitting(batch, 0, None)

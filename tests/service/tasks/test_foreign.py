@@ -117,14 +117,16 @@ def test_a_replica_that_stops_in_the_middle_of_a_replay_is_at_no_point_of_histor
     assert (stopped.position, stopped.consistent_position, stopped.pending_end) == (8, None, read.position)
 
 
-@pytest.mark.parametrize(("value", "bad"), [("double", b"1"), ("int64", b"1"), ("string", b"\xff")])
-def test_values_that_the_sink_does_not_write_are_checked_whoever_is_said_to_write_them(value, bad):
+@pytest.mark.parametrize(("value", "bad"), [("double", b"1"), ("int64", b"1"), ("string", b"\xff"), ("json", b'1,"lag":{}')],
+)
+def test_values_are_checked_whoever_is_said_to_write_them(value, bad):
+    """One that is no JSON would add members to its answers, or spoil its page or batch."""
     named = spec(value=value, foreign=False)
     assert named.validated
     stopped_by = fitting(named, batch((b"k", bad))).stopped_by
     assert stopped_by is not None
     assert 'Set foreign = true and on_bad_value = "skip"' in str(stopped_by)
-    assert not spec(foreign=False).validated
+    assert not spec(value="bytes", foreign=False).validated
 
 
 def test_bad_records_that_are_left_out_are_counted_and_the_position_passes_them():
