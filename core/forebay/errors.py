@@ -16,7 +16,8 @@ ForebayError
 │   ├── TopicRefused
 │   ├── PartitionCountMismatch
 │   ├── ChangelogElsewhere
-│   └── BatchConflict
+│   ├── BatchConflict
+│   └── RecordDamaged           a record of the log is not as it was written
 ├── BadRecord                   (worker tier) a record does not fit its store's codecs
 ├── CheckpointError             (worker tier) a .checkpoint file is malformed
 ├── RelocationError             (worker tier) the disk refuses to move a store

@@ -654,6 +654,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("router/reads/test_scatter.py::test_a_list_stopped_between_pieces_ends_before_them",),
     ),
     Mutant(
+        "values-unchecked",
+        "a value that is no JSON is noticed as it is applied",
+        "forebay.topology:StoreSpec.validated",
+        'self.value != "bytes"',
+        "False",
+        ("service/tasks/test_foreign.py::test_values_are_checked_whoever_is_said_to_write_them",),
+    ),
+    Mutant(
         "stream-time-of-the-last",
         "stream time is the largest window end",
         "forebay_worker.tasks.folding:Fold._advance_stream_time",
@@ -1281,7 +1289,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "start-older-than-the-last",
         "a start is newer than any before",
         "forebay_worker.state.directory:StateDirectory.next_incarnation",
-        'max(now_epoch_ms, int(self._process().get("incarnation", 0)) + 1)',
+        "max(now_epoch_ms, before + 1 if type(before) is int else 0)",
         "now_epoch_ms",
         (
             "service/state/test_directory.py::test_a_start_is_newer_than_any_before_also_where_the_clock_was_set_back",

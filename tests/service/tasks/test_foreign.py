@@ -117,7 +117,9 @@ def test_a_replica_that_stops_in_the_middle_of_a_replay_is_at_no_point_of_histor
     assert (stopped.position, stopped.consistent_position, stopped.pending_end) == (8, None, read.position)
 
 
-@pytest.mark.parametrize(("value", "bad"), [("double", b"1"), ("int64", b"1"), ("string", b"\xff"), ("json", b'1,"lag":{}')],
+@pytest.mark.parametrize(
+    ("value", "bad"),
+    [("double", b"1"), ("int64", b"1"), ("string", b"\xff"), ("json", b'1,"lag":{}')],
 )
 def test_values_are_checked_whoever_is_said_to_write_them(value, bad):
     """One that is no JSON would add members to its answers, or spoil its page or batch."""

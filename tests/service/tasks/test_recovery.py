@@ -82,7 +82,7 @@ def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_n
 def test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done(tmp_path, changelog):
     """After a weekend's shutdown there is no other copy: the old one answers, with the lag that it has."""
     fill(tmp_path, changelog)
-    append(changelog, 0, 2, [(b"k", None, 0), (b"new", b"2", 0)])
+    append(changelog, 0, 2, [(b"k", None, 0), (b'"new"', b"2", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
     SlowOpener.let.release(1)
     with started(tmp_path, changelog, SlowOpener) as manager:
@@ -99,7 +99,7 @@ def test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done(tmp_pat
         wait_until(lambda: replica.complete, "the rebuild")
         wait_until(lambda: replica.served is replica, "its being served")
         assert replica.store.get(USER_TAG + b"k") is None
-        assert replica.store.get(USER_TAG + b"new") == b"2"
+        assert replica.store.get(USER_TAG + b'"new"') == b"2"
         wait_until(lambda: not list((tmp_path / "state/app/.set-aside").iterdir()), "the old store's removal")
 
 
@@ -220,9 +220,9 @@ def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, ch
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
         resetting.append(True)
         changelog.reset(TOPOLOGY.stores["a"])
-        append(changelog, 0, 2, [(b"k", b"new", 0)])
+        append(changelog, 0, 2, [(b"k", b'"new"', 0)])
         wait_until(lambda: not refusals and manager.replicas["a", 0].complete, "the rebuild")
-        assert manager.replicas["a", 0].store.get(USER_TAG + b"k") == b"new"
+        assert manager.replicas["a", 0].store.get(USER_TAG + b"k") == b'"new"'
         assert (manager.replicas["a", 0].failure, manager.obstacle) == (None, None)
 
 
@@ -235,11 +235,11 @@ def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, 
         read = replica.store.scan(USER_TAG, b"\x02")
         next(read)
         changelog.reset(TOPOLOGY.stores["a"])
-        append(changelog, 0, 2, [(b"k", b"new", 0)])
+        append(changelog, 0, 2, [(b"k", b'"new"', 0)])
         wait_until(lambda: replica.diverged, "the reset")
         del read
         wait_until(lambda: replica.complete, "the rebuild")
-        assert replica.store.get(USER_TAG + b"k") == b"new"
+        assert replica.store.get(USER_TAG + b"k") == b'"new"'
 
 
 def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changelog, monkeypatch):
@@ -255,9 +255,9 @@ def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changel
 
         monkeypatch.setattr(replica.store, "close", refuse)
         changelog.reset(TOPOLOGY.stores["a"])
-        append(changelog, 0, 1, [(b"new", b"1", 0)])
+        append(changelog, 0, 1, [(b'"new"', b"1", 0)])
         wait_until(lambda: replica.store is not old, "another store")
-        wait_until(lambda: replica.store.get(USER_TAG + b"new") == b"1" and not replica.diverged, "the rebuild")
+        wait_until(lambda: replica.store.get(USER_TAG + b'"new"') == b"1" and not replica.diverged, "the rebuild")
         # All of its first keys are checked against the partitioner again.
         assert replica.records_applied == 1
 
@@ -321,7 +321,7 @@ def test_a_replica_is_followed_after_its_restore_though_what_was_set_aside_canno
     with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 101, "the restore")
-        append(changelog, 0, 3, [(b"new", b"1", 0)])
+        append(changelog, 0, 3, [(b'"new"', b"1", 0)])
         wait_until(lambda: applied(manager).get(TASKS[0]) == 102, "what was written after it")
 
 
@@ -348,14 +348,14 @@ def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_a
         with monkeypatch.context() as broken:
             broken.setattr(StateDirectory, "set_aside", refuse)
             changelog.reset(TOPOLOGY.stores["a"])
-            append(changelog, 0, 2, [(b"new", b"1", 0)])
+            append(changelog, 0, 2, [(b'"new"', b"1", 0)])
             wait_until(lambda: len(seen) > 4, "several attempts")
             assert set(seen[1:]) == {"refused"}
             assert (replica.complete, replica.diverged) == (False, True)
             # What is told of it is not what is told of a replica that is current.
             assert lag_of(replica.progress, boot_ms()) == UNKNOWN_LAG
         wait_until(lambda: replica.complete and not replica.diverged, "the rebuild")
-        assert (replica.store.get(USER_TAG + b"new"), replica.store.get(USER_TAG + b"k")) == (b"1", None)
+        assert (replica.store.get(USER_TAG + b'"new"'), replica.store.get(USER_TAG + b"k")) == (b"1", None)
 
 
 def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path, changelog, monkeypatch, caplog):
@@ -423,10 +423,10 @@ def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, m
                 store.path.mkdir()
         # As after a write that a full disk refused: it must be opened again.
         store._refused = True
-        append(changelog, 0, 2, [(b"new", b"1", 0)])
+        append(changelog, 0, 2, [(b'"new"', b"1", 0)])
         wait_until(lambda: applied(manager).get(TASKS[0]) == 2, "the rebuild")
         store = manager.replicas["a", 0].store
-        assert (store.get(USER_TAG + b"new"), store.get(USER_TAG + b"k")) == (b"1", b"1")
+        assert (store.get(USER_TAG + b'"new"'), store.get(USER_TAG + b"k")) == (b"1", b"1")
 
 
 def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, monkeypatch):
@@ -453,8 +453,8 @@ def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, mo
 
         monkeypatch.setattr(store, "commit", refuse_commit)
         monkeypatch.setattr(consumer, "unassign", refuse_unassign)
-        append(changelog, 0, 2, [(b"new", b"1", 0)])
+        append(changelog, 0, 2, [(b'"new"', b"1", 0)])
         wait_until(lambda: not refusals, "both refusals")
         append(changelog, 0, 3, [(b"newer", b"1", 0)])
         wait_until(lambda: applied(manager).get(TASKS[0]) == 3, "all is applied")
-        assert store.get(USER_TAG + b"new") == b"1"
+        assert store.get(USER_TAG + b'"new"') == b"1"
