@@ -127,11 +127,11 @@ class WorkerMetrics(Collector):
         )
         for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
             labels = [store, str(partition)]
-            held, lag = self._worker.admission.lag(replica)
+            held, lag = self._worker.admission.proven_lag(replica)
             role.add_metric([*labels, held], 1)
             applied.add_metric(labels, replica.records_applied)
             unchecked.add_metric(labels, replica.records_unchecked)
-            failed.add_metric(labels, int(replica.failure is not None))
+            failed.add_metric(labels, int(replica.stopped_by is not None))
             open_transaction.add_metric(labels, replica.open_transaction_ms(boot_ms()) / 1000)
             if replica.spec.retention_ms is not None:
                 ahead.add_metric(labels, replica.records_ahead)

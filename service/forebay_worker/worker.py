@@ -191,7 +191,7 @@ class Worker:
         """Every replica held: role, lag, position and end offset."""
         rows = []
         for (store, partition), replica in sorted(self.tasks.replicas.items()):
-            role, lag = self.admission.lag(replica)
+            role, lag = self.admission.proven_lag(replica)
             rows.append(
                 {
                     "store": store,
@@ -207,8 +207,8 @@ class Worker:
                     **lag.document(),
                 }
             )
-            if replica.failure is not None:
-                rows[-1]["failure"] = replica.failure
+            if replica.stopped_by is not None:
+                rows[-1]["failure"] = replica.stopped_by
             restoration = self.tasks.bulk_restore.restoring(replica)
             if restoration is not None:
                 rows[-1]["restored_records"] = restoration.records

@@ -1812,6 +1812,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("end_to_end/test_upgrade.py::test_an_old_groups_generation_is_continued",),
     ),
     Mutant(
+        "gone-log-claims-an-end",
+        "of a log that is gone no end is known",
+        "forebay_worker.tasks.replica:Replica.note_read_failure",
+        "_replace(end_offset=None, high_watermark=None)",
+        "_replace()",
+        ("service/tasks/test_applier.py::test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed",),
+    ),
+    Mutant(
+        "outage-forgets-comparison",
+        "an outage of the log does not make copies count as never compared with it",
+        "forebay_worker.tasks.replica:Replica.note_read_failure",
+        "self.was_checked = self.checked",
+        "pass",
+        ("service/tasks/test_applier.py::test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed",),
+    ),
+    Mutant(
         "damaged-record-served",
         "a damaged record of a SQLite log is not served",
         "forebay.changelog.sqlite.checksums:check",

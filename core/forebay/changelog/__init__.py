@@ -1,8 +1,18 @@
 """Changelogs: the logs that hold the truth about every store's content."""
 
-from forebay.changelog.base import Batch, Changelog, Consumer, Heartbeat, Record
+from forebay.changelog.base import Batch, Changelog, Consumer, Heartbeat, ReadFailure, Record
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.urls import open_changelog
 from forebay.changelog.wake import Wake
 
-__all__ = ["Batch", "Changelog", "Consumer", "Heartbeat", "Record", "Wake", "heartbeat_key", "open_changelog"]
+__all__ = [
+    "Batch",
+    "Changelog",
+    "Consumer",
+    "Heartbeat",
+    "ReadFailure",
+    "Record",
+    "Wake",
+    "heartbeat_key",
+    "open_changelog",
+]

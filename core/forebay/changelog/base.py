@@ -79,6 +79,15 @@ class Batch(NamedTuple):
     """How many of the records have no checksum, since an earlier version wrote them."""
 
 
+class ReadFailure(NamedTuple):
+    """Why a partition cannot be read."""
+
+    reason: str
+    """What happened, to what, and the remedy."""
+    lasting: bool
+    """Whether it does not go away by itself, as a broker's absence does."""
+
+
 class Consumer(Protocol):
     """Reads assigned partitions from positions of the caller's choosing. Used by one thread."""
 
@@ -100,6 +109,10 @@ class Consumer(Protocol):
         A partition whose log cannot be reached is left out, so its lag grows by itself; so may be one with nothing
         new. Logs may be read lazily, as the batches are consumed.
         """
+        ...
+
+    def failures(self) -> dict[TopicPartition, ReadFailure]:
+        """Why assigned partitions cannot be read; what passes within seconds is left out."""
         ...
 
     def current(self) -> tuple[float, list[TopicPartition]]:

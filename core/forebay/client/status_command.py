@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +20,7 @@ from forebay.errors import ForebayError
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.terminal import terminal
 
+_MOST_NAMED = 3
 _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"}
 
 
@@ -62,7 +63,7 @@ def status(
         console.print_json(json.dumps(document))
     else:
         lags = server.lags()
-        console.print(status_table(lags))
+        console.print(status_view(lags))
     if check:
         _check(shortcomings(server.partitions(), lags, tolerance, standbys))
 
@@ -109,13 +110,13 @@ def _wanting(replicas: list[tuple[str, Lag]], tolerance: Tolerance, standbys: in
 
 
 def _watch(server: Server, console: Console, interval_s: float) -> None:
-    shown: RenderableType = status_table(server.lags())
+    shown: RenderableType = status_view(server.lags())
     with contextlib.suppress(KeyboardInterrupt), _screen(console) as show:
         while True:
             show(shown)
             time.sleep(interval_s)
             try:
-                shown = status_table(server.lags())
+                shown = status_view(server.lags())
             except ForebayError as error:
                 # The server may be restarting, which is what --watch is used for.
                 shown = Text(str(error))
@@ -129,6 +130,24 @@ def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
         return
     with Live(console=console, auto_refresh=False) as live:
         yield lambda shown: live.update(shown, refresh=True)
+
+
+def status_view(lags: list[dict[str, Any]]) -> RenderableType:
+    """The table of tasks, and below it why records are not applied, each reason once."""
+    return Group(status_table(lags), *(Text(line, style="red") for line in failures(lags)))
+
+
+def failures(lags: list[dict[str, Any]]) -> list[str]:
+    """One line for each reason why records are not applied, with the replicas that it concerns."""
+    concerned: dict[str, list[str]] = {}
+    for row in lags:
+        if row.get("failure") is not None:
+            concerned.setdefault(row["failure"], []).append(f"{row['store']}-{row['partition']} on {row['host']}")
+    return [
+        f"not applied: {', '.join(sorted(replicas)[:_MOST_NAMED])}"
+        f"{f' and {len(replicas) - _MOST_NAMED} more' if len(replicas) > _MOST_NAMED else ''}: {reason}"
+        for reason, replicas in concerned.items()
+    ]
 
 
 def status_table(lags: list[dict[str, Any]]) -> Table:

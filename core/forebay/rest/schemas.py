@@ -149,7 +149,7 @@ _REPLICA_SCHEMA = _object(
         **LAG_SCHEMA["properties"],
     },
     {
-        "failure": {**_STRING, "description": "Why records cannot be applied."},
+        "failure": {**_STRING, "description": "Why records cannot be applied, or the log cannot be read."},
         "restored_records": _NATURAL,
         "restored_records_per_second": _NATURAL,
         "restore_seconds_left": {**_FIGURE, "description": "At the pace so far; null until that is known."},

@@ -36,6 +36,7 @@ _READERS_TURN_S = 0.0001
 _PACED_POLL_S = 0.1
 _RETRY_MS = 2_000.0
 _HOUSEKEEPING_MS = 200.0
+_REASONS_AT_ONCE = 5
 
 
 class Applier:
@@ -129,6 +130,7 @@ class Applier:
         self._replicas.pop(replica.topic_partition, None)
         self._retry_at.pop(replica.topic_partition, None)
         self.obstacles.pop(replica.topic_partition, None)
+        replica.read_failure = None
         self._open_transactions.forget(replica.topic_partition)
         self._consumer.unassign(replica.topic_partition)
 
@@ -253,6 +255,7 @@ class Applier:
         if now - self._housekept_boot_ms < _HOUSEKEEPING_MS:
             return
         self._housekept_boot_ms = now
+        self._note_read_failures()
         for tp in [tp for tp, due in self._retry_at.items() if due <= now]:
             del self._retry_at[tp]
             replica = self._replicas.get(tp)
@@ -262,6 +265,26 @@ class Applier:
             self._housekeeping()
         except Exception:
             log.exception("housekeeping failed; it will be retried")
+
+    def _note_read_failures(self) -> None:
+        """Publish why logs cannot be read, and log each reason once, with how many replicas it concerns."""
+        failures = self._consumer.failures()
+        begun: dict[str, list[TopicPartition]] = {}
+        for tp, replica in self._replicas.items():
+            reason = failures[tp].reason if tp in failures else None
+            if reason is not None and reason != replica.read_failure:
+                begun.setdefault(reason, []).append(tp)
+            elif reason is None and replica.read_failure is not None:
+                log.info("%s can be read again", tp)
+            if reason is not None or replica.read_failure is not None:
+                replica.note_read_failure(reason, boot_ms())
+        for number, (reason, tps) in enumerate(begun.items()):
+            if number == _REASONS_AT_ONCE:
+                log.error("%d more reasons are in the failures of /v1/status", len(begun) - number)
+                break
+            if self._logged.is_news(reason):
+                others = f" and {len(tps) - 1} more" if len(tps) > 1 else ""
+                log.error("not applied are %s%s: %s", tps[0], others, reason)
 
     def _follow_all_again(self) -> None:
         """What was polled may not all have been applied: continue where the stores are."""
@@ -283,6 +306,7 @@ class Applier:
         try:
             self._consumer.assign(tp, committed.position)
         except Exception as error:
+            self._replicas[tp].failure = str(error) or repr(error)
             if self._logged.is_news(f"{tp}: {error}"):
                 log.error("%s cannot be read; retrying every %.0f s: %s", tp, _RETRY_MS / 1000, error)
             self._retry_at[tp] = boot_ms() + _RETRY_MS

@@ -25,6 +25,7 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
             replica.refuse_misses(key)
     replica.learn_partitions(committed.partitions_found)
     replica.ends.clear()
+    replica.was_checked = False
     replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
     replica.moment_kept_boot_ms = replica.progress.end_reached_boot_ms or 0.0
     replica.watches.wake_all()

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 _MOMENT_KEPT_EVERY_MS = 60_000.0
 _MOMENT_BY_TOMBSTONE_LIFE = 0.1
+_END_KNOWN_FOR_MS = 2_000.0
+"""An end observed more recently is known, though the records before it cannot be read."""
 
 
 def _note_nothing(log: str) -> None:
@@ -67,6 +69,10 @@ class Replica:
     """Records whose time was too far after their own timestamp to move stream time."""
     failure: str | None = None
     """Why the last attempt to apply records failed; None after a success."""
+    read_failure: str | None = None
+    """Why its log cannot be read; None while it can."""
+    was_checked: bool = False
+    """Whether it was ``checked`` before the log could no longer be read."""
     watches: Watches = field(default_factory=Watches)
     identify: Callable[[str], None] = _note_nothing
     """Makes the store record, from its next commit on, which log it was built from."""
@@ -91,9 +97,25 @@ class Replica:
         return self if self.predecessor is None else self.predecessor
 
     @property
+    def stopped_by(self) -> str | None:
+        """Why records are not applied, None if they are."""
+        return self.failure if self.read_failure is None else self.read_failure
+
+    def note_read_failure(self, reason: str | None, now_boot_ms: float) -> None:
+        """Take over whether the log can be read; if its end is not learnt either, it is not known."""
+        self.read_failure = reason
+        if reason is None or now_boot_ms - self.progress.end_sent_boot_ms < _END_KNOWN_FOR_MS:
+            return
+        self.was_checked = self.checked
+        self.ends.clear()
+        self.progress = self.progress._replace(end_offset=None, high_watermark=None)
+        if self.predecessor is not None:
+            self.predecessor.note_read_failure(reason, now_boot_ms)
+
+    @property
     def checked(self) -> bool:
         """Whether the log was seen since the store was opened, and can continue its content."""
-        return self.progress.end_offset is not None
+        return self.progress.end_offset is not None or self.was_checked
 
     @property
     def consistent(self) -> bool:
@@ -164,7 +186,7 @@ class Replica:
     def disown_content(self) -> None:
         """Its content is not that of the log, or is lost: nothing found out about it holds any more."""
         self.diverged = True
-        self.complete = False
+        self.complete = self.was_checked = False
         self.misplaced_key = None
         # Neither a lag nor an active role is told of it, even if the rebuild cannot begin.
         self.progress = EMPTY_PROGRESS

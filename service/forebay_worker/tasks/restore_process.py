@@ -135,8 +135,11 @@ def _fold_files(
         if continuity_fault(job.log, committed, committed.last_end_reached_epoch_ms, batch) is not None:
             # The applier takes over and finds the same.
             return
+        failure = consumer.failures().get(tp)
         if batch.position > committed.position:
             deadline = time.monotonic() + job.patience_s
+        elif failure is not None and failure.lasting:
+            raise ChangelogError(failure.reason)
         elif time.monotonic() > deadline:
             raise ChangelogError(
                 f"The log {tp} answers, but nothing after offset {committed.position} is delivered."
@@ -202,9 +205,13 @@ def _size_of(changes: Mapping[bytes, bytes | None]) -> int:
 
 
 def _next_batch(consumer: Consumer, tp: TopicPartition, patience_s: float) -> Batch:
-    """The next batch; raises ``OSError`` if nothing arrives for a while, not even an end."""
+    """The next batch; raises ``ChangelogError`` if the log cannot be read, and ``OSError`` if that may pass or
+    nothing arrives for a while, not even an end."""
     deadline = time.monotonic() + patience_s
     while (batch := next(iter(consumer.poll(RECORDS_PER_POLL)), None)) is None:
+        failure = consumer.failures().get(tp)
+        if failure is not None:
+            raise (ChangelogError if failure.lasting else OSError)(failure.reason)
         if time.monotonic() > deadline:
             raise OSError(f"the log {tp} cannot be read")
         consumer.wait(_NEVER_SET, _PAUSE_S)

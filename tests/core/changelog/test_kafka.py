@@ -1,6 +1,7 @@
 """The Kafka changelog on a real broker: what it creates, what it refuses, and what its readers get."""
 
 import gc
+import re
 import time
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from confluent_kafka.admin import (
 from forebay.changelog import Heartbeat, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.kafka.disposal import Admin
+from forebay.changelog.kafka.fetcher import Fetched
+from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.topics import ask_offsets, passes
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import heartbeat_key
@@ -706,3 +709,90 @@ def test_partitions_that_are_added_are_told_to_those_who_read(changelog, admin):
         wait_until(lambda: told(3), "the added ones")
     finally:
         consumer.close()
+
+
+def test_a_topic_that_is_gone_is_named_with_the_remedy_and_read_once_it_is_back(changelog, monkeypatch):
+    monkeypatch.setattr("forebay.changelog.kafka.topic_states._REFUSED_FOR_MS", 500.0)
+    store = spec()
+    changelog.ensure(store)
+    tp = TopicPartition(store.topic, 0)
+    Writer(changelog, tp).send((b"a", b"1"))
+    with Reader(changelog, tp) as reader:
+        reader.read(to=1)
+        assert reader.consumer.failures() == {}
+        changelog._topics.delete(store.topic)
+        wait_until(lambda: (reader.poll(), reader.consumer.failures())[1], "the failure")
+        failure = reader.consumer.failures()[tp]
+        assert failure.reason.startswith(f"The topic '{store.topic}' at {changelog.kafka} is gone.")
+        assert "forebay topology apply" in failure.reason
+        assert failure.lasting
+        looks = len(reader.looks)
+        changelog.ensure(store)
+        before = reader.newest.identity
+        reader.poll_until(lambda: reader.newest.identity != before, "the new topic")
+        assert len(reader.looks) == looks
+        wait_until(lambda: (reader.poll(), reader.consumer.failures() == {})[1], "the failure's end")
+
+
+def test_a_partition_whose_end_is_not_learnt_has_failed_after_a_while(changelog, monkeypatch):
+    monkeypatch.setattr("forebay.changelog.kafka.consumer._END_UNKNOWN_FOR_MS", 1_000.0)
+    store = spec()
+    changelog.ensure(store)
+    unknown = TopicPartition(store.topic, 7)
+    with Reader(changelog, unknown) as reader:
+        reader.poll()
+        assert reader.consumer.failures() == {}
+        wait_until(lambda: (reader.poll(), reader.consumer.failures())[1], "the failure")
+        assert store.topic in reader.consumer.failures()[unknown].reason
+        reader.consumer.unassign(unknown)
+        assert reader.consumer.failures() == {}
+        assert reader.consumer._first_ends.errors == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "lasting"),
+    [
+        (KafkaError.LEADER_NOT_AVAILABLE, r"t-0 at .* has no leader: .*Start the brokers that have its", False),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, r"The topic 't' at .* is gone\.", True),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, r"t-0 at .* cannot be read: .*authorization failed", True),
+        (KafkaError._TIMED_OUT, r"No broker of .* answers", False),
+    ],
+)
+def test_what_keeps_an_end_from_being_learnt_is_said(changelog, monkeypatch, code, said, lasting):
+    consumer, tp = changelog.consumer(), TopicPartition("t", 0)
+    try:
+        consumer.assign(tp, 0)
+        monkeypatch.setattr("forebay.changelog.kafka.consumer._END_UNKNOWN_FOR_MS", 0.0)
+        consumer._first_ends.errors[tp, IsolationLevel.READ_COMMITTED] = KafkaError(code)
+        failure = consumer.failures()[tp]
+    finally:
+        consumer.close()
+    assert re.search(said, failure.reason)
+    assert failure.lasting == lasting
+
+
+class RefusedOnce(LibrdkafkaFetcher):
+    """Begins with an error that does not go away, as where a right was lost or a codec is missing."""
+
+    refused = False
+
+    def take(self, most_records):
+        if self.refused:
+            return super().take(most_records)
+        type(self).refused = True
+        return {RefusedOnce.of: Fetched([], error="Broker: Topic authorization failed", lasting=True)}
+
+
+def test_a_fetch_that_is_refused_is_a_failure_until_something_arrives(changelog, monkeypatch):
+    store = spec()
+    changelog.ensure(store)
+    tp = TopicPartition(store.topic, 0)
+    monkeypatch.setattr("forebay.changelog.kafka.changelog.LibrdkafkaFetcher", RefusedOnce)
+    RefusedOnce.of = tp
+    with Reader(changelog, tp) as reader:
+        reader.poll()
+        [failure] = reader.consumer.failures().values()
+        assert failure == (f"{tp} cannot be read: Broker: Topic authorization failed.", True)
+        Writer(changelog, tp).send((b"a", b"1"))
+        reader.read(to=1)
+        assert reader.consumer.failures() == {}

@@ -150,17 +150,18 @@ def damaged(broker: Broker, tmp_path: Path) -> tuple[KafkaChangelog, TopicPartit
     return changelog, tp
 
 
-def test_a_damaged_batch_is_never_delivered(damaged, caplog):
+def test_a_damaged_batch_is_never_delivered(damaged):
     changelog, tp = damaged
     with Reader(changelog, tp) as reader:
         reader.read(1)
-        wait_until(lambda: (reader.poll(), caplog.messages)[1], "the refusal")
+        wait_until(lambda: (reader.poll(), reader.consumer.failures())[1], "the refusal")
         wait_until(lambda: len(reader.poll()) or reader.newest.end.offset == 3, "the end")
         assert reader.values == [b"1006"]
         assert reader.newest.position == 1
-    [line] = caplog.messages
-    assert f"{tp} cannot be read: MessageSet at offset 1" in line
-    assert "failed CRC32C check" in line
+        [failure] = reader.consumer.failures().values()
+    assert f"{tp} cannot be read: MessageSet at offset 1" in failure.reason
+    assert "failed CRC32C check" in failure.reason
+    assert failure.lasting
     with (
         pytest.raises(CorruptRecordException, match="the batch at offset 1 has a wrong checksum"),
         Reader(changelog, tp, replay=True) as reader,

@@ -358,8 +358,37 @@ def test_a_partition_that_cannot_be_read_is_left_out_and_the_others_go_on(change
         (changelog.directory / "broken").mkdir()
         Path(changelog.path(TopicPartition("broken", 0))).write_bytes(b"this is no database " * 100)
         assert [batch.topic_partition for batch in consumer.poll(10)] == [ZERO]
+        assert {tp.topic for tp in consumer.failures()} == {"late", "broken"}
         changelog.ensure_topic("late", 1)
         assert {batch.topic_partition.topic for batch in consumer.poll(10)} == {"t", "late"}
+        [(failed, failure)] = consumer.failures().items()
+        assert failed.topic == "broken"
+        assert "broken/0.db cannot be read: file is not a database" in failure.reason
+
+
+@pytest.mark.parametrize("what", ["the changelog", "a topic", "a partition"])
+def test_what_is_gone_is_named_with_the_remedy_and_read_once_it_is_back(
+    changelog: SqliteChangelog, tmp_path: Path, what: str
+) -> None:
+    append(changelog, ZERO, "a=1", 0)
+    path = Path(changelog.path(ZERO))
+    gone, named = {
+        "the changelog": (changelog.directory, f"The log's directory {changelog.directory} is gone."),
+        "a topic": (path.parent, f"The log's directory {path.parent} is gone."),
+        "a partition": (path, f"The log {path} cannot be read: No such file or directory."),
+    }[what]
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert consumer.failures() == {}
+        gone.rename(away := tmp_path / "away")
+        assert list(consumer.poll(10)) == []
+        assert consumer.current()[1] == []
+        failure = consumer.failures()[ZERO]
+        assert failure.reason.startswith(f"{named} What was applied is served, with growing lag. Put it back;")
+        assert not failure.lasting
+        away.rename(gone)
+        assert poll_one(consumer).end.offset == 1
+        assert consumer.failures() == {}
 
 
 def test_heartbeats_reach_every_partition_and_are_marked(changelog: SqliteChangelog) -> None:

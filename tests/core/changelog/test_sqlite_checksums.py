@@ -143,21 +143,41 @@ def test_every_kind_of_record_has_a_checksum(changelog: SqliteChangelog) -> None
         "UPDATE log SET checksum = NULL WHERE offset = 2",
     ],
 )
-def test_nothing_from_a_damaged_record_on_is_delivered(
-    changelog: SqliteChangelog, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_nothing_from_a_damaged_record_on_is_delivered(changelog: SqliteChangelog, damage: str) -> None:
     append(changelog, ZERO, "a=1 b=1 a=2 c=3", 0)
     execute(changelog.path(ZERO), damage)
     with consuming(changelog) as consumer:
         batch = poll_one(consumer)
         assert pairs(batch) == [(0, b"a", b"1"), (1, b"b", b"1")]
         assert (batch.position, batch.gap, batch.end.offset) == (2, False, 4)
+        assert consumer.failures() == {}
+        # The end is known all the same.
+        batch = poll_one(consumer)
+        assert (batch.records, batch.position, batch.end.offset) == ([], 2, 4)
         for _ in range(3):
             assert list(consumer.poll(10)) == []
             assert consumer.current()[1] == []
-    [line] = caplog.messages
-    assert "The record at offset 2 of 't', partition 0, is damaged in" in line
-    assert "forebay changelog reset" in line
+        [failure] = consumer.failures().values()
+    assert "The record at offset 2 of 't', partition 0, is damaged in" in failure.reason
+    assert "forebay changelog reset" in failure.reason
+    assert failure.lasting
+
+
+def test_a_damaged_record_is_looked_at_again_now_and_then_only(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows it may be thousands of records, and there is nothing to see."""
+    append(changelog, ZERO, "a=1", 0)
+    execute(changelog.path(ZERO), "UPDATE log SET value = x'39' WHERE offset = 0")
+    now = 5_000.0
+    monkeypatch.setattr("forebay.changelog.sqlite.consumer.boot_ms", lambda: now)
+    with consuming(changelog) as consumer:
+        # To open a log may make a file beside it, which looks like a write.
+        list(consumer.poll(10))
+        list(consumer.poll(10))
+        assert [list(consumer.poll(10)) for _ in range(3)] == [[], [], []]
+        now += 1_001
+        assert poll_one(consumer).records == []
 
 
 def test_a_digit_that_the_disk_changed_is_noticed(changelog: SqliteChangelog) -> None:
@@ -170,7 +190,7 @@ def test_a_digit_that_the_disk_changed_is_noticed(changelog: SqliteChangelog) ->
     path.write_bytes(content.replace(b"1007", b"9007"))
     with consuming(changelog) as consumer:
         assert pairs(poll_one(consumer)) == [(0, b"a", b"1006")]
-        assert list(consumer.poll(10)) == []
+        assert poll_one(consumer).records == []
 
 
 def test_reading_goes_on_once_the_record_is_as_it_was(changelog: SqliteChangelog) -> None:
@@ -178,9 +198,11 @@ def test_reading_goes_on_once_the_record_is_as_it_was(changelog: SqliteChangelog
     path = changelog.path(ZERO)
     execute(path, "UPDATE log SET value = x'39' WHERE offset = 0")
     with consuming(changelog) as consumer:
-        assert list(consumer.poll(10)) == []
+        assert poll_one(consumer).records == []
+        assert ZERO in consumer.failures()
         execute(path, "UPDATE log SET value = x'31' WHERE offset = 0")
         assert pairs(poll_one(consumer)) == [(0, b"a", b"1"), (1, b"b", b"2")]
+        assert consumer.failures() == {}
 
 
 def test_compaction_removes_no_damaged_record(changelog: SqliteChangelog) -> None:
@@ -241,12 +263,11 @@ def test_after_a_reset_every_record_is_checked(old_log: str) -> None:
     batch = read(old_log)
     assert (batch.identity, len(batch.records), batch.unchecked) == ("another", 1, 0)
     execute(old_log, "UPDATE log SET checksum = NULL WHERE offset = 0")
-    with closing(consumer_of(old_log, 0)) as consumer:
-        assert list(consumer.poll(10)) == []
+    assert read(old_log).records == []
 
 
 def test_a_version_that_knows_no_checksums_refuses_such_a_log(
-    old_log: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    old_log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append_to(old_log, rows_of("c=3"))
     monkeypatch.setattr(sqlite_partition, "_FORMAT", 1)
@@ -256,17 +277,16 @@ def test_a_version_that_knows_no_checksums_refuses_such_a_log(
         append_to(old_log, rows_of("d=4"), 1)
     with closing(consumer_of(old_log, 0)) as consumer:
         assert list(consumer.poll(10)) == []
-    assert "log format 2; this version supports formats up to 1. Upgrade forebay" in caplog.text
+        [failure] = consumer.failures().values()
+    assert "log format 2; this version supports formats up to 1. Upgrade forebay" in failure.reason
 
 
-def test_a_newer_format_is_noticed_by_those_who_have_the_log_open(
-    changelog: SqliteChangelog, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_newer_format_is_noticed_by_those_who_have_the_log_open(changelog: SqliteChangelog) -> None:
     with consuming(changelog) as consumer:
         poll_one(consumer)
         execute(changelog.path(ZERO), "UPDATE state SET format = 9")
         assert list(consumer.poll(10)) == []
-    assert "log format 9" in caplog.text
+        assert "log format 9" in consumer.failures()[ZERO].reason
 
 
 @pytest.mark.parametrize("replaced", [False, True])

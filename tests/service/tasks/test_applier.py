@@ -1,18 +1,20 @@
 """A replica's claims about itself while its log is compacted, replaced or truncated."""
 
+import contextlib
 import dataclasses
 import errno
 import functools
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.changelog import Batch, Heartbeat
+from forebay.changelog import Batch, Heartbeat, ReadFailure
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
@@ -230,7 +232,7 @@ class KeepsTombstonesForATime:
     def consumer(self) -> "KeepsTombstonesForATime":
         self._consumer = self._changelog.consumer()
         self.assign, self.current = self._consumer.assign, self._consumer.current
-        self.close = self._consumer.close
+        self.close, self.failures = self._consumer.close, self._consumer.failures
         return self
 
     def poll(self, most: int) -> list[Batch]:
@@ -575,3 +577,78 @@ def test_an_identity_that_could_not_be_kept_is_kept_later():
     for _ in range(2):
         replica.learn_log("the log")
     assert (replica.log, kept) == ("the log", ["the log", "the log"])
+
+
+def test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed(log, pass_time, caplog):
+    caplog.set_level("INFO")
+    log.append((b"a", b"1"))
+    follower = Follower(log.changelog)
+    follower.poll()
+    follower.applier._keep_house()
+    assert follower.replica.stopped_by is None
+    assert lag_of(follower.replica.progress, boot_ms()).record_lag == 0
+
+    directory = Path(log.changelog.path(TP)).parent
+    away = directory.rename(directory.with_name("away"))
+    for _ in range(3):
+        pass_time(3_000)
+        follower.poll()
+        follower.applier._keep_house()
+        assert f"The log's directory {directory} is gone" in follower.replica.stopped_by
+        lag = lag_of(follower.replica.progress, boot_ms())
+        assert lag.record_lag is None
+        assert lag.time_lag_ms >= 3_000
+        assert follower.replica.checked
+    [line] = caplog.messages
+    assert f"not applied are {TP}: The log's directory {directory} is gone" in line
+
+    away.rename(directory)
+    pass_time(3_000)
+    follower.poll()
+    follower.applier._keep_house()
+    assert follower.replica.stopped_by is None
+    assert lag_of(follower.replica.progress, boot_ms()).record_lag == 0
+    assert caplog.messages[1:] == [f"{TP} can be read again"]
+    follower.close()
+
+
+def test_the_lag_behind_a_damaged_record_is_known(log, pass_time):
+    log.append((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    with contextlib.closing(sqlite_partition.connect(log.changelog.path(TP))) as connection:
+        connection.execute("UPDATE log SET value = x'39' WHERE offset = 1")
+    follower = Follower(log.changelog)
+    for _ in range(3):
+        pass_time(3_000)
+        follower.poll()
+        follower.applier._keep_house()
+    assert "The record at offset 1 of 'log', partition 0, is damaged" in follower.replica.stopped_by
+    assert follower.content == {b"a": b"1"}
+    assert lag_of(follower.replica.progress, boot_ms()).record_lag == 2
+    assert not follower.replica.complete
+    follower.close()
+
+
+def test_a_reason_that_concerns_many_is_logged_once_and_of_many_reasons_a_few(caplog):
+    class Failing:
+        """A consumer of partitions of which none can be read."""
+
+        def __init__(self) -> None:
+            self.found: dict[TopicPartition, ReadFailure] = {}
+
+        def failures(self) -> dict[TopicPartition, ReadFailure]:
+            return self.found
+
+    consumer = Failing()
+    applier = Applier(
+        SimpleNamespace(consumer=lambda: consumer), 10, 0, lambda error: None, print, print, lambda: None
+    )
+    tps = [TopicPartition("log", partition) for partition in range(40)]
+    applier._replicas = {tp: Replica(spec(40), TaskId(0, tp.partition), MemoryStore("s")) for tp in tps}
+    consumer.found = dict.fromkeys(tps, ReadFailure("No broker answers.", lasting=False))
+    applier._note_read_failures()
+    assert caplog.messages == ["not applied are log-0 and 39 more: No broker answers."]
+    consumer.found = {tp: ReadFailure(f"{tp} is damaged.", lasting=True) for tp in tps}
+    applier._note_read_failures()
+    assert len(caplog.messages) == 1 + 5 + 1
+    assert caplog.messages[-1] == "35 more reasons are in the failures of /v1/status"
+    assert all(replica.stopped_by == f"{tp} is damaged." for tp, replica in applier._replicas.items())

@@ -400,3 +400,21 @@ def test_a_log_that_answers_and_delivers_nothing_ends_the_job(changelog, tmp_pat
     with pytest.raises(ChangelogError, match="answers, but nothing after offset 0 is delivered"):
         list(restorer.run(job))
     restorer.close()
+
+
+def test_a_log_that_cannot_be_read_ends_the_job_with_the_reason(tmp_path):
+    changelog = SqliteChangelog(tmp_path / "log")
+    changelog.ensure_topic("log", 1)
+    rows = [(*record(offset), 0) for offset in range(4_000)]
+    sqlite_partition.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    with contextlib.closing(sqlite_partition.connect(changelog.path(TP))) as connection:
+        connection.execute("UPDATE log SET value = x'39' WHERE offset = 3000")
+    job = RestoreJob(1, changelog.url, SPEC.document(), 0, {"position": 0}, None, str(tmp_path), 1 << 20, 60.0)
+    restorer = Restorer()
+    with pytest.raises(ChangelogError, match="The record at offset 3000 of 'log', partition 0, is damaged"):
+        list(restorer.run(job))
+    # It may come back.
+    Path(changelog.path(TP)).parent.rename(tmp_path / "away")
+    with pytest.raises(OSError, match="is gone"):
+        list(restorer.run(job))
+    restorer.close()

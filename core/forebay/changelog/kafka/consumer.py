@@ -11,11 +11,11 @@ from typing import Any
 from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from forebay.changelog.base import Batch
+from forebay.changelog.base import Batch, ReadFailure
 from forebay.changelog.kafka.fetcher import Fetched, Fetcher
 from forebay.changelog.kafka.questions import Question, Questions
 from forebay.changelog.kafka.topic_states import TopicStates
-from forebay.changelog.kafka.topics import KafkaTopics, ask_offsets
+from forebay.changelog.kafka.topics import KafkaTopics, ask_offsets, passes
 from forebay.changelog.wake import Wake
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset
@@ -30,9 +30,13 @@ _BEGINNING_INTERVAL_MS = 30_000.0
 _WRITTEN_TO_FOR_MS = 10_000.0
 """For this long after something was seen beyond the position, both ends of a partition are requested."""
 _RENEWAL_INTERVAL_MS = 1_000.0
+_END_UNKNOWN_FOR_MS = 10_000.0
+"""A partition whose end was not learnt for this long cannot be read: elections and restarts take less."""
 _MOST_AT_ONCE = 2_000
 """Records of all partitions in one poll, unless a single partition may have more."""
 _NOTHING = Fetched([])
+_LEVELS = (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+"""Their ends are the high watermark and the last stable offset."""
 
 
 @dataclass
@@ -40,6 +44,7 @@ class _Assigned:
     position: int
     since_boot_ms: float
     """When the position was reached: only an end observed after that can contradict it."""
+    assigned_boot_ms: float
     end: EndOffset | None = None
     stable: EndOffset | None = None
     """The last stable offset as last answered."""
@@ -54,6 +59,8 @@ class _Assigned:
     """The position is not in the log."""
     truncated: bool = False
     """It may be, but what was read before it no longer is."""
+    refusal: str | None = None
+    """Why the partition is not fetched, and will not be by itself."""
     at_end: bool = False
     """Whether the last batch reached the end that was last observed."""
 
@@ -77,6 +84,7 @@ class KafkaConsumer:
     """The consumer of a Kafka changelog; ``new_fetcher`` makes what fetches its partitions."""
 
     def __init__(self, topics: KafkaTopics, new_fetcher: Callable[[], Fetcher]) -> None:
+        self._topics = topics
         self._new_fetcher = new_fetcher
         self._fetcher = new_fetcher()
         self._renewal_due = False
@@ -88,7 +96,6 @@ class KafkaConsumer:
         self._current: list[TopicPartition] = []
         """Those whose end was unchanged, and had been reached, at the last request."""
         self._current_boot_ms = 0.0
-        self._told: set[tuple[TopicPartition, str]] = set()
         self._to_ask: list[TopicPartition] = []
         self._ends = Question(_END_INTERVAL_MS, lambda admin: self._ask_ends(admin, self._known_in_turn()))
         # Asked for by itself: while one cannot be learnt, such as without a leader, all others are to stay known.
@@ -122,7 +129,8 @@ class KafkaConsumer:
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on, once its topic is known."""
         self.unassign(topic_partition)
-        self._assigned[topic_partition] = _Assigned(position, boot_ms())
+        now = boot_ms()
+        self._assigned[topic_partition] = _Assigned(position, now, now)
         self._not_fetched.add(topic_partition)
         self._first_ends.at_once = self._beginnings.at_once = True
         if self._states.get(topic_partition.topic) is None:
@@ -135,6 +143,9 @@ class KafkaConsumer:
         self._stop_fetching(topic_partition)
         self._not_fetched.discard(topic_partition)
         self._news.discard(topic_partition)
+        for ends in (self._ends, self._first_ends):
+            for level in _LEVELS:
+                ends.errors.pop((topic_partition, level), None)
 
     def close(self) -> None:
         """Close the connections."""
@@ -157,14 +168,37 @@ class KafkaConsumer:
             self._questions.send_due()
         of_all = min(max_records * max(1, len(self._assigned)), max(max_records, _MOST_AT_ONCE))
         fetched = self._fetcher.take(of_all)
+        came = {tp for tp, part in fetched.items() if part.position or part.end is not None}
+        for tp in came & self._assigned.keys():
+            self._assigned[tp].refusal = None
         for tp, part in fetched.items():
             if tp in self._assigned and (part.lost or part.error is not None):
                 self._take_failure(tp, part)
-        came = {tp for tp, part in fetched.items() if part.position or part.end is not None}
         changed = (came | self._news) & self._assigned.keys()
         self._news.clear()
         batches = (self._batch(tp, fetched.get(tp, _NOTHING)) for tp in sorted(changed))
         return [batch for batch in batches if batch is not None]
+
+    def failures(self) -> dict[TopicPartition, ReadFailure]:
+        """Why partitions cannot be read; elections, restarts of brokers and new topics are waited for."""
+        now = boot_ms()
+        found = {tp: self._failure(tp, assigned, now) for tp, assigned in self._assigned.items()}
+        return {tp: failure for tp, failure in found.items() if failure is not None}
+
+    def _failure(self, tp: TopicPartition, assigned: _Assigned, now_boot_ms: float) -> ReadFailure | None:
+        if assigned.refusal is not None:
+            return ReadFailure(assigned.refusal, lasting=True)
+        refusal = self._states.refusal(tp.topic, now_boot_ms)
+        if refusal is not None:
+            return ReadFailure(self._topics.unreadable(tp, refusal), lasting=not passes(refusal))
+        known_boot_ms = assigned.assigned_boot_ms if assigned.end is None else assigned.end.sent_boot_ms
+        if now_boot_ms - known_boot_ms < _END_UNKNOWN_FOR_MS:
+            return None
+        errors = (ends.errors.get((tp, level)) for ends in (self._ends, self._first_ends) for level in _LEVELS)
+        error = next((error for error in errors if error is not None), None)
+        if error is None:
+            return ReadFailure(self._topics.silent(), lasting=False)
+        return ReadFailure(self._topics.unreadable(tp, error), lasting=not passes(error))
 
     def current(self) -> tuple[float, list[TopicPartition]]:
         """When ends were last requested, and the partitions whose last batch had reached their end."""
@@ -181,11 +215,10 @@ class KafkaConsumer:
             assigned.truncated |= fetched.truncated and assigned.position > 0
             assigned.forget_ends()
             self._first_ends.at_once = self._beginnings.at_once = True
-        elif not fetched.lasting:
+        elif fetched.lasting:
+            self._assigned[tp].refusal = f"{tp} cannot be read: {fetched.error}."
+        else:
             log.debug("%s: %s", tp, fetched.error)
-        elif (tp, str(fetched.error)) not in self._told:
-            self._told.add((tp, str(fetched.error)))
-            log.error("%s cannot be read: %s", tp, fetched.error)
 
     def _batch(self, tp: TopicPartition, fetched: Fetched) -> Batch | None:
         assigned, state = self._assigned[tp], self._states.get(tp.topic)
@@ -292,10 +325,9 @@ class KafkaConsumer:
         """
         assigned, beyond = self._assigned, boot_ms() - _WRITTEN_TO_FOR_MS
         both = [tp for tp in topic_partitions if assigned[tp].end is None or assigned[tp].beyond_boot_ms > beyond]
-        written, stable = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
         return {
             (tp, isolation_level): future
-            for isolation_level, some in ((written, topic_partitions), (stable, both))
+            for isolation_level, some in zip(_LEVELS, (topic_partitions, both), strict=True)
             for tp, future in ask_offsets(admin, some, OffsetSpec.latest(), isolation_level).items()
         }
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from forebay.changelog.kafka.disposal import Admin
@@ -32,6 +32,8 @@ class Question:
     """Whether any answer to the last request was an error; it is then repeated soon."""
     answered: bool = False
     """Whether the brokers answered since that was last reset."""
+    errors: dict[Any, KafkaError] = field(default_factory=dict)
+    """What the newest answers say that are errors."""
     _futures: dict[Any, Future[Any]] = field(default_factory=dict)
 
     def abandon(self) -> None:
@@ -55,11 +57,15 @@ class Question:
         for about, future in list(self._futures.items()):
             if future.done():
                 del self._futures[about]
-                if future.exception() is None:
+                error = future.exception()
+                if error is None:
                     self.answered = True
+                    self.errors.pop(about, None)
                     yield about, future.result()
                 else:
                     self.failed = True
+                    if isinstance(error, KafkaException):
+                        self.errors[about] = error.args[0]
 
 
 class Questions:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from confluent_kafka import KafkaError
+
 from forebay.changelog.kafka.questions import Question
-from forebay.changelog.kafka.topics import TopicState, ask_configs, ask_descriptions, config_values, topic_state
+from forebay.changelog.kafka.topics import (
+    TopicState,
+    ask_configs,
+    ask_descriptions,
+    config_values,
+    is_away,
+    topic_state,
+)
 from forebay.clock import epoch_ms
 
 _DESCRIPTION_INTERVAL_MS = 1_000.0
 _CONFIG_INTERVAL_MS = 60_000.0
+_REFUSED_FOR_MS = 3_000.0
+"""A topic that is being recreated is missing for a moment, and brokers learn of one that is new one by one."""
 _PROVEN_YOUNG = 0.9
 """Clocks differ: records count as too young for compaction up to this fraction of the topic's lag."""
 
@@ -33,6 +44,8 @@ class TopicStates:
         self._states: dict[str, TopicState] = {}
         self._lag_since_epoch_ms: dict[str, float] = {}
         """Since when a topic is known to have had at least its present ``min.compaction.lag.ms``."""
+        self._refused_since_boot_ms: dict[str, float] = {}
+        """Since when a topic cannot be described, for another reason than brokers that are away."""
 
     def get(self, topic: str) -> TopicState | None:
         """A topic's state, None until it was described."""
@@ -42,6 +55,7 @@ class TopicStates:
         """Take over what was answered since the last call."""
         changes = Changes(set(), set())
         self._descriptions |= self.describing.answers()
+        self._note_refusals()
         self._configs |= ((topic, config_values(found)) for topic, found in self.configuring.answers())
         for topic in self._descriptions.keys() & self._configs.keys():
             state = topic_state(self._descriptions.pop(topic), self._configs[topic])
@@ -56,6 +70,20 @@ class TopicStates:
             if known is None or replaced or known.min_compaction_lag_ms < state.min_compaction_lag_ms:
                 self._lag_since_epoch_ms[topic] = epoch_ms()
         return changes
+
+    def refusal(self, topic: str, now_boot_ms: float) -> KafkaError | None:
+        """Why a topic cannot be described, None while it can or that may be about to change."""
+        since = self._refused_since_boot_ms.get(topic)
+        if since is None or now_boot_ms - since < _REFUSED_FOR_MS:
+            return None
+        return self.describing.errors.get(topic)
+
+    def _note_refusals(self) -> None:
+        refused = {topic for topic, error in self.describing.errors.items() if not is_away(error)}
+        for topic in self._refused_since_boot_ms.keys() - refused:
+            del self._refused_since_boot_ms[topic]
+        for topic in refused:
+            self._refused_since_boot_ms.setdefault(topic, self.describing.sent_boot_ms)
 
     def is_young(self, topic: str, newest_epoch_ms: int) -> bool:
         """Whether compaction cannot have reached a record of this time, nor anything that follows it.

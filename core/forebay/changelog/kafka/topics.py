@@ -228,6 +228,30 @@ class KafkaTopics:
             if boot_ms() - self._heard_boot_ms >= _RENEWED_AFTER_MS:
                 self._admin = None
 
+    def gone(self, topic: str) -> str:
+        """What is the matter, and what to do, if a topic that was read is there no more."""
+        return (
+            f"The topic {topic!r} at {self._url} is gone. What was applied of it is served, with growing lag. If "
+            "nobody puts it back, 'forebay topology apply' creates it, empty, and workers are rebuilt from that: "
+            "fill the store again."
+        )
+
+    def unreadable(self, tp: TopicPartition, error: KafkaError) -> str:
+        """The same if a partition's end cannot be learnt."""
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return self.gone(tp.topic)
+        if error.code() in ELECTING:
+            return f"{tp} at {self._url} has no leader: {error.str()}. Start the brokers that have its replicas."
+        if is_away(error):
+            return self.silent()
+        return f"{tp} at {self._url} cannot be read: {error.str()}."
+
+    def silent(self) -> str:
+        """The same if no broker answers."""
+        self.admin.client.poll(0)
+        newest = self._errors.newest
+        return f"No broker of {self._url} answers{'' if newest is None else f': {newest}'}."
+
     def ensure_assignments(self, application_id: str) -> str:
         """Create the topic where a worker group keeps its assignments, unless it is there; returns its name."""
         topic = assignments_topic(application_id)
@@ -325,6 +349,11 @@ retriable."""
 def passes(error: KafkaError) -> bool:
     """Whether trying again may help, as while brokers are away or partitions have no leader."""
     return error.retriable() or error.code() in _UNREACHABLE | ELECTING
+
+
+def is_away(error: KafkaError) -> bool:
+    """Whether an error only says that no broker answered."""
+    return error.code() in _UNREACHABLE
 
 
 def ask_offsets(

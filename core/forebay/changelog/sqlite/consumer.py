@@ -9,13 +9,12 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from forebay.changelog.base import Batch
+from forebay.changelog.base import Batch, ReadFailure
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.checksums import Checked, Row, check
 from forebay.changelog.sqlite.file_events import FileEvents
 from forebay.changelog.wake import Wake
 from forebay.clock import boot_ms
-from forebay.errors import RecordDamaged
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 
@@ -27,12 +26,17 @@ _MOST_BYTES_AT_ONCE = 8 << 20
 _SIZED_AT_ONCE = 32
 _LOOK_AT_EACH_MS = 5_000.0
 _NEXT_EVENTS_MS = 60_000.0
+_RETRY_MS = 1_000.0
 _LEAST_PAUSE_MS = 1.0
 _LONGEST_PAUSE_MS = 250.0
 _PAUSE_BY_LOOK_AT_SOME = 10
 """Pause until the next poll of logs that are being written to, as a multiple of the time a poll takes."""
 _PAUSE_BY_LOOK_AT_ALL = 3
 """The same if the kernel does not report which: a thousand should not take most of a core."""
+_IF_GONE = (
+    "What was applied is served, with growing lag. Put it back; if it is lost, the next start of a worker or a "
+    "sink creates it, empty, and workers are rebuilt from that: fill the store again."
+)
 _CACHE_KIB_PER_PARTITION = 64
 """Cache per log; SQLite's default of 2 MB, times thousands of partitions, would not be a bound."""
 
@@ -62,8 +66,9 @@ class SqliteConsumer:
         self._path = path
         self._positions: dict[TopicPartition, int] = {}
         self._assigned: dict[TopicPartition, _Assigned] = {}
-        self._failing: dict[TopicPartition, str] = {}
-        """Why partitions cannot be read, as it was logged."""
+        self._failing: dict[TopicPartition, ReadFailure] = {}
+        self._retry_boot_ms: dict[TopicPartition, float] = {}
+        """When those whose failure lasts are polled again, if nothing is written to them before."""
         self._unread: set[TopicPartition] = set()
         """Those that may contain more than was read."""
         self._unsettled: set[TopicPartition] = set()
@@ -90,7 +95,7 @@ class SqliteConsumer:
         """Stop reading a partition."""
         if self._positions.pop(topic_partition, None) is None:
             return
-        self._failing.pop(topic_partition, None)
+        self._fail(topic_partition, None)
         self._unread.discard(topic_partition)
         self._unsettled.discard(topic_partition)
         path = self._path(topic_partition)
@@ -126,7 +131,7 @@ class SqliteConsumer:
         # One by one: so many new objects at once would trigger a full garbage collection, which holds everything
         # up for a tenth of a second with a thousand partitions.
         for tp in [tp for tp in self._positions if tp in self._unread or tp in self._unsettled]:
-            if tp not in self._positions:
+            if tp not in self._positions or self._retry_boot_ms.get(tp, 0.0) > begun_boot_ms:
                 continue
             self._unread.discard(tp)
             self._unsettled.discard(tp)
@@ -134,19 +139,30 @@ class SqliteConsumer:
                 source = self._source(tp)
                 if self._events is not None and sqlite_partition.is_written_to(source.cursor):
                     self._unsettled.add(tp)
-                batch = self._read(tp, source, max_records)
-            except (sqlite3.Error, OSError, sqlite_partition.WriteRefused, RecordDamaged) as error:
+                batch, failure = self._read(tp, source, max_records)
+            except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
                 self._disconnect(tp)
                 self._unread.add(tp)
-                if self._failing.get(tp) != str(error):
-                    self._failing[tp] = str(error)
-                    log.error("%s cannot be read, will retry: %s", tp, error)
+                self._fail(tp, _failure(self._path(tp), error))
             else:
-                self._failing.pop(tp, None)
+                self._fail(tp, failure)
                 if batch.position < batch.end.offset:
                     self._unread.add(tp)
                 yield batch
         self._look_took_ms = boot_ms() - begun_boot_ms
+
+    def _fail(self, tp: TopicPartition, failure: ReadFailure | None) -> None:
+        if failure is None:
+            self._failing.pop(tp, None)
+            self._retry_boot_ms.pop(tp, None)
+        else:
+            self._failing[tp] = failure
+            if failure.lasting:
+                self._retry_boot_ms[tp] = boot_ms() + _RETRY_MS
+
+    def failures(self) -> dict[TopicPartition, ReadFailure]:
+        """Why partitions could not be read when they were polled last."""
+        return dict(self._failing)
 
     def current(self) -> tuple[float, list[TopicPartition]]:
         """A time, and the partitions whose files were not written to between their last poll and then."""
@@ -160,8 +176,12 @@ class SqliteConsumer:
             self._begin_events()
         if changed is None:
             self._unread.update(self._positions)
+            if self._events is not None:
+                self._retry_boot_ms.clear()
         else:
-            self._unread.update(self._files[path] for path in changed & self._files.keys())
+            for path in changed & self._files.keys():
+                self._unread.add(self._files[path])
+                self._retry_boot_ms.pop(self._files[path], None)
             self._look_again()
 
     def _look_again(self) -> None:
@@ -174,11 +194,12 @@ class SqliteConsumer:
             self._unread.update(tp for tp in self._to_look_at_again[:due] if tp in self._positions)
             del self._to_look_at_again[:due]
 
-    def _read(self, tp: TopicPartition, source: _Assigned, max_records: int) -> Batch:
+    def _read(self, tp: TopicPartition, source: _Assigned, max_records: int) -> tuple[Batch, ReadFailure | None]:
+        """What is new, and why there is no more of it if the next record is damaged."""
         sent = boot_ms()
         cursor = source.cursor
         (data_version,) = cursor.execute("PRAGMA data_version").fetchone()
-        checked, is_cut = Checked([], 0, None), False
+        checked, is_cut, failure = Checked([], 0, None), False, None
         position = self._positions[tp]
         if data_version != source.data_version or position < source.end:
             # One read transaction, so that records and end are consistent.
@@ -197,14 +218,16 @@ class SqliteConsumer:
             if checked.damaged_offset is not None:
                 is_cut = True
                 if not checked.records:
-                    raise _damaged(tp, source.path, checked.damaged_offset)
+                    failure = _damaged(tp, source.path, checked.damaged_offset)
             source.identity, source.end, source.tombstone_floor = state[:3]
             source.beginning = source.end if first is None else first
             source.data_version = data_version
         records = checked.records
-        after = records[-1][0] + 1 if is_cut else max(position, source.end)
+        after = max(position, source.end)
+        if is_cut:
+            after = records[-1][0] + 1 if records else position
         self._positions[tp] = after
-        return Batch(
+        batch = Batch(
             tp,
             records,
             after,
@@ -215,6 +238,7 @@ class SqliteConsumer:
             source.identity,
             unchecked=checked.unchecked,
         )
+        return batch, failure
 
     def _source(self, tp: TopicPartition) -> _Assigned:
         source = self._assigned.get(tp)
@@ -282,6 +306,18 @@ class SqliteConsumer:
             source.connection.close()
 
 
+def _failure(path: str, error: Exception) -> ReadFailure:
+    if isinstance(error, sqlite_partition.WriteRefused):
+        return ReadFailure(str(error), lasting=True)
+    topic = os.path.dirname(path)
+    for directory in (os.path.dirname(topic), topic):
+        if not os.path.isdir(directory):
+            return ReadFailure(f"The log's directory {directory} is gone. {_IF_GONE}", lasting=False)
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    remedy = "Is its disk full or away?" if os.path.exists(path) else _IF_GONE
+    return ReadFailure(f"The log {path} cannot be read: {why}. {remedy}", lasting=False)
+
+
 def _wal_inode(path: str) -> int | None:
     """Which file a log's write-ahead log is now, None if there is none."""
     try:
@@ -290,11 +326,12 @@ def _wal_inode(path: str) -> int | None:
         return None
 
 
-def _damaged(tp: TopicPartition, path: str, offset: int) -> RecordDamaged:
-    return RecordDamaged(
+def _damaged(tp: TopicPartition, path: str, offset: int) -> ReadFailure:
+    return ReadFailure(
         f"The record at offset {offset} of {tp.topic!r}, partition {tp.partition}, is damaged in {path}: it does "
         "not match its checksum. Nothing from there on is applied. Restore the changelog from a backup, or run "
-        "'forebay changelog reset' and fill the store again."
+        "'forebay changelog reset' and fill the store again.",
+        lasting=True,
     )
 
 
