@@ -151,7 +151,8 @@ class Worker:
             # A leader with another topology assigns nothing, and held replicas are served meanwhile.
             joined = self._assigned or self.membership.state == "other-topology"
             if not joined or not self.tasks.matches_assignment:
-                return NotReady("The worker has not joined its group yet.", retry_after_s=1)
+                why = "" if self.membership.refusal is None else f" {self.membership.refusal}"
+                return NotReady(f"The worker has not joined its group yet.{why}", retry_after_s=1)
             behind = [
                 f"{replica.spec.name}-{replica.task.partition}"
                 for replica in self.tasks.replicas.values()
@@ -230,7 +231,7 @@ class Worker:
             "sequence": next(self._sequence),
             "state": "draining" if self.draining else self.membership.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
-            "obstacle": self.tasks.obstacle or self._topics.obstacle,
+            "obstacle": self.tasks.obstacle or self._topics.obstacle or self.membership.refusal,
             "ceiling": self._ceiling._asdict(),
             "acceptable_recovery_lag": self.settings.acceptable_recovery_lag,
             "tasks": self.replicas_document(),

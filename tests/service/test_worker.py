@@ -76,3 +76,14 @@ def test_caught_up_is_within_acceptable_recovery_lag(worker):
     assert worker._is_near(Lag(acceptable, None, None))
     assert not worker._is_near(Lag(acceptable + 1, 0, 0))
     assert not worker._is_near(Lag(None, 0, 0))
+
+
+def test_a_worker_that_its_group_does_not_take_says_why(worker):
+    worker.membership.refusal = "another consumer"
+    problem = worker.readiness()
+    assert problem is not None
+    assert problem.detail == "The worker has not joined its group yet. another consumer"
+    assert worker.status_document()["obstacle"] == "another consumer"
+    worker.start()
+    wait_until(lambda: worker.readiness() is None, "readiness")
+    assert worker.status_document()["obstacle"] is None

@@ -174,7 +174,7 @@ WORKER_STATUS_SCHEMA = _object(
         **_PROCESS,
         "obstacle": {
             "type": ["string", "null"],
-            "description": "What the machine refuses, such as disk space, and the remedy.",
+            "description": "What the machine or the group refuses, such as disk space, and the remedy.",
         },
         "ceiling": _object({"max_record_lag": _FIGURE, "max_time_lag_ms": _FIGURE, "max_age_ms": _FIGURE}),
         "acceptable_recovery_lag": _NATURAL,

@@ -17,6 +17,8 @@ class Membership(Protocol):
     """
 
     lease_until_boot_ms: float
+    refusal: str | None
+    """Why it cannot take part in the group, and the remedy; None while it can."""
 
     def start(
         self,

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from aiokafka.errors import GroupAuthorizationFailedError, InvalidSessionTimeoutError
+from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
 from forebay.changelog.kafka.url import KafkaUrl
@@ -694,3 +696,38 @@ def members(group: Group) -> int:
     admin = AdminClient(KafkaUrl.parse(group.url).librdkafka())
     described = admin.describe_consumer_groups([group.application_id])[group.application_id].result(10)
     return len(described.members)
+
+
+def test_another_consumer_under_the_groups_id_is_named_and_joined_after(group, caplog):
+    topic = AssignmentTopic(KafkaUrl.parse(group.url), group.application_id)
+    topic.ensure()
+    other = Consumer(KafkaUrl.parse(group.url).librdkafka(group_id=group.application_id))
+    other.subscribe([topic.name])
+    wait_until(lambda: (other.poll(0.05), other.assignment())[1], "the other consumer's partition")
+    node = group.node("a")
+    wait_until(lambda: (other.poll(0.05), node.membership.refusal)[1], "the refusal")
+    deadline = boot_ms() + 2_500
+    # Several attempts are made meanwhile.
+    wait_until(lambda: (other.poll(0.05), boot_ms() > deadline)[1], "more attempts")
+    [line] = [line for line in caplog.messages if "group" in line]
+    assert line == node.membership.refusal
+    assert (
+        f"The group '{group.application_id}' at {KafkaUrl.parse(group.url)} has a member that is no worker" in line
+    )
+    assert "Stop it or give it another one" in line
+    assert node.membership.state == "joining"
+    other.close()
+    group.wait_served_by(node)
+    assert node.membership.refusal is None
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (GroupAuthorizationFailedError("g"), "may not read the group 'g'"),
+        (InvalidSessionTimeoutError(), "refuse session_timeout_ms"),
+        (OSError("refused"), "cannot be reached: refused"),
+    ],
+)
+def test_what_keeps_a_member_out_is_said(error, said):
+    assert said in group_consumer.refusal(error, "g", "kafka://b:1")

@@ -14,7 +14,14 @@ from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
-from aiokafka.errors import KafkaError, NoError, RebalanceInProgressError
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    InconsistentGroupProtocolError,
+    InvalidSessionTimeoutError,
+    KafkaError,
+    NoError,
+    RebalanceInProgressError,
+)
 
 from forebay.clock import boot_ms
 
@@ -126,4 +133,22 @@ class GroupConsumer:
             await asyncio.wait_for(self._consumer.stop(), _LEAVE_S)
 
 
-__all__ = ["PROTOCOL", "GroupConsumer", "KafkaError", "Talk"]
+def refusal(error: Exception, group_id: str, url: str) -> str:
+    """Why a group does not take a member, and the remedy: brokers that are away are only one cause."""
+    if isinstance(error, InconsistentGroupProtocolError):
+        return (
+            f"The group {group_id!r} at {url} has a member that is no worker of forebay: another consumer has "
+            "this application_id as its group.id. Stop it or give it another one; 'kafka-consumer-groups.sh "
+            f"--describe --members --group {group_id}' shows where it runs."
+        )
+    if isinstance(error, GroupAuthorizationFailedError):
+        return f"This worker's principal may not read the group {group_id!r} at {url}: see docs/kafka.md."
+    if isinstance(error, InvalidSessionTimeoutError):
+        return (
+            f"The brokers at {url} refuse session_timeout_ms: set it between their group.min.session.timeout.ms "
+            "and group.max.session.timeout.ms."
+        )
+    return f"The worker group at {url} cannot be reached: {error}"
+
+
+__all__ = ["PROTOCOL", "GroupConsumer", "KafkaError", "Talk", "refusal"]

@@ -18,9 +18,10 @@ from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import ChangelogError
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
+from forebay.repeats import Repeats
 from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
-from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError
+from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError, refusal
 from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead, superseded
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
 
@@ -64,7 +65,8 @@ class KafkaMembership:
         self._racks: dict[str, str | None] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._unreachable = False
+        self.refusal: str | None = None
+        self._logged = Repeats()
 
     @property
     def state(self) -> str:
@@ -106,9 +108,10 @@ class KafkaMembership:
             try:
                 await self._be_member()
             except (KafkaError, ChangelogError, OSError) as error:
-                if not self._unreachable:
-                    log.warning("the worker group at %s cannot be reached: %s", self._url, error)
-                self._unreachable = True
+                reason = refusal(error, self._topology.application_id, str(self._url))
+                if self._logged.is_news(reason):
+                    log.warning("%s", reason)
+                self.refusal = reason
             except Exception:
                 log.exception("the membership failed; it will be retried")
             self._pause(_RETRY_S)
@@ -126,7 +129,6 @@ class KafkaMembership:
         )
         try:
             await consumer.join(self._topic.name)
-            self._unreachable = False
             looked = boot_ms()
             while not (self._stopping.is_set() or self._steps_down or self._too_old):
                 await consumer.poll(_POLL_MS)
@@ -150,6 +152,7 @@ class KafkaMembership:
 
     def _heard(self, sent_boot_ms: float) -> None:
         self._heard_boot_ms = sent_boot_ms
+        self.refusal = None
         if self._follows:
             self.lease_until_boot_ms = sent_boot_ms + self._times.session_timeout_ms
 

@@ -66,7 +66,7 @@ class SqliteMembership:
         self._empty_since: tuple[int, float] | None = None
         self._founded_at: float | None = None
         self._unreadable: set[str] = set()
-        self._trouble: str | None = None
+        self.refusal: str | None = None
         self._round_ms = 0.0
         """How long this member took to compute an assignment when it last led."""
         self._stopping = threading.Event()
@@ -133,9 +133,9 @@ class SqliteMembership:
                 trouble = str(error)
             except Exception:
                 log.exception("a round of the worker group failed; it will be retried")
-            if trouble is not None and trouble != self._trouble:
+            if trouble is not None and trouble != self.refusal:
                 log.warning("%s", trouble)
-            self._trouble = trouble
+            self.refusal = trouble
             self._stopping.wait(pause_s)
 
     def tick(self) -> None:
