@@ -35,15 +35,16 @@ def json_fault(text: bytes) -> str | None:
     try:
         text.decode()
         _scan(text)
-    except RecursionError:
-        return None if _is_deep_json(text) else "it is not JSON"
-    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+    except UnicodeDecodeError as error:
         return f"it is not JSON: {error}"
+    except (msgspec.DecodeError, RecursionError) as error:
+        # Depth has no limit in JSON, and an escaped half of a surrogate pair is allowed.
+        return None if _is_json(text) else f"it is not JSON: {error}"
     return None
 
 
-def _is_deep_json(text: bytes) -> bool:
-    """The same without recursion, for texts too deep for it."""
+def _is_json(text: bytes) -> bool:
+    """The grammar of RFC 8259 to the letter, without recursion; some hundred times slower."""
     closing: list[bytes] = []
     at, expected = 0, "value"
     while expected != "end":
