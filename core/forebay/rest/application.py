@@ -39,7 +39,7 @@ from forebay.errors import (
 )
 from forebay.rest.answers import Answer, json_answer, problem_answer
 from forebay.rest.batches import key_too_long
-from forebay.rest.guard import OPEN_PATHS, Guard
+from forebay.rest.guard import OPEN_PATHS, Guard, is_unknown
 from forebay.rest.http10 import WholeAnswers
 from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import split_query
@@ -308,9 +308,14 @@ def _add_ops_routes(
         """One turn of the event loop."""
         return respond(json_answer({"live": True}))
 
-    async def readyz() -> Response:
+    async def readyz(request: Request) -> Response:
         """Whether traffic should be sent here; lag alone does not change it."""
         problem = await ready()
+        if problem is not None and is_unknown(request.scope):
+            # Why names hosts, stores and paths.
+            problem = NotReady(
+                "Not ready; a request with a token is told why.", retry_after_s=problem.retry_after_s
+            )
         return respond(json_answer({"ready": True}) if problem is None else problem_answer(problem))
 
     async def metrics() -> Response:
@@ -320,7 +325,7 @@ def _add_ops_routes(
         text = await asyncio.to_thread(generate_latest, collected)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
-    def add(path: str, endpoint: Callable[[], Awaitable[Response]], answers: dict[int | str, Any]) -> None:
+    def add(path: str, endpoint: Callable[..., Awaitable[Response]], answers: dict[int | str, Any]) -> None:
         app.add_api_route(
             path, endpoint, methods=["GET"], tags=["ops"], responses=answers, response_class=Response
         )

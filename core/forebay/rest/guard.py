@@ -15,6 +15,16 @@ OPEN_PATHS = ("/livez", "/readyz")
 """Open to all: load balancers and supervisors have no token."""
 
 _LATER_REFUSAL = "forebay.later_refusal"
+_UNKNOWN = "forebay.unknown"
+
+
+def is_unknown(scope: Scope) -> bool:
+    """Whether a request to an open path comes from somebody who would get nothing else."""
+    return bool(scope.get(_UNKNOWN, False))
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["raw_path"].decode("ascii", "replace"))
 
 
 def later_refusal(scope: Scope) -> Problem | None:
@@ -36,7 +46,14 @@ class Guard:
         self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = self._refusal(scope) if scope["type"] == "http" else None
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        problem = self._refusal(scope)
+        if _path(scope) in OPEN_PATHS:
+            scope[_UNKNOWN] = problem is not None
+            await self._app(scope, receive, send)
+            return
         if problem is None:
             scope[_LATER_REFUSAL] = self._refusal
             await self._app(scope, receive, send)
@@ -48,14 +65,13 @@ class Guard:
         await send({"type": "http.response.body", "body": answer.body})
 
     def _refusal(self, scope: Scope) -> Problem | None:
-        path = scope["raw_path"].decode("ascii", "replace")
-        if path in OPEN_PATHS:
-            return None
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) > 1:
             return BadRequest("The request has more than one Authorization header; send one.")
         try:
-            self._authenticator.authenticate(scope["method"], path, given[0].strip(b" \t") if given else b"")
+            self._authenticator.authenticate(
+                scope["method"], _path(scope), given[0].strip(b" \t") if given else b""
+            )
         except Problem as problem:
             return problem
         return None

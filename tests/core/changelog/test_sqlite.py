@@ -828,3 +828,19 @@ def test_a_writer_killed_anywhere_leaves_whole_batches_and_all_that_it_acknowled
     assert rest == 0
     assert batches > acknowledged
     assert [record[:2] for record in records] == [(n, b"%d" % (n // 300)) for n in range(batches * 300)]
+
+
+def test_a_new_log_is_for_its_own_user(tmp_path):
+    """Whatever the umask; one in a directory that was made for several users is as open as that."""
+    before = os.umask(0)
+    try:
+        shared = tmp_path / "shared"
+        shared.mkdir(mode=0o770)
+        for directory, mode in ((tmp_path / "own", 0o700), (shared, 0o770)):
+            changelog = SqliteChangelog(directory)
+            changelog.ensure_topic("log", 2)
+            paths = [directory, directory / "log", *directory.rglob("*.db")]
+            assert [path.stat().st_mode & 0o777 for path in paths[:2]] == [mode, mode]
+            assert {path.stat().st_mode & 0o777 for path in paths[2:]} == {mode & 0o666}
+    finally:
+        os.umask(before)

@@ -63,7 +63,7 @@ class SqliteChangelog:
                 f"There is no changelog in {self.directory}: no sink and no worker has created one. Check the URL."
             )
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             kind = ChangelogUnusable if error.errno in _OF_THE_DISK else ChangelogError
             raise kind(f"The changelog directory {self.directory} cannot be created: {error.strerror}.") from None
@@ -244,7 +244,7 @@ class SqliteChangelog:
 
     def _create_partitions(self, topic: str, partitions: int) -> str:
         # Files may be left over from an interrupted creation: the first one's identity applies to all.
-        (self.directory / topic).mkdir(exist_ok=True)
+        (self.directory / topic).mkdir(mode=self.directory.stat().st_mode & 0o777, exist_ok=True)
         identity = sqlite_partition.new_identity()
         for partition in range(partitions):
             found = sqlite_partition.create(self.path(TopicPartition(topic, partition)), identity)
@@ -254,7 +254,7 @@ class SqliteChangelog:
 
     def _restore_partitions(self, topic: str, partitions: int) -> None:
         """Recreate deleted files as empty logs with a new identity, so that old state is not trusted."""
-        (self.directory / topic).mkdir(exist_ok=True)
+        (self.directory / topic).mkdir(mode=self.directory.stat().st_mode & 0o777, exist_ok=True)
         for partition in range(partitions):
             path = self.path(TopicPartition(topic, partition))
             if not os.path.exists(path):

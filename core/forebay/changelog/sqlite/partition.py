@@ -71,6 +71,8 @@ def partition_path(directory: str, topic: str, partition: int) -> str:
 def connect(path: str, *, create: bool = False) -> sqlite3.Connection:
     """A connection in autocommit mode; raises ``sqlite3.OperationalError`` if the file is missing."""
     mode = "rwc" if create else "rw"
+    if create:
+        create_private(path)
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode={mode}",
         uri=True,
@@ -84,6 +86,17 @@ def connect(path: str, *, create: bool = False) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def create_private(path: str) -> None:
+    """Create an empty file unless there is one: for its user only, or as open as its directory.
+
+    An operator who shares a log between users makes its directory for them beforehand.
+    """
+    # Where that fails, SQLite says why.
+    with contextlib.suppress(OSError):
+        mode = os.stat(os.path.dirname(path)).st_mode & 0o666
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
 
 
 def enable_wal(connection: sqlite3.Connection) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from forebay.changelog.sqlite.partition import enable_wal, transaction
+from forebay.changelog.sqlite.partition import create_private, enable_wal, transaction
 from forebay.errors import ConfigurationError
 from forebay.metadata import Generation
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
@@ -171,7 +171,8 @@ class GroupDatabase:
                 return self._connection
             self.close()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            create_private(str(self.path))
         except OSError as error:
             raise ConfigurationError(
                 f"The directory of the group {self.path} cannot be created: {error.strerror}. "

@@ -1,0 +1,54 @@
+"""``/readyz`` says that a process is not ready to everybody, and why to those who may know."""
+
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from forebay.errors import NotReady, Problem
+from forebay.rest.application import make_application
+from forebay.tokens import TokensFile
+
+
+async def not_ready() -> Problem | None:
+    return NotReady("The disk of worker-7 is full.", retry_after_s=1, behind=["orders-3"])
+
+
+async def no_metrics() -> Collector:
+    return CollectorRegistry()  # type: ignore[return-value]
+
+
+async def readyz(tokens: Path | None, headers: dict[str, str]) -> httpx.Response:
+    app = make_application(
+        "router",
+        cors_allow_origins=(),
+        ready=not_ready,
+        metrics=no_metrics,
+        authenticator=None if tokens is None else TokensFile(tokens),
+        refusals=Counter(),
+        max_key_bytes=4_096,
+        max_answer_bytes=1 << 20,
+    )
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        return await client.get("/readyz", headers=headers)
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
+async def test_without_a_token_it_is_only_the_status(tmp_path, headers):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ann right-token")
+    answer = await readyz(tokens, headers)
+    assert answer.status_code == 503
+    assert "worker-7" not in answer.text
+    assert "orders" not in answer.text
+
+
+async def test_with_a_token_or_where_none_is_needed_it_says_why(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ann right-token")
+    for answer in (await readyz(tokens, {"authorization": "Bearer right-token"}), await readyz(None, {})):
+        assert answer.status_code == 503
+        assert answer.json()["behind"] == ["orders-3"]
