@@ -30,6 +30,7 @@ def values_schema() -> dict[str, Any]:
             imagePullSecrets={"type": "array", "items": _MAPPING},
             topology=_STRING | {"minLength": 1},
             secrets={"type": "array", "items": _STRING},
+            tokens=_object(existingSecret=_STRING),
             worker=_tier("worker", storage=_object(size=_STRING, className=_STRING)),
             router=_tier("router", service=_object(type=_STRING, port=_COUNT, annotations=_MAPPING)),
             podMonitor=_object(

@@ -111,6 +111,8 @@ def _with_flags(command: Callable[..., None], table: tuple[Setting, ...]) -> Cal
             setting.flag,
             setting.name,
             metavar="|".join(setting.choices) or setting.kind.upper(),
+            is_flag=False,
+            flag_value="true" if setting.kind == "boolean" else None,
             help=f"{setting.help} [env: {setting.environment}]{shown}{' [required]' * setting.required}",
         )(command)
     return command

@@ -18,6 +18,14 @@ from forebay.topology import StoreSpec
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address, without brackets, is reachable from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 class HostInfo(NamedTuple):
     """Where a worker can be reached."""
 

@@ -10,7 +10,8 @@ import click
 from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.logs import configure_logs
-from forebay.rest.server import allow_open_files, bind, is_loopback, serve
+from forebay.metadata import is_loopback
+from forebay.rest.server import allow_open_files, bind, serve
 from forebay.settings import RouterSettings
 from forebay.tls import listener_tls
 from forebay_router.processes.parent import RELAYS, run_processes

@@ -1,9 +1,12 @@
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from forebay.cli import commands
 from forebay.errors import SettingError
 from forebay.metadata import HostInfo
 from forebay.settings import (
@@ -99,11 +102,13 @@ def test_settings_that_contradict_each_other_are_refused(flags: dict[str, str], 
 def test_a_config_file_can_give_every_kind_of_value(tmp_path: Path) -> None:
     config = tmp_path / "forebay.toml"
     config.write_text(
-        'seeds = ["one:1", "[::1]:2"]\nlisten = "0.0.0.0:80"\nlog_level = "debug"\ncors_allow_origins = ["*"]\n'
+        'seeds = ["one:1", "[::1]:2"]\nlisten = "0.0.0.0:80"\nallow_anonymous = true\nlog_level = "debug"\n'
+        'cors_allow_origins = ["*"]\n'
     )
     loaded = RouterSettings(**load_settings("router", {}, {}, config))
     assert loaded.seeds == (HostInfo("one", 1), HostInfo("::1", 2))
     assert loaded.listen == HostInfo("0.0.0.0", 80)
+    assert loaded.allow_anonymous is True
     assert loaded.log_level == "debug"
     assert loaded.cors_allow_origins == ("*",)
 
@@ -232,6 +237,41 @@ def test_the_table_and_a_tiers_settings_name_the_same(tier: Tier, made: type) ->
 def test_an_address_that_nobody_can_reach_is_not_advertised(address: str) -> None:
     with pytest.raises(SettingError, match=r"advertise is .*others cannot reach"):
         load_settings("worker", {**WORKER_FLAGS, "advertise": address}, {})
+
+
+TIERS = pytest.mark.parametrize(("tier", "flags"), [("worker", WORKER_FLAGS), ("router", ROUTER_FLAGS)])
+
+
+@TIERS
+@pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.7:1", "127.example.org:1"])
+def test_where_others_may_reach_it_a_process_serves_everybody_only_if_that_is_intended(
+    tier: Tier, flags: dict[str, str], listen: str
+) -> None:
+    open_to_all = {**flags, "listen": listen}
+    with pytest.raises(SettingError, match=re.escape(listen)) as caught:
+        load_settings(tier, open_to_all, {})
+    assert "--auth-tokens-file" in str(caught.value)
+    assert "--allow-anonymous" in str(caught.value)
+    for intended in ({"allow_anonymous": "true"}, {"auth_tokens_file": "tokens"}, {"authenticator": "mine"}):
+        assert load_settings(tier, {**open_to_all, **intended}, {})["listen"] == HostInfo.parse(listen)
+    assert load_settings(tier, open_to_all, {"FOREBAY_ALLOW_ANONYMOUS": "true"})["allow_anonymous"] is True
+
+
+@TIERS
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
+def test_on_loopback_everybody_is_this_machines(tier: Tier, flags: dict[str, str], listen: str) -> None:
+    assert load_settings(tier, {**flags, "listen": listen}, {})["allow_anonymous"] is False
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [([], None), (["--allow-anonymous"], "true"), (["--allow-anonymous", "false"], "false")],
+)
+def test_a_flag_that_is_given_alone_means_true(given: list[str], value: str | None) -> None:
+    command = commands.get_command(click.Context(commands), "router")
+    assert command is not None
+    made = command.make_context("router", ["--seeds", "one:1", *given, "--log-level", "debug"])
+    assert (made.params["allow_anonymous"], made.params["log_level"]) == (value, "debug")
 
 
 def test_a_name_that_dns_cannot_have_is_refused() -> None:

@@ -1,18 +1,28 @@
 """What the Helm chart renders fits together, and fits the code."""
 
+import base64
+import contextlib
+import json
 import re
+import threading
 import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from deploy.generate import SCHEMA, SET_BY_THE_CHART, text_of, values_schema
 from helm_python.chart import Chart, lint
+from helm_python.config import Config
 from helm_python.errors import HelmError
 
+from forebay.errors import Unauthenticated
 from forebay.settings import settings_for
+from forebay.tokens import TokensFile
 from forebay.topology import parse_topology
 from tests.deploy.command_lines import settings_of
 
@@ -114,7 +124,7 @@ def test_a_pod_is_admitted_where_pod_security_is_restricted(name):
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert {kind for volume in spec["volumes"] for kind in volume} <= {"name", "configMap", "emptyDir"}
+    assert {kind for volume in spec["volumes"] for kind in volume} <= {"name", "configMap", "emptyDir", "secret"}
 
 
 @pytest.mark.parametrize("name", PODS)
@@ -211,7 +221,110 @@ def test_secrets_are_files_that_both_tiers_may_read():
         assert {volume["secret"]["secretName"]: paths[volume["name"]] for volume in secrets} == {
             "broker": "/etc/forebay/secrets/broker",
             "tokens": "/etc/forebay/secrets/tokens",
+            "forebay-tokens": "/etc/forebay/tokens",
         }
+
+
+def files_of(name: str, objects: dict[tuple[str, str], dict[str, Any]]) -> dict[Path, bytes]:
+    """What Kubernetes writes from the chart's secret into a pod."""
+    spec = pods_of(objects)[name]["spec"]
+    [mounted] = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "tokens"]
+    [volume] = [volume["secret"] for volume in spec["volumes"] if volume["name"] == "tokens"]
+    data = objects["Secret", volume["secretName"]]["data"]
+    return {
+        Path(mounted["mountPath"], item["path"]): base64.b64decode(data[item["key"]]) for item in volume["items"]
+    }
+
+
+def written(directory: Path, path: Path, files: dict[Path, bytes]) -> Path:
+    (directory / path.name).write_bytes(files[path])
+    return directory / path.name
+
+
+def test_both_tiers_require_tokens_that_the_chart_makes(tmp_path):
+    tokens = {
+        key: base64.b64decode(value) for key, value in KUBERNETES["Secret", "forebay-tokens"]["data"].items()
+    }
+    allowed = {}
+    for tier in ("worker", "router"):
+        settings, files = settings_of_pod(f"forebay-{tier}"), files_of(f"forebay-{tier}", KUBERNETES)
+        accepted = TokensFile(written(tmp_path, settings["auth_tokens_file"], files))
+        if tier == "router":
+            assert files[settings["worker_token_file"]] == tokens["router"]
+        for holder in ("client", "router", "prometheus"):
+            with contextlib.suppress(Unauthenticated):
+                accepted.authenticate("GET", "/metrics", b"Bearer " + tokens[holder])
+                allowed.setdefault(tier, []).append(holder)
+    assert allowed == {"worker": ["router", "prometheus"], "router": ["client", "prometheus"]}
+    assert rendered()["Secret", "forebay-tokens"]["data"]["client"] != tokens["client"]
+
+
+@contextlib.contextmanager
+def api_server(documents: dict[str, Any]) -> Iterator[str]:
+    """What Helm reads of a Kubernetes API server; yields its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            document = documents.get(urlsplit(self.path).path)
+            self.send_response(404 if document is None else 200)
+            self.send_header("content-type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(document).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_an_upgrade_keeps_the_tokens_that_are_in_the_cluster():
+    kept = {"metadata": {"name": "shop-tokens"}, "data": {"client": "b2xk", "routers": "b3duCg=="}}
+    documents = {
+        "/api/v1": {
+            "kind": "APIResourceList",
+            "groupVersion": "v1",
+            "resources": [{"name": "secrets", "namespaced": True, "kind": "Secret", "verbs": ["get"]}],
+        },
+        "/api/v1/namespaces/default/secrets/shop-tokens": {"apiVersion": "v1", "kind": "Secret", **kept},
+    }
+    with (
+        api_server(documents) as url,
+        Config(kubeconfig_content="{apiVersion: v1, kind: Config}", kube_apiserver=url) as config,
+    ):
+        texts = config.render(Chart.load(CHART), {}, name="shop", is_upgrade=True)
+    assert yaml.safe_load(texts["forebay/templates/tokens.yaml"])["data"] == kept["data"]
+
+
+def test_a_secret_of_ones_own_holds_the_tokens():
+    objects = rendered(tokens={"existingSecret": "mine"}, podMonitor={"enabled": True})
+    assert not [name for kind, name in objects if kind == "Secret"]
+    for pod in pods_of(objects).values():
+        [volume] = [volume for volume in pod["spec"]["volumes"] if "secret" in volume]
+        assert volume["secret"]["secretName"] == "mine"
+    [endpoint] = objects["PodMonitor", "forebay"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "mine", "key": "prometheus"}}
+
+
+@pytest.mark.parametrize(
+    "own", [{"allow_anonymous": True}, {"auth_tokens_file": "/etc/mine"}, {"authenticator": "by-store"}]
+)
+def test_a_tier_that_is_set_otherwise_requires_none_of_the_charts_tokens(own):
+    for tier, other in (("worker", "router"), ("router", "worker")):
+        pods = pods_of(rendered(**{tier: {"settings": own}}))
+        settings = settings_of_pod(f"forebay-{tier}", pods)
+        assert {name: str(settings[name]) for name in own} == {name: str(value) for name, value in own.items()}
+        assert settings["auth_tokens_file"] in (None, Path("/etc/mine"))
+        required = settings_of_pod(f"forebay-{other}", pods)["auth_tokens_file"]
+        assert required == Path("/etc/forebay/tokens", f"{other}s")
+    both = rendered(worker={"settings": own}, router={"settings": own})
+    assert not [name for kind, name in both if kind == "Secret"]
 
 
 @pytest.mark.parametrize("tier", ["worker", "router"])

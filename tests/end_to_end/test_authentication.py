@@ -81,7 +81,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             patched.setenv("PYTHONPATH", str(directory), prepend=":")
             by_store = cluster.launch_router("--authenticator", "by-store", *shown)
         anybodys = f"0.0.0.0:{free_port()}"
-        cluster.launch_router("--listen", anybodys, *shown)
+        cluster.launch_router("--listen", anybodys, "--allow-anonymous", *shown)
         for address in (worker, router, changed, by_store):
             cluster.wait_ready(address)
         cluster.wait_settled(router, replicas=1)

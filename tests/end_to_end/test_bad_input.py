@@ -83,7 +83,8 @@ def test_a_port_in_use(cluster):
 
 
 def test_an_address_of_no_interface(cluster):
-    assert "Cannot listen on 192.0.2.1:80" in refused(forebay(*worker_arguments(cluster, listen="192.0.2.1:80")))
+    listen = {"listen": "192.0.2.1:80", "allow-anonymous": "true"}
+    assert "Cannot listen on 192.0.2.1:80" in refused(forebay(*worker_arguments(cluster, **listen)))
 
 
 def test_a_state_directory_of_another_process(cluster):
@@ -208,7 +209,8 @@ def test_flags_of_status_that_do_not_go_together_are_named(flags):
 def test_a_wildcard_address_is_warned_of(cluster, tmp_path):
     log = Path(cluster.directory / "state-0.log")
     port = free_port()
-    cluster.start_worker(f"0.0.0.0:{port}", "--advertise", f"127.0.0.1:{port}", ready=False)
+    own = ("--advertise", f"127.0.0.1:{port}", "--allow-anonymous")
+    cluster.start_worker(f"0.0.0.0:{port}", *own, ready=False)
     cluster.wait_ready(f"0.0.0.0:{port}")
     assert "requests are not authenticated" in log.read_text()
 

@@ -6,13 +6,14 @@ They are used as by other programs: ``HTTP_PROXY``, ``HTTPS_PROXY`` or else ``AL
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
+
+from forebay.metadata import is_loopback
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")
 
@@ -33,7 +34,7 @@ class Proxy:
 def proxy_of(url: str) -> Proxy | None:
     """The proxy for a server, None if it is reached directly; raises ``ValueError`` for one that is not usable."""
     server = httpx.URL(url)
-    if _is_loopback(server.host) or proxy_bypass(server.netloc.decode()):
+    if is_loopback(server.host) or proxy_bypass(server.netloc.decode()):
         return None
     proxies = getproxies()
     scheme = server.scheme if proxies.get(server.scheme) else "all"
@@ -61,10 +62,3 @@ def _require_usable(proxy: Proxy) -> None:
         raise ValueError(f"{proxy.variable} is not the URL of a proxy, such as http://127.0.0.1:3128. {remedy}")
     if parsed.scheme.startswith("socks") and find_spec("socksio") is None:
         raise ValueError(f"{proxy} needs the package socksio: install httpx[socks]. {remedy}")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

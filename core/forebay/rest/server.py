@@ -30,11 +30,6 @@ log = logging.getLogger(__name__)
 _ACCEPTED_IN_A_TURN = 8
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
     """The listening socket; raises ``ListenAddressInUse`` naming the address.
 

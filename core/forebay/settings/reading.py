@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import SettingError
-from forebay.metadata import HostInfo
+from forebay.metadata import HostInfo, is_loopback
 from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
 
 _OTHER_VARIABLES = {f"{ENVIRONMENT_PREFIX}{name}" for name in ("URL", "TOKEN")}
@@ -92,11 +92,23 @@ def _check_together(values: Mapping[str, Any]) -> None:
         raise SettingError(f"advertise is {advertise}, which others cannot reach: give this machine's address.")
     if (values["tls_certificate_file"] is None) != (values["tls_key_file"] is None):
         raise SettingError("Of tls_certificate_file and tls_key_file there is only one; HTTPS needs both.")
+    _refuse_everybody(values)
     for origin in values["cors_allow_origins"]:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/]+", origin):
             raise SettingError(
                 f"cors_allow_origins: {origin!r} is neither an origin such as https://example.org nor '*'."
             )
+
+
+def _refuse_everybody(values: Mapping[str, Any]) -> None:
+    """Refuse to serve whoever reaches an address that is not this machine's alone, unless that is intended."""
+    authenticates = values["auth_tokens_file"] is not None or values["authenticator"] is not None
+    if not (authenticates or values["allow_anonymous"] or is_loopback(values["listen"].host)):
+        raise SettingError(
+            f"listen is {values['listen']}, which other machines may reach, and requests would not be "
+            "authenticated: name the tokens that are accepted with --auth-tokens-file, or let everybody read with "
+            "--allow-anonymous."
+        )
 
 
 def _read_config(config: Path, table: tuple[Setting, ...]) -> dict[str, Any]:

@@ -364,6 +364,13 @@ SETTINGS: tuple[Setting, ...] = (
         "tokens file.",
     ),
     Setting(
+        "allow_anonymous",
+        "boolean",
+        False,
+        BOTH,
+        "Whether a process that other machines may reach starts without a tokens file and an authenticator.",
+    ),
+    Setting(
         "worker_token_file",
         "path",
         None,

@@ -55,6 +55,7 @@ class WorkerSettings:
     tls_key_file: Path | None
     auth_tokens_file: Path | None
     authenticator: str | None
+    allow_anonymous: bool
     log_level: str
     log_format: str
 
@@ -87,6 +88,7 @@ class RouterSettings:
     tls_key_file: Path | None
     auth_tokens_file: Path | None
     authenticator: str | None
+    allow_anonymous: bool
     worker_token_file: Path | None
     worker_ca_file: Path | None
     log_level: str

@@ -72,13 +72,46 @@ securityContext:
 {{- end }}
 {{- end }}
 
+{{/* Whether a tier requires the tokens of the secret. */}}
+{{- define "forebay.requiresTokens" -}}
+{{- $settings := (index .root.Values .tier).settings -}}
+{{- if not (or $settings.auth_tokens_file $settings.authenticator $settings.allow_anonymous) }}true{{ end }}
+{{- end }}
+
+{{- define "forebay.tokensSecret" -}}
+{{ .Values.tokens.existingSecret | default (printf "%s-tokens" .Release.Name) }}
+{{- end }}
+
+{{/* The keys of the secret that a tier's pods see: its own file, and the token that a router sends to workers. */}}
+{{- define "forebay.tokenKeys" -}}
+{{- $worker := include "forebay.requiresTokens" (dict "root" .root "tier" "worker") -}}
+{{- if include "forebay.requiresTokens" . }}{{ .tier }}s {{ end }}
+{{- if and (eq .tier "router") $worker (not .root.Values.router.settings.worker_token_file) }}router{{ end }}
+{{- end }}
+
+{{- define "forebay.tokenSettings" -}}
+{{- range include "forebay.tokenKeys" . | trim | splitList " " | compact }}
+- { name: {{ eq . "router" | ternary "FOREBAY_WORKER_TOKEN_FILE" "FOREBAY_AUTH_TOKENS_FILE" }}, value: /etc/forebay/tokens/{{ . }} }
+{{- end }}
+{{- end }}
+
 {{- define "forebay.secretMounts" -}}
+{{- if include "forebay.tokenKeys" . | trim }}
+- { name: tokens, mountPath: /etc/forebay/tokens, readOnly: true }
+{{- end }}
 {{- range .root.Values.secrets }}
 - { name: "secret-{{ . }}", mountPath: "/etc/forebay/secrets/{{ . }}", readOnly: true }
 {{- end }}
 {{- end }}
 
 {{- define "forebay.secretVolumes" -}}
+{{- with include "forebay.tokenKeys" . | trim | splitList " " | compact }}
+- name: tokens
+  secret:
+    secretName: {{ include "forebay.tokensSecret" $.root }}
+    defaultMode: 0440
+    items: [{{ range $i, $key := . }}{{ if $i }}, {{ end }}{ key: {{ $key }}, path: {{ $key }} }{{ end }}]
+{{- end }}
 {{- range .root.Values.secrets }}
 - name: secret-{{ . }}
   secret: { secretName: {{ . }}, defaultMode: 0440 }

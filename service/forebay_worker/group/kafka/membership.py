@@ -7,7 +7,6 @@ so a rebalance touches no tail, is cheap, and can be requested whenever lags hav
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import threading
@@ -17,7 +16,7 @@ from dataclasses import replace
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import ChangelogError
-from forebay.metadata import NO_GENERATION, Generation, HostInfo
+from forebay.metadata import NO_GENERATION, Generation, HostInfo, is_loopback
 from forebay.repeats import Repeats
 from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
@@ -88,8 +87,8 @@ class KafkaMembership:
         self._thread.start()
 
     def _warn_of_loopback(self, host: HostInfo) -> None:
-        brokers = [server.rpartition(":")[0] for server in self._url.bootstrap_servers.split(",")]
-        if _is_loopback(host.host) and not all(map(_is_loopback, brokers)):
+        brokers = [server.rpartition(":")[0].strip("[]") for server in self._url.bootstrap_servers.split(",")]
+        if is_loopback(host.host) and not all(map(is_loopback, brokers)):
             log.warning(
                 "this worker advertises %s, which other machines cannot reach: set --advertise to an "
                 "address of its own.",
@@ -297,13 +296,6 @@ class KafkaMembership:
         found = self._topic.newest()
         if found is not None and (self._newest is None or found.generation > self._newest.generation):
             self._newest = found
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _readable(members: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
