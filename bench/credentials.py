@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_TOKEN = "measured"
+_TOKEN = "measured-processes"
 AUTHORIZATION = f"Bearer {_TOKEN}"
 
 

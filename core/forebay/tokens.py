@@ -11,6 +11,9 @@ from forebay.clock import boot_ms
 from forebay.errors import Unauthenticated
 from forebay.reloaded_file import ReloadedFile
 
+LEAST_TOKEN_CHARACTERS = 16
+"""Of a token in a file: shorter ones are words, or can be tried one after the other."""
+
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 _MOST_REMEMBERED = 4096
@@ -33,8 +36,9 @@ class TokensFile:
     """Accepts every request with one of a file's tokens.
 
     Each line is ``NAME TOKEN`` or ``NAME sha256:HEX``, with the SHA-256 of the token; empty lines and those that
-    begin with ``#`` are ignored. The name is for people who read the file; several lines may have the same name.
-    The file is read again within a second of a change. Raises ``SettingError`` naming file and line.
+    begin with ``#`` are ignored. A token has at least ``LEAST_TOKEN_CHARACTERS``, of
+    which a digest shows nothing. The name is for people who read the file; several lines may have the same name. The
+    file is read again within a second of a change. Raises ``SettingError`` naming file and line.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = boot_ms) -> None:
@@ -74,6 +78,11 @@ def _read_digests(text: str) -> frozenset[bytes]:
         except ValueError:
             # The line itself contains a secret.
             raise ValueError(f"line {number} is neither NAME TOKEN nor NAME sha256:HEX") from None
+        if len(token) < LEAST_TOKEN_CHARACTERS:
+            raise ValueError(
+                f"line {number} has a token of fewer than {LEAST_TOKEN_CHARACTERS} characters, which can be "
+                "guessed: make one with openssl rand -hex 32"
+            )
         if digest == _OF_NOTHING:
             raise ValueError(f"line {number} has the digest of nothing: the token was not set when it was made")
         digests.add(digest)

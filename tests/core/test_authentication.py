@@ -6,6 +6,7 @@ from forebay.authentication import make_authenticator
 from forebay.errors import Forbidden, SettingError
 from forebay.tokens import TokensFile
 from tests.installed import install_authenticator
+from tests.tokens import token_of
 
 
 def test_nobody_is_asked_unless_a_setting_says_so():
@@ -14,7 +15,7 @@ def test_nobody_is_asked_unless_a_setting_says_so():
 
 def test_a_tokens_file_makes_one(tmp_path: Path):
     path = tmp_path / "tokens"
-    path.write_text("ann secret")
+    path.write_text(f"ann {token_of('ann')}")
     assert isinstance(make_authenticator(None, path), TokensFile)
 
 

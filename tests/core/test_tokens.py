@@ -1,4 +1,7 @@
 import hashlib
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,14 +10,17 @@ from hypothesis import strategies as st
 
 from forebay.errors import SettingError, Unauthenticated
 from forebay.tokens import TokensFile, bearer
+from tests.tokens import token_of
 
 DIGEST = hashlib.sha256(b"hashed").hexdigest()
+SECRET = token_of("secret")
+OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 TOKENS = f"""
 # who may ask
-ann plain-token==
+ann plain-token-of-ann==
   bob\tsha256:{DIGEST}
 
-ann second
+ann {token_of("second")}
 eve sha256:{hashlib.sha256(b"Upper").hexdigest().upper()}
 """
 
@@ -33,7 +39,7 @@ def ask(tokens: TokensFile, authorization: bytes) -> None:
     tokens.authenticate("GET", "/v1/stores", authorization)
 
 
-@pytest.mark.parametrize("token", [b"plain-token==", b"hashed", b"second", b"Upper"])
+@pytest.mark.parametrize("token", [b"plain-token-of-ann==", b"hashed", token_of("second").encode(), b"Upper"])
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
 def test_a_token_of_the_file_is_let_in(path, scheme, token):
     ask(made(path), scheme + token)
@@ -41,8 +47,21 @@ def test_a_token_of_the_file_is_let_in(path, scheme, token):
 
 @pytest.mark.parametrize(
     "authorization",
-    [b"", b"Bearer", b"Bearer ", b"Bearer other", b"Bearer ann", b"Bearer plain-token", b"plain-token=="]
-    + [b"Basic plain-token==", b"Bearer plain-token== x", b"Bearer \xff", b"Bearer sha256:" + DIGEST.encode()]
+    [
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer other",
+        b"Bearer ann",
+        b"Bearer plain-token-of-ann",
+        b"plain-token-of-ann==",
+    ]
+    + [
+        b"Basic plain-token-of-ann==",
+        b"Bearer plain-token-of-ann== x",
+        b"Bearer \xff",
+        b"Bearer sha256:" + DIGEST.encode(),
+    ]
     + [b"Bearer " + DIGEST.encode(), b"Bearer #"],
 )
 def test_anything_else_is_refused(path, authorization):
@@ -66,12 +85,14 @@ def test_the_refusal_says_nothing_of_the_token(path):
     ("text", "line"),
     [
         ("ann", 1),
-        ("ann secret\nbob\n", 2),
-        ("# who\n\nann secret more\n", 3),
-        ("ann sécret", 1),
-        ("ann sha256:secret", 1),
+        (f"ann {SECRET}\nbob\n", 2),
+        (f"# who\n\nann {SECRET} more\n", 3),
+        (f"ann é{SECRET}", 1),
+        (f"ann sha256:{SECRET}", 1),
         (f"ann sha256:{DIGEST}0", 1),
-        ("ann secret # hers", 1),
+        (f"ann {SECRET} # hers", 1),
+        ("ann secret", 1),
+        (f"ann {SECRET}\nbob {SECRET[:15]}", 2),
     ],
 )
 def test_a_malformed_file_is_told_with_its_line_and_no_secret(path, text, line):
@@ -81,10 +102,21 @@ def test_a_malformed_file_is_told_with_its_line_and_no_secret(path, text, line):
     assert "cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("token", [{}, {"TOKEN": ""}, {"TOKEN": "hashed"}])
+def test_the_documented_recipe_prints_nothing_without_a_token(token):
+    recipe = re.search(r"^.*printf 'ann sha256:'.*$", OPERATIONS.read_text(), re.MULTILINE)
+    assert recipe is not None
+    ran = subprocess.run(
+        ["sh", "-c", recipe[0]], env={"PATH": os.defpath, **token}, capture_output=True, text=True, check=False
+    )
+    expected = (True, f"ann sha256:{DIGEST}\n") if token.get("TOKEN") else (False, "")
+    assert (ran.returncode == 0, ran.stdout) == expected
+
+
 def test_a_file_may_come_from_windows(path):
-    path.write_bytes(b"\xef\xbb\xbf# secret\r\nann token\r\n")
+    path.write_bytes(b"\xef\xbb\xbf# secret\r\nann %b\r\n" % SECRET.encode())
     tokens = TokensFile(path)
-    ask(tokens, b"Bearer token")
+    ask(tokens, b"Bearer " + SECRET.encode())
     with pytest.raises(Unauthenticated):
         ask(tokens, b"Bearer secret")
 
@@ -96,18 +128,18 @@ def test_a_file_without_a_token_is_refused(path, text):
 
 
 def test_tokens_come_and_go_with_the_file(path):
-    now_ms = 0.0
-    path.write_text("ann old\n")
+    now_ms, old, fresh = 0.0, token_of("old"), token_of("fresh")
+    path.write_text(f"ann {old}\n")
     tokens = TokensFile(path, lambda: now_ms)
-    path.write_text("ann old\nann fresh\n")
+    path.write_text(f"ann {old}\nann {fresh}\n")
     now_ms = 1000.0
-    ask(tokens, b"Bearer old")
-    ask(tokens, b"Bearer fresh")
-    path.write_text("ann fresh\n")
+    ask(tokens, b"Bearer " + old.encode())
+    ask(tokens, b"Bearer " + fresh.encode())
+    path.write_text(f"ann {fresh}\n")
     now_ms = 2000.0
-    ask(tokens, b"Bearer fresh")
+    ask(tokens, b"Bearer " + fresh.encode())
     with pytest.raises(Unauthenticated):
-        ask(tokens, b"Bearer old")
+        ask(tokens, b"Bearer " + old.encode())
 
 
 @pytest.mark.parametrize("token", ["", "a b", "a\n", "a:b", "=", "é"])
@@ -119,13 +151,13 @@ def test_what_is_no_token_makes_no_header(token):
 def test_the_digest_of_an_unset_token_is_refused(path):
     """What the recipe prints while its variable is not set."""
     digest = hashlib.sha256(b"").hexdigest()
-    path.write_text(f"ann secret\nbob sha256:{digest}\n")
+    path.write_text(f"ann {SECRET}\nbob sha256:{digest}\n")
     with pytest.raises(SettingError, match="line 2 has the digest of nothing"):
         TokensFile(path)
 
 
 @pytest.mark.parametrize("header", [b"Bearer", b"Bearer ", b"bearer   "])
 def test_an_empty_token_is_never_known(path, header):
-    path.write_text("ann secret")
+    path.write_text(f"ann {SECRET}")
     with pytest.raises(Unauthenticated):
         TokensFile(path).authenticate("GET", "/v1/stores", header)

@@ -352,7 +352,8 @@ SETTINGS: tuple[Setting, ...] = (
         "path",
         None,
         BOTH,
-        "File of accepted tokens, one per line: `NAME TOKEN` or `NAME sha256:HEX`; read again when it changes. "
+        "File of accepted tokens of at least 16 characters, one per line: `NAME TOKEN` or `NAME sha256:HEX`; read "
+        "again when it changes. "
         "Without it, and without `--authenticator`, every request is accepted.",
     ),
     Setting(

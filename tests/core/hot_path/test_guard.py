@@ -18,7 +18,9 @@ from forebay.hot_path import (
 )
 from forebay.rest.answers import Answer, json_answer
 from forebay.tokens import TokensFile
+from tests.tokens import header_of, token_of
 
+AUTHORIZATION = f"Authorization: {header_of('ann')}".encode()
 READ = json_answer({"value": 1})
 PROTOCOL = cast(HotPathProtocol, None)
 """No handler here touches it."""
@@ -54,7 +56,7 @@ def batch(*headers: bytes) -> HotBatch:
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> TokensFile:
-    (tmp_path / "tokens").write_text("ann secret")
+    (tmp_path / "tokens").write_text(f"ann {token_of('ann')}")
     return TokensFile(tmp_path / "tokens")
 
 
@@ -66,8 +68,8 @@ def test_without_an_authenticator_nothing_comes_in_between():
 def test_who_has_a_token_is_let_through_and_who_has_none_is_not(tokens):
     refusals: Counter[int] = Counter()
     handlers = guarded(Reads(), tokens, refusals)
-    assert read(handlers, request(b"Authorization: Bearer secret")) is READ
-    assert handlers.batch(batch(b"Authorization: Bearer secret"), PROTOCOL) is READ
+    assert read(handlers, request(AUTHORIZATION)) is READ
+    assert handlers.batch(batch(AUTHORIZATION), PROTOCOL) is READ
     for refused in (read(handlers, request()), handlers.batch(batch(), PROTOCOL)):
         assert isinstance(refused, Answer)
         assert refused.status == 401

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from forebay.errors import NotReady, Problem
 from forebay.rest.application import make_application
 from forebay.tokens import TokensFile
+from tests.tokens import header_of, token_of
 
 
 async def not_ready() -> Problem | None:
@@ -39,7 +40,7 @@ async def readyz(tokens: Path | None, headers: dict[str, str]) -> httpx.Response
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
 async def test_without_a_token_it_is_only_the_status(tmp_path, headers):
     tokens = tmp_path / "tokens"
-    tokens.write_text("ann right-token")
+    tokens.write_text(f"ann {token_of('ann')}")
     answer = await readyz(tokens, headers)
     assert answer.status_code == 503
     assert "worker-7" not in answer.text
@@ -48,7 +49,7 @@ async def test_without_a_token_it_is_only_the_status(tmp_path, headers):
 
 async def test_with_a_token_or_where_none_is_needed_it_says_why(tmp_path):
     tokens = tmp_path / "tokens"
-    tokens.write_text("ann right-token")
-    for answer in (await readyz(tokens, {"authorization": "Bearer right-token"}), await readyz(None, {})):
+    tokens.write_text(f"ann {token_of('ann')}")
+    for answer in (await readyz(tokens, {"authorization": header_of("ann")}), await readyz(None, {})):
         assert answer.status_code == 503
         assert answer.json()["behind"] == ["orders-3"]

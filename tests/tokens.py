@@ -1,0 +1,11 @@
+"""Tokens by their holders, as long as the tokens file wants them."""
+
+from forebay.tokens import LEAST_TOKEN_CHARACTERS
+
+
+def token_of(holder: str) -> str:
+    return holder.ljust(LEAST_TOKEN_CHARACTERS, "-")
+
+
+def header_of(holder: str) -> str:
+    return f"Bearer {token_of(holder)}"
