@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_MS = 1_000.0
 _MOST_BYTES = 1 << 20
+_OF_OTHERS = stat.S_IROTH | stat.S_IWOTH
 
 T = TypeVar("T")
 
@@ -26,20 +27,24 @@ Versions = tuple[Version, ...]
 class ReloadedFile(Generic[T]):
     """A file's contents, parsed; ``parse`` gets the text, and raises ``ValueError`` if it is unusable.
 
-    The file, and those that ``parse`` reads ``also``, are checked on access, at most once a second. Each must be a
-    regular file of at most a megabyte: a pipe or a device would hang the process, or never end. An unusable
-    change is logged, once, and the previous contents stay in effect; it is retried, since the cause may pass
-    without another change. Raises ``SettingError`` if there are no previous contents.
+    The file, and those that belong to it, ``also``, are checked on access, at most once a second. Each must be a
+    regular file of at most a megabyte: a pipe or a device would hang the process, or never end. Each is opened
+    once, and ``parse`` gets the texts of all, in order. A file of ``secrets`` that everybody on the machine may
+    read or write is warned of whenever it is read. An unusable change is logged, once, and the previous contents
+    stay in effect; it is retried, since the cause may pass without another change. Raises ``SettingError`` if
+    there are no previous contents.
     """
 
     def __init__(
         self,
         path: Path,
-        parse: Callable[[str], T],
+        parse: Callable[..., T],
         clock: Callable[[], float] = boot_ms,
         also: tuple[Path, ...] = (),
+        secrets: tuple[Path, ...] = (),
     ) -> None:
         self._path = path
+        self._secrets = secrets
         self._paths = (path, *also)
         self._parse = parse
         self._clock = clock
@@ -76,13 +81,23 @@ class ReloadedFile(Generic[T]):
         return tuple(_version(path) for path in self._paths)
 
     def _read(self) -> T:
+        texts, modes = [], {}
         try:
-            for path in self._paths[1:]:
-                os.close(_open_regular(path))
-            with open(_open_regular(self._path), encoding="utf-8-sig") as file:
-                return self._parse(file.read())
+            for path in self._paths:
+                with open(_open_regular(path), encoding="utf-8-sig") as file:
+                    modes[path] = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                    texts.append(file.read())
+            contents = self._parse(*texts)
         except (OSError, ValueError) as error:
             raise SettingError(f"The file {self._path} cannot be used: {error}.") from None
+        for path in self._secrets:
+            if modes[path] & _OF_OTHERS:
+                log.warning(
+                    "the file %s has the mode %04o: everybody on this machine may read or change it; chmod 600 it",
+                    path,
+                    modes[path],
+                )
+        return contents
 
 
 def _open_regular(path: Path) -> int:

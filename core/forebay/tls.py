@@ -5,8 +5,10 @@ Both come from PEM files that may be replaced under a running process.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,11 @@ def listener_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext |
     """
     if certificate is None or key is None:
         return None
-    current = ReloadedFile(certificate, lambda _: _own(certificate, key), also=(key,))
+
+    def own(certificate_text: str, key_text: str) -> ssl.SSLContext:
+        return _own(certificate_text, key_text, key)
+
+    current = ReloadedFile(certificate, own, also=(key,), secrets=(key,))
     context = current()
 
     def use_current(handshake: Any, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -36,11 +42,21 @@ def trust(authorities: Path) -> Callable[[], ssl.SSLContext]:
     return ReloadedFile(authorities, _trusting)
 
 
-def _own(certificate: Path, key: Path) -> ssl.SSLContext:
+def _own(certificate: str, key: str, key_file: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(certificate, key, _refuse_encrypted(key))
+    with _in_memory(certificate) as certificate_path, _in_memory(key) as key_path:
+        context.load_cert_chain(certificate_path, key_path, _refuse_encrypted(key_file))
     return context
+
+
+@contextlib.contextmanager
+def _in_memory(text: str) -> Iterator[str]:
+    """The path of a file with this text: OpenSSL reads from paths, where there may be another file by then."""
+    with open(os.memfd_create("pem"), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _refuse_encrypted(key: Path) -> Callable[[], str]:

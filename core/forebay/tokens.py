@@ -37,12 +37,12 @@ class TokensFile:
 
     Each line is ``NAME TOKEN`` or ``NAME sha256:HEX``, with the SHA-256 of the token; empty lines and those that
     begin with ``#`` are ignored. A token has at least ``LEAST_TOKEN_CHARACTERS``, of
-    which a digest shows nothing. The name is for people who read the file; several lines may have the same name. The
-    file is read again within a second of a change. Raises ``SettingError`` naming file and line.
+    which a digest shows nothing. The name is for people who read the file; several lines may have the same name.
+    The file is read again within a second of a change. Raises ``SettingError`` naming file and line.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = boot_ms) -> None:
-        self._file = ReloadedFile(path, _read_digests, clock)
+        self._file = ReloadedFile(path, _read_digests, clock, secrets=(path,))
         self._digests = self._file()
         self._let_in: set[bytes] = set()
         """Headers that contain one of these tokens."""

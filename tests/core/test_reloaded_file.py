@@ -133,6 +133,48 @@ def test_a_pipe_to_begin_with_is_refused(tmp_path, path, also):
         ReloadedFile(path if also else pipe, int, Clock(), (pipe,) if also else ())
 
 
+def both(first: str, second: str) -> str:
+    return f"{first} {second}"
+
+
+def test_of_several_files_each_is_opened_once_and_parsed_as_it_was_checked(path, tmp_path):
+    second, clock = tmp_path / "second", Clock()
+    write(second, "2")
+    pair = ReloadedFile(path, both, clock, also=(second,))
+    assert pair() == "1 2"
+    write(second, "3")
+    clock.now_ms = 1000
+    assert pair() == "1 3"
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o604, 1), (0o602, 1), (0o666, 1)])
+def test_a_secret_that_all_may_read_or_write_is_warned_of_whenever_it_is_read(path, caplog, mode, warned):
+    clock = Clock()
+    path.chmod(mode)
+    number = ReloadedFile(path, int, clock, secrets=(path,))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
+    assert not warned or (str(path) in caplog.text and f"{mode:04o}" in caplog.text and "chmod 600" in caplog.text)
+    caplog.clear()
+    for clock.now_ms in (1000, 2000):
+        number()
+    assert not caplog.records
+    path.write_text("2")
+    for clock.now_ms in (3000, 4000):
+        assert number() == 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
+    caplog.clear()
+    path.chmod(0o600)
+    clock.now_ms = 5000
+    number()
+    assert not caplog.records
+
+
+def test_what_is_no_secret_may_be_read_by_all(path, caplog):
+    path.chmod(0o644)
+    ReloadedFile(path, int, Clock())
+    assert not caplog.records
+
+
 def grow(place: Path) -> None:
     with place.open("wb") as file:
         file.truncate(2 << 20)

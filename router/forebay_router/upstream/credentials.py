@@ -24,7 +24,7 @@ def credentials_of(token_file: Path | None) -> Callable[[], bytes]:
     """
     if token_file is None:
         return lambda: b""
-    return ReloadedFile(token_file, _read)
+    return ReloadedFile(token_file, _read, secrets=(token_file,))
 
 
 def tell_refusal(host: HostInfo, what: str, status: int) -> None:
