@@ -74,7 +74,7 @@ class _Loop:
         self._idle: list[_Connection] = []
 
     async def run(self, paths: Sequence[str], per_second: int, going_on: Callable[[], bool]) -> list[Read]:
-        requests = itertools.cycle([f"GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n".encode() for path in paths])
+        requests = itertools.cycle([f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode() for path in paths])
         start = time.monotonic()
         reads: list[asyncio.Task[Read]] = []
         while going_on():

@@ -27,7 +27,7 @@ ForebayError
 ├── ClientUnusable              (client) it is closed, or belongs to another process or event loop
 ├── SinkError                   a row, a batch or a query that the sink cannot take
 └── Problem                     an error answer to a REST client (RFC 9457)
-    ├── 400  BadKey, BadParameter, BadRequest
+    ├── 400  BadKey, BadParameter, BadRequest, HostNotAllowed
     ├── 401  Unauthenticated
     ├── 403  Forbidden
     ├── 404  UnknownKey, UnknownStore, UnknownPath
@@ -203,6 +203,12 @@ class BadRequest(Problem):
     """The request as a whole cannot be understood."""
 
     status, name, title = 400, "bad-request", "The request is not usable"
+
+
+class HostNotAllowed(Problem):
+    """The request names a host that is not this process's; the setting ``allowed_hosts`` lists those that are."""
+
+    status, name, title = 400, "host-not-allowed", "The host is not this process's"
 
 
 class Unauthenticated(Problem):

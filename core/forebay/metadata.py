@@ -18,6 +18,15 @@ from forebay.topology import StoreSpec
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 
 
+def is_address(host: str) -> bool:
+    """Whether this is an IP address, without brackets, rather than a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether a name or an address, without brackets, is reachable from this machine only."""
     try:

@@ -37,6 +37,7 @@ from forebay.rest.batches import MOST_BODY_BYTES
 from forebay.rest.changes import resumed
 from forebay.rest.departure import for_client
 from forebay.rest.document_routes import add_document_routes
+from forebay.rest.hosts import ANY_HOST, AllowedHosts
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import (
     BATCH_ROUTE,
@@ -92,7 +93,11 @@ _CHANGES_PROBLEMS = (
 
 
 def make_app(
-    router: Router, metrics: RouterMetrics, authenticator: Authenticator | None = None, place: Place = ALONE
+    router: Router,
+    metrics: RouterMetrics,
+    authenticator: Authenticator | None = None,
+    hosts: AllowedHosts = ANY_HOST,
+    place: Place = ALONE,
 ) -> FastAPI:
     """The application of a router's process, which starts to discover workers when the application starts."""
     whole = WholeRouter(router, metrics, place)
@@ -113,6 +118,7 @@ def make_app(
         ready=whole.readiness,
         metrics=whole.metrics,
         authenticator=authenticator,
+        hosts=hosts,
         refusals=metrics.refusals,
         max_key_bytes=router.settings.max_key_bytes,
         max_answer_bytes=router.settings.max_answer_bytes,

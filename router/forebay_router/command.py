@@ -35,8 +35,9 @@ def router(values: dict[str, Any]) -> None:
 def run(settings: RouterSettings, place: Place) -> None:
     """Run a router's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
-    from forebay.hot_path import guarded, make_protocol
+    from forebay.hot_path import addressed, guarded, make_protocol
     from forebay.rest.application import cors_options
+    from forebay.rest.hosts import allowed_hosts
     from forebay_router.app import make_app
     from forebay_router.hot_path import RouterHotPath
     from forebay_router.metrics import RouterMetrics
@@ -54,14 +55,15 @@ def run(settings: RouterSettings, place: Place) -> None:
     running = Router(settings)
     log.info("router listens on %s", settings.listen)
     metrics = RouterMetrics(running)
+    hosts = allowed_hosts(settings.listen, settings.allowed_hosts)
     serve(
-        make_app(running, metrics, authenticator, place),
+        make_app(running, metrics, authenticator, hosts, place),
         listener,
         drain_ms=settings.drain_ms,
         shutdown_timeout_ms=settings.shutdown_timeout_ms,
         on_drain=running.drain,
         protocol=make_protocol(
-            guarded(RouterHotPath(running, metrics), authenticator, metrics.refusals),
+            addressed(guarded(RouterHotPath(running, metrics), authenticator, metrics.refusals), hosts),
             cors_options(settings.cors_allow_origins),
             lambda: running.draining,
             running.limits,

@@ -37,6 +37,7 @@ from forebay.rest.batches import MOST_BODY_BYTES, KeyResult, batch_answer, read_
 from forebay.rest.changes import resumed
 from forebay.rest.departure import for_client
 from forebay.rest.document_routes import add_document_routes
+from forebay.rest.hosts import ANY_HOST, AllowedHosts
 from forebay.rest.limits import Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import (
@@ -92,7 +93,12 @@ _CHANGES_PROBLEMS = (
 )
 
 
-def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticator | None = None) -> FastAPI:
+def make_app(
+    worker: Worker,
+    metrics: WorkerMetrics,
+    authenticator: Authenticator | None = None,
+    hosts: AllowedHosts = ANY_HOST,
+) -> FastAPI:
     """The application of a worker, whether started or not."""
 
     async def ready() -> Problem | None:
@@ -110,6 +116,7 @@ def make_app(worker: Worker, metrics: WorkerMetrics, authenticator: Authenticato
         ready=ready,
         metrics=collect,
         authenticator=authenticator,
+        hosts=hosts,
         refusals=metrics.refusals,
         max_key_bytes=worker.settings.max_key_bytes,
         max_answer_bytes=worker.settings.max_answer_bytes,

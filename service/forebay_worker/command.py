@@ -30,8 +30,9 @@ def worker(values: dict[str, Any]) -> None:
 def run(settings: WorkerSettings) -> None:
     """Run a worker until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
-    from forebay.hot_path import guarded, make_protocol
+    from forebay.hot_path import addressed, guarded, make_protocol
     from forebay.rest.application import cors_options
+    from forebay.rest.hosts import allowed_hosts
     from forebay_worker.app import make_app
     from forebay_worker.hot_path import WorkerHotPath
     from forebay_worker.metrics import WorkerMetrics
@@ -48,7 +49,8 @@ def run(settings: WorkerSettings) -> None:
         )
     running = Worker(settings, advertised(settings.listen, settings.advertise))
     metrics = WorkerMetrics(running)
-    app = make_app(running, metrics, authenticator)
+    hosts = allowed_hosts(settings.listen, settings.allowed_hosts, running.host)
+    app = make_app(running, metrics, authenticator, hosts)
     try:
         running.start()
         log.info("worker %s serves %s", running.host, running.topology.application_id)
@@ -59,7 +61,7 @@ def run(settings: WorkerSettings) -> None:
             shutdown_timeout_ms=settings.shutdown_timeout_ms,
             on_drain=running.drain,
             protocol=make_protocol(
-                guarded(WorkerHotPath(running, metrics), authenticator, metrics.refusals),
+                addressed(guarded(WorkerHotPath(running, metrics), authenticator, metrics.refusals), hosts),
                 cors_options(settings.cors_allow_origins),
                 lambda: running.draining,
                 running.limits,

@@ -239,6 +239,14 @@ def test_an_address_that_nobody_can_reach_is_not_advertised(address: str) -> Non
         load_settings("worker", {**WORKER_FLAGS, "advertise": address}, {})
 
 
+@pytest.mark.parametrize("name", ["reads.example.org:8080", "http://reads.example.org", "[::1]", "*.example.org"])
+def test_a_host_is_a_name_alone(name: str) -> None:
+    with pytest.raises(SettingError, match=re.escape(name)):
+        load_settings("router", {**ROUTER_FLAGS, "allowed_hosts": f"good.example.org,{name}"}, {})
+    loaded = load_settings("router", {**ROUTER_FLAGS, "allowed_hosts": "good.example.org,*"}, {})
+    assert loaded["allowed_hosts"] == ("good.example.org", "*")
+
+
 TIERS = pytest.mark.parametrize(("tier", "flags"), [("worker", WORKER_FLAGS), ("router", ROUTER_FLAGS)])
 
 

@@ -167,7 +167,7 @@ def test_every_setting_arrives(tier):
             case "choice":
                 given[setting.name] = next(choice for choice in setting.choices if choice != setting.default)
             case "names":
-                given[setting.name] = ["http://a", "http://b"]
+                given[setting.name] = ["http://a", "http://b"] if "origins" in setting.name else ["a", "b"]
             case "path":
                 given[setting.name] = f"/etc/forebay/secrets/{setting.name}"
             case _:

@@ -383,7 +383,7 @@ def test_who_leaves_before_the_first_event_gives_the_place_back(tmp_path, tier_n
         target = "/v1/stores/counts/keys/a/changes?max_time_lag_ms=0&wait_ms=20000&timeout_ms=20000"
         for _ in range(2):
             with socket.create_connection((host, int(port))) as waiting:
-                waiting.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                waiting.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                 wait_until(lambda: open_streams(address) == 1, "the stream")
             wait_until(lambda: open_streams(address) == 0, "its place", 5)
 
@@ -495,7 +495,7 @@ async def test_hundreds_of_streams_are_back_soon_after_all_workers_were_away(tmp
                 await asyncio.gather(*(until(reader, expected) for reader, _ in streams))
 
         for key, (_, writer) in zip(keys, streams, strict=True):
-            writer.write(f"GET /v1/stores/counts/keys/{key}/changes HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            writer.write(f"GET /v1/stores/counts/keys/{key}/changes HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await all_until(b'"value":"before"')
         for worker in cluster.workers.values():
             worker.send_signal(signal.SIGSTOP)
@@ -529,7 +529,7 @@ def test_a_client_that_does_not_read_costs_no_memory_and_then_gets_the_newest(se
         slow.connect((host, int(port)))
         slow.settimeout(20)
         cluster.put("counts", {b"big": b'"%b"' % (b"0" * 1_000_000)})
-        slow.sendall(b"GET /v1/stores/counts/keys/big/changes HTTP/1.1\r\nhost: x\r\n\r\n")
+        slow.sendall(b"GET /v1/stores/counts/keys/big/changes HTTP/1.1\r\nhost: localhost\r\n\r\n")
         received = bytearray(slow.recv(100))
         assert received
         with follow(router, "big") as other:

@@ -113,14 +113,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
 
 
 def request(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
 def post(path: str, body: str, *headers: str) -> bytes:
     sent = body.encode()
     return (
         "\r\n".join(
-            [f"POST {path} HTTP/1.1", "Host: x", *headers, f"Content-Length: {len(sent)}", "", ""]
+            [f"POST {path} HTTP/1.1", "Host: localhost", *headers, f"Content-Length: {len(sent)}", "", ""]
         ).encode()
         + sent
     )
@@ -247,7 +247,9 @@ def test_who_offers_to_speak_another_protocol_is_answered_in_this_one(served, cu
 def test_a_target_that_is_not_escaped_is_told_so(served):
     _, worker, router = served
     for address in (worker, router):
-        (answer,) = exchange(address, "GET /v1/stores/counts/keys/ü HTTP/1.1\r\nHost: x\r\n\r\n".encode(), 1)
+        (answer,) = exchange(
+            address, "GET /v1/stores/counts/keys/ü HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), 1
+        )
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"percent-encoded" in answer
 

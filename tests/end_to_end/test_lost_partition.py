@@ -43,7 +43,7 @@ def read_while_one_is_killed(cluster: Cluster, router: str, parameters: str) -> 
         # So that little of it is on the way unread.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
         target = f"/v1/stores/counts/entries?{parameters}"
-        connection.sendall(f"GET {target} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n".encode())
+        connection.sendall(f"GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
         received = connection.recv(1_000)
         assert received.startswith(b"HTTP/1.1 200")
         cluster.kill(next(iter(cluster.workers)))

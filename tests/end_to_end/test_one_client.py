@@ -34,7 +34,7 @@ def test_endless_pipelining(attacked):
     cluster, worker, router = attacked
 
     def attack(address: str, stopped: threading.Event) -> None:
-        requests = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 2_000
+        requests = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2_000
         with connected(address) as connection:
             while not stopped.is_set():
                 with contextlib.suppress(TimeoutError, ConnectionError):
@@ -89,7 +89,9 @@ def test_lists_begun_at_once_and_not_read(attacked):
         with contextlib.ExitStack() as connections:
             for _ in range(60):
                 connection = connections.enter_context(connected(address))
-                connection.sendall(b"GET /v1/stores/counts/entries?limit=100000 HTTP/1.1\r\nhost: x\r\n\r\n")
+                connection.sendall(
+                    b"GET /v1/stores/counts/entries?limit=100000 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+                )
             stopped.wait()
 
     survives(cluster, router, attack, most_growth_bytes=320 << 20, most_ms=1_000)
@@ -118,7 +120,9 @@ def test_waiting_reads_whose_clients_have_left(attacked):
     here = httpx.get(f"http://{worker}/v1/stores/counts/keys/k").json()["position"]
     position = decode_position(here)
     future = encode_position(Position(position.log, {part: at + 1_000 for part, at in position.offsets.items()}))
-    request = f"GET /v1/stores/counts/keys/k?min_position={future}&wait_ms=30000 HTTP/1.1\r\nhost: x\r\n\r\n"
+    request = (
+        f"GET /v1/stores/counts/keys/k?min_position={future}&wait_ms=30000 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    )
 
     def attack(address: str, stopped: threading.Event) -> None:
         for _ in range(600):
@@ -153,7 +157,7 @@ def test_silent_connections_leave_descriptors_to_stores(tmp_path):
 
 
 def post(store: str, body: bytes) -> bytes:
-    return b"POST /v1/stores/%b/batch-get HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
+    return b"POST /v1/stores/%b/batch-get HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (
         store.encode(),
         len(body),
         body,

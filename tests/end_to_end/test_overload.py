@@ -77,7 +77,9 @@ def test_a_client_that_does_not_read_its_list_gives_its_place_back(cluster):
         def is_in_flight() -> bool:
             slow = clients.enter_context(socket.create_connection((host, int(port))))
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-            slow.sendall(b"GET /v1/stores/counts/entries?limit=1000&timeout_ms=1500 HTTP/1.1\r\nHost: x\r\n\r\n")
+            slow.sendall(
+                b"GET /v1/stores/counts/entries?limit=1000&timeout_ms=1500 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            )
             # Refused itself where another read was not quite over.
             return any(read(router).status_code == 429 for _ in range(20))
 

@@ -14,8 +14,10 @@ import pytest
 
 from tests.cluster import running_cluster, wait_until
 
-WAITS = b"GET /v1/stores/counts/keys/k?max_age_ms=0&wait_ms=20000&timeout_ms=25000 HTTP/1.1\r\nHost: h\r\n\r\n"
-HALF = b'POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\n{"keys": ['
+WAITS = (
+    b"GET /v1/stores/counts/keys/k?max_age_ms=0&wait_ms=20000&timeout_ms=25000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+)
+HALF = b'POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"keys": ['
 
 
 @pytest.mark.parametrize("tier", ["worker", "router"])

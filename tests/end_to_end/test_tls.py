@@ -169,7 +169,7 @@ def test_connections_that_rest_do_not_hold_up_the_end(authority, trusting, tmp_p
             wait_until(lambda port=port: listens(port), address)
             plain = resting.enter_context(socket.create_connection(("localhost", port), 30))
             client = resting.enter_context(trusting.wrap_socket(plain, server_hostname="localhost"))
-            client.sendall(b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
+            client.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert client.recv(12) == b"HTTP/1.1 200"
         # A peer that is idle does not confirm the end, for which a regular close waits for half a minute.
         for process in processes.values():

@@ -33,7 +33,7 @@ def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatc
     path = RouterHotPath(router, RouterMetrics(router))
     most = 0
     for bound in range(50):
-        form = RequestForm("s", b"max_record_lag=%d" % bound, b"", b"")
+        form = RequestForm("s", b"max_record_lag=%d" % bound, b"", b"", b"h")
         for key in range(100):
             # Nobody holds anything, so the route is to answer.
             assert path.key(form)(b"k%d" % key, PROTOCOL) is None
@@ -68,7 +68,7 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     path, answered = RouterHotPath(router, RouterMetrics(router)), asyncio.get_running_loop().create_future()
     target = Target(WorkerView(HostInfo("w", 1)), cast(Upstream, Worker()), b"")
     monkeypatch.setattr(path._choices, "choose", lambda *_: target)
-    read, client = path.key(RequestForm("s", b"", b"", b"")), cast(HotPathProtocol, Client())
+    read, client = path.key(RequestForm("s", b"", b"", b"", b"h")), cast(HotPathProtocol, Client())
     assert read(b"k", client) is client
     (lose,) = asked
     lose(None)
@@ -108,7 +108,7 @@ async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
     )
     metrics, client = RouterMetrics(router), Client()
     RouterHotPath(router, metrics).batch(
-        HotBatch(RequestForm("s", b"", b"", b""), b"{}", False, 0), cast(HotPathProtocol, client)
+        HotBatch(RequestForm("s", b"", b"", b"", b"h"), b"{}", False, 0), cast(HotPathProtocol, client)
     )
     await asyncio.wait_for(client.answered.wait(), 10)
     samples = [(s.name, s.labels, s.value) for metric in metrics.collect() for s in metric.samples]

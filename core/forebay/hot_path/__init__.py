@@ -5,6 +5,7 @@ make up nearly all traffic. Anything not recognised with certainty falls through
 """
 
 from forebay.hot_path.guard import guarded
+from forebay.hot_path.hosts import addressed
 from forebay.hot_path.outbox import Slot
 from forebay.hot_path.protocol import (
     Handlers,
@@ -35,6 +36,7 @@ __all__ = [
     "Recogniser",
     "RequestForm",
     "Slot",
+    "addressed",
     "guarded",
     "left_to_the_route",
     "make_protocol",

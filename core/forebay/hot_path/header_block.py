@@ -28,12 +28,13 @@ _FRAMES = FRAMES_MEDIA_TYPE.encode()
 class HeaderBlock(NamedTuple):
     """The contents of an ordinary block; ``origin`` and ``authorization`` are empty if it has none.
 
-    ``length`` is the body's, None if no header states it; ``frames`` whether frames are accepted, which routers
-    ask workers for: all others get JSON, whatever they accept.
+    ``host`` is as received, port and all. ``length`` is the body's, None if no header states it; ``frames``
+    whether frames are accepted, which routers ask workers for: all others get JSON, whatever they accept.
     """
 
     origin: bytes
     authorization: bytes
+    host: bytes
     length: int | None
     frames: bool
 
@@ -72,4 +73,5 @@ def judge(block: bytes) -> HeaderBlock | None:
         if not _LENGTH.fullmatch(told[b"content-length"][0]):
             return None
         length = int(told[b"content-length"][0])
-    return HeaderBlock(b"".join(origins), b"".join(told.get(b"authorization", ())), length, frames)
+    authorization = b"".join(told.get(b"authorization", ()))
+    return HeaderBlock(b"".join(origins), authorization, told[b"host"][0], length, frames)

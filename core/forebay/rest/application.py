@@ -30,6 +30,7 @@ from forebay.errors import (
     BadRequest,
     BodyTooLarge,
     Forbidden,
+    HostNotAllowed,
     InternalError,
     MethodNotAllowed,
     NotReady,
@@ -39,7 +40,8 @@ from forebay.errors import (
 )
 from forebay.rest.answers import Answer, json_answer, problem_answer
 from forebay.rest.batches import key_too_long
-from forebay.rest.guard import OPEN_PATHS, Guard, is_unknown
+from forebay.rest.guard import OPEN_PATHS, Guard, HostGuard, is_unknown
+from forebay.rest.hosts import AllowedHosts
 from forebay.rest.http10 import WholeAnswers
 from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import split_query
@@ -210,6 +212,7 @@ def make_application(
     ready: Callable[[], Awaitable[Problem | None]],
     metrics: Callable[[], Awaitable[Collector]],
     authenticator: Authenticator | None,
+    hosts: AllowedHosts,
     refusals: Counter[int],
     max_key_bytes: int,
     max_answer_bytes: int,
@@ -218,7 +221,8 @@ def make_application(
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
 
     ``ready`` returns why the process is not ready, None if it is; ``metrics`` collects what a scraper gets.
-    Without ``authenticator`` every request is accepted; ``refusals`` counts refused requests by status.
+    Without ``authenticator`` every request for one of ``hosts`` is accepted; ``refusals`` counts refused
+    requests by status.
     """
     app = FastAPI(
         title=f"forebay {tier}",
@@ -232,10 +236,12 @@ def make_application(
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, refusals=refusals)
     app.add_middleware(WholeAnswers, max_answer_bytes=max_answer_bytes)
-    # Added last, so it runs first: a browser may read why it was refused.
+    # Added after the guard, so it runs before that: a browser may read why it was refused.
     options = cors_options(cors_allow_origins)
     if options is not None:
         app.add_middleware(BrowserCors, **options)
+    if not hosts.any:
+        app.add_middleware(HostGuard, hosts=hosts, refusals=refusals)
     _answer_errors_as_problems(app)
     _add_ops_routes(app, ready, metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -314,7 +320,7 @@ def _add_ops_routes(
         if problem is not None and is_unknown(request.scope):
             # Why names hosts, stores and paths.
             problem = NotReady(
-                "Not ready; a request with a token is told why.", retry_after_s=problem.retry_after_s
+                "Not ready; a request that may read here is told why.", retry_after_s=problem.retry_after_s
             )
         return respond(json_answer({"ready": True}) if problem is None else problem_answer(problem))
 
@@ -369,7 +375,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 if path not in OPEN_PATHS:
                     # Whether a token is required is a setting.
                     operation["security"] = [{"token": []}, {}]
-                    _document_problems(operation["responses"], Unauthenticated, Forbidden)
+                    _document_problems(operation["responses"], HostNotAllowed, Unauthenticated, Forbidden)
         for unused in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(unused, None)
         app.openapi_schema = schema

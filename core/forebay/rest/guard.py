@@ -1,4 +1,4 @@
-"""Checks every request with the authenticator before the application sees it."""
+"""Checks every request, its host and its credentials, before the application sees it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
-from forebay.errors import BadRequest, Problem
+from forebay.errors import BadRequest, HostNotAllowed, Problem
 from forebay.rest.answers import problem_answer
+from forebay.rest.hosts import AllowedHosts
 
 OPEN_PATHS = ("/livez", "/readyz")
 """Open to all: load balancers and supervisors have no token."""
 
 _LATER_REFUSAL = "forebay.later_refusal"
 _UNKNOWN = "forebay.unknown"
+_MOST_SHOWN_BYTES = 255
 
 
 def is_unknown(scope: Scope) -> bool:
@@ -31,6 +33,40 @@ def later_refusal(scope: Scope) -> Problem | None:
     """Why an accepted request would now be refused, None if it would not: an answer may outlast a token."""
     refusal: Callable[[Scope], Problem | None] | None = scope.get(_LATER_REFUSAL)
     return None if refusal is None else refusal(scope)
+
+
+async def _refuse(problem: Problem, refusals: Counter[int], send: Send) -> None:
+    refusals[problem.status] += 1
+    answer = problem_answer(problem)
+    headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+class HostGuard:
+    """Refuses requests that name a host which is not allowed; of ``OPEN_PATHS`` they get the status only.
+
+    A request without a host, as of HTTP/1.0, is no browser's. ``refusals`` counts refused requests by status.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, refusals: Counter[int]) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        named = [value for name, value in scope.get("headers", ()) if name == b"host"]
+        other = next((host for host in named if not self._hosts.allows(host)), None)
+        if other is not None and _path(scope) not in OPEN_PATHS:
+            shown = other[:_MOST_SHOWN_BYTES].decode("latin-1")
+            problem = HostNotAllowed(
+                f"The host {shown!r} is not this process's; an operator can allow its name with --allowed-hosts."
+            )
+            await _refuse(problem, self._refusals, send)
+            return
+        if other is not None:
+            scope[_UNKNOWN] = True
+        await self._app(scope, receive, send)
 
 
 class Guard:
@@ -51,18 +87,14 @@ class Guard:
             return
         problem = self._refusal(scope)
         if _path(scope) in OPEN_PATHS:
-            scope[_UNKNOWN] = problem is not None
+            scope[_UNKNOWN] = is_unknown(scope) or problem is not None
             await self._app(scope, receive, send)
             return
         if problem is None:
             scope[_LATER_REFUSAL] = self._refusal
             await self._app(scope, receive, send)
             return
-        self._refusals[problem.status] += 1
-        answer = problem_answer(problem)
-        headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        await _refuse(problem, self._refusals, send)
 
     def _refusal(self, scope: Scope) -> Problem | None:
         given = [value for name, value in scope["headers"] if name == b"authorization"]

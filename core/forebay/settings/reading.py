@@ -93,6 +93,11 @@ def _check_together(values: Mapping[str, Any]) -> None:
     if (values["tls_certificate_file"] is None) != (values["tls_key_file"] is None):
         raise SettingError("Of tls_certificate_file and tls_key_file there is only one; HTTPS needs both.")
     _refuse_everybody(values)
+    for name in values["allowed_hosts"]:
+        if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+            raise SettingError(
+                f"allowed_hosts: {name!r} is neither a name without a port, such as reads.example.org, nor '*'."
+            )
     for origin in values["cors_allow_origins"]:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/]+", origin):
             raise SettingError(

@@ -337,6 +337,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "shutdown_timeout_ms", "integer", 25_000, BOTH, "Longest time from SIGTERM to the process' end.", least=1
     ),
+    Setting(
+        "allowed_hosts",
+        "names",
+        (),
+        BOTH,
+        "Names by which requests may address the process, beside addresses, names of loopback and the advertised "
+        "one, or `*`; by default any if other machines may reach it.",
+    ),
     Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
     Setting(
         "tls_certificate_file",

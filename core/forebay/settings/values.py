@@ -50,6 +50,7 @@ class WorkerSettings:
     max_event_streams: int
     drain_ms: int
     shutdown_timeout_ms: int
+    allowed_hosts: tuple[str, ...]
     cors_allow_origins: tuple[str, ...]
     tls_certificate_file: Path | None
     tls_key_file: Path | None
@@ -83,6 +84,7 @@ class RouterSettings:
     lag_report_max_age_ms: int
     drain_ms: int
     shutdown_timeout_ms: int
+    allowed_hosts: tuple[str, ...]
     cors_allow_origins: tuple[str, ...]
     tls_certificate_file: Path | None
     tls_key_file: Path | None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 
-from forebay.metadata import HostInfo
+from forebay.metadata import HostInfo, is_address
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class Seeds:
 
     def __init__(self, seeds: Iterable[HostInfo], resolve: Resolve = resolve) -> None:
         given = frozenset(seeds)
-        self._names = frozenset(seed for seed in given if not _is_address(seed.host))
+        self._names = frozenset(seed for seed in given if not is_address(seed.host))
         self._resolve = resolve
         self._of_name: dict[HostInfo, frozenset[HostInfo]] = {}
         self._failing: set[HostInfo] = set()
@@ -73,11 +72,3 @@ class Seeds:
         self._failing.discard(name)
         self._of_name[name] = found
         return bool(found)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

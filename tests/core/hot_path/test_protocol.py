@@ -24,7 +24,7 @@ from tests.cluster import until
 BODY = b"x" * 10_000
 LARGE = 8 << 20
 REQUEST = b"GET /v1/stores/s/keys/k HTTP/1.1\r\nHost: h\r\n\r\n"
-FORM = RequestForm("s", b"", b"", b"")
+FORM = RequestForm("s", b"", b"", b"", b"h")
 
 
 class SlowPeer(asyncio.Transport):

@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from forebay.errors import NotReady, Problem
+from forebay.metadata import HostInfo
 from forebay.rest.application import make_application
+from forebay.rest.hosts import allowed_hosts
 from forebay.tokens import TokensFile
 from tests.tokens import header_of, token_of
 
@@ -29,6 +31,7 @@ async def readyz(tokens: Path | None, headers: dict[str, str]) -> httpx.Response
         ready=not_ready,
         metrics=no_metrics,
         authenticator=None if tokens is None else TokensFile(tokens),
+        hosts=allowed_hosts(HostInfo("127.0.0.1", 1), ("here",)),
         refusals=Counter(),
         max_key_bytes=4_096,
         max_answer_bytes=1 << 20,
@@ -45,6 +48,17 @@ async def test_without_a_token_it_is_only_the_status(tmp_path, headers):
     assert answer.status_code == 503
     assert "worker-7" not in answer.text
     assert "orders" not in answer.text
+
+
+async def test_a_page_whose_name_was_rebound_gets_the_status_alone(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"ann {token_of('ann')}")
+    for answer in (
+        await readyz(tokens, {"host": "evil.example", "authorization": header_of("ann")}),
+        await readyz(None, {"host": "evil.example"}),
+    ):
+        assert answer.status_code == 503
+        assert "worker-7" not in answer.text
 
 
 async def test_with_a_token_or_where_none_is_needed_it_says_why(tmp_path):

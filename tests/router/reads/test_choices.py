@@ -27,7 +27,7 @@ async def test_candidates_are_refreshed_after_25_ms():
             router.cluster._holds(view, set())
 
     choices = Choices(router)
-    read = choices.key_read(RequestForm("s", b"", b"", b""))
+    read = choices.key_read(RequestForm("s", b"", b"", b"", b"h"))
     assert read is not None
 
     def chosen(at_ms: float) -> HostInfo:
