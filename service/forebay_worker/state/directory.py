@@ -27,11 +27,14 @@ _DELETING = ".deleting-"
 class StateDirectory:
     """``<state_dir>/<application_id>/``, locked for the life of the process that opened it.
 
-    Raises ``StateDirectoryLocked`` if another process has it, ``ConfigurationError`` if it cannot be written.
+    Raises ``StateDirectoryLocked`` if another process has it, ``ConfigurationError`` if it cannot be written or
+    contains a symbolic link.
     """
 
     def __init__(self, state_dir: Path, application_id: str) -> None:
         self.path = state_dir.absolute() / application_id
+        if self.path.is_symlink():
+            raise _linked(self.path)
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Not through a link: what it names would be truncated.
@@ -48,6 +51,11 @@ class StateDirectory:
                 f"The state directory {self.path} is in use by process {owner}. Stop it first; each worker "
                 "needs a --state-dir of its own."
             ) from None
+        try:
+            _refuse_links(self.path)
+        except BaseException:
+            os.close(self._lock)
+            raise
         # Only informs a process that is refused; a full disk must not prevent serving what is on it.
         with contextlib.suppress(OSError):
             os.ftruncate(self._lock, 0)
@@ -158,6 +166,22 @@ def _unwritable(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
         f"The state directory {path} cannot be written: {error.strerror}. "
         "Give --state-dir a directory that this user may write, on a disk with free space."
+    )
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuse a directory that leads elsewhere: what lies there would be moved, overwritten or deleted as if it lay
+    here. Below a store's own directory it is the store's."""
+    for pattern in ("*", "*_*/*", f"*_*/{layout.STORES}/*", f"{layout.SET_ASIDE}/*"):
+        for found in path.glob(pattern):
+            if found.is_symlink():
+                raise _linked(found)
+
+
+def _linked(path: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} is a symbolic link, which a state directory may not contain: what it names could be moved, "
+        "overwritten or deleted. Put there what it names, or remove the link."
     )
 
 

@@ -145,8 +145,8 @@ def in_flight(state_path: Path) -> InFlight | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return InFlight(
-            state_path / document["source"],
-            state_path / document["target"],
+            _within(state_path, document["source"]),
+            _within(state_path, document["target"]),
             TopicPartition(document["topic"], document["partition"]),
             document["offset"],
             document.get("moment_epoch_ms"),
@@ -158,6 +158,13 @@ def in_flight(state_path: Path) -> InFlight | None:
             f"{path} is not a relocation journal ({error!r}). Remove it; at worst one store that does not manage "
             "its offsets is rebuilt from the log."
         ) from None
+
+
+def _within(state_path: Path, place: str) -> Path:
+    """A place of the journal; raises ``ValueError`` if it leads out of the state directory."""
+    if Path(place).is_absolute() or ".." in Path(place).parts:
+        raise ValueError(f"{place!r} is not in {state_path}")
+    return state_path / place
 
 
 def settle(directory: StateDirectory, step: Step = lambda name: None) -> InFlight | None:

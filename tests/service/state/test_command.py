@@ -14,7 +14,7 @@ from forebay_worker.state.checkpoint import CheckpointFile
 from forebay_worker.state.command import state
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import IDENTITY_NAME
-from forebay_worker.state.mover import JOURNAL_NAME, relocate
+from forebay_worker.state.mover import JOURNAL_NAME, RelocationError, relocate
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
 
 TOPOLOGY = """
@@ -187,6 +187,38 @@ def test_relocate_finishes_what_was_begun(run: Run, state_path: Path) -> None:
     assert "Finished the move of" in result.output
     assert stores(state_path) == ["1_0/orders"]
     assert CheckpointFile.of(state_path / "1_0").read() == {TopicPartition("app-orders-changelog", 0): 5}
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+@pytest.mark.parametrize("place", ["../../precious", "0_0/../../../precious", "/precious"])
+def test_a_journal_moves_nothing_in_from_elsewhere_nor_out(
+    run: Run, state_path: Path, tmp_path: Path, end: str, place: str
+) -> None:
+    leave_in_flight(state_path)
+    (tmp_path / "precious").mkdir()
+    journal = json.loads((state_path / JOURNAL_NAME).read_text())
+    outside = str(tmp_path / "precious") if place == "/precious" else place
+    (state_path / JOURNAL_NAME).write_text(json.dumps(journal | {end: outside}))
+    before = sorted(tmp_path.rglob("*"))
+    for command in (("relocate",), ("rm", "0_0")):
+        error = run(*command).exception
+        assert isinstance(error, RelocationError)
+        assert outside in str(error)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", [("ls",), ("relocate",), ("rm", "1_1")])
+def test_a_link_to_elsewhere_is_named_and_nothing_is_changed(
+    run: Run, state_path: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    put(state_path, "1_2", "orders")
+    put(tmp_path / "elsewhere", "1_1", "orders")
+    (state_path / "1_1").symlink_to(tmp_path / "elsewhere/1_1")
+    error = run(*command).exception
+    assert isinstance(error, ConfigurationError)
+    assert f"{state_path / '1_1'} is a symbolic link" in str(error)
+    assert stores(tmp_path / "elsewhere") == ["1_1/orders"]
+    (state_path / "1_1").unlink()
 
 
 def test_relocate_where_all_is_in_place_does_nothing(run: Run, state_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A state directory's record of the processes that used it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,49 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     with pytest.raises(ConfigurationError):
         StateDirectory(tmp_path, "app")
     assert target.read_text() == "content"
+
+
+LINKS = [
+    "process.json",
+    "process.tmp",
+    ".relocation.json",
+    ".set-aside",
+    ".set-aside/0_3-s-1",
+    "0_3",
+    "0_3/.checkpoint",
+    "0_3/rocksdb",
+    "0_3/rocksdb/s",
+]
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_link_out_of_the_directory_is_named_and_not_followed(tmp_path, link):
+    precious = tmp_path / "precious"
+    (precious / "rocksdb/s").mkdir(parents=True)
+    (precious / "rocksdb/s/file").write_text("content")
+    place = tmp_path / "app" / link
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(precious)
+    with pytest.raises(ConfigurationError, match=f"{re.escape(str(place))} is a symbolic link"):
+        StateDirectory(tmp_path, "app")
+    assert [path.name for path in precious.rglob("*")] == ["rocksdb", "s", "file"]
+    place.unlink()
+    opened(tmp_path).close()
+
+
+def test_the_applications_directory_is_no_link_either(tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "app").symlink_to(tmp_path / "precious")
+    with pytest.raises(ConfigurationError, match="app is a symbolic link"):
+        StateDirectory(tmp_path, "app")
+    assert list((tmp_path / "precious").iterdir()) == []
+
+
+def test_the_operators_own_path_may_have_links(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "state").symlink_to(tmp_path / "disk")
+    opened(tmp_path / "state").close()
+    opened(tmp_path / "state").close()
 
 
 def test_others_may_not_read_the_state(tmp_path):
