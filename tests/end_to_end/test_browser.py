@@ -12,6 +12,7 @@ import pytest
 from tests.cluster import Cluster, wait_until
 
 CHROMIUM = Path("/usr/bin/chromium")
+SWITCHES = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser: {CHROMIUM} is missing")
 
 PAGE = """<!doctype html><body><p id="value"></p><script>
@@ -60,8 +61,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextmanager
 def browser(url: str, directory: Path) -> Iterator[None]:
-    switches = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    switches += [f"--user-data-dir={directory}", "--remote-debugging-port=0"]
+    switches = [*SWITCHES, f"--user-data-dir={directory}", "--remote-debugging-port=0"]
     with (directory.parent / "chromium.log").open("wb") as log:
         process = subprocess.Popen([CHROMIUM, *switches, url], stdout=log, stderr=log)
     try:
@@ -93,3 +93,18 @@ def test_an_event_source_shows_a_value_that_changes(cluster: Cluster, tmp_path: 
         dashboard.shutdown()
         dashboard.server_close()
         serving.join()
+
+
+def test_the_page_of_the_api_is_drawn_within_its_policy(cluster: Cluster, tmp_path: Path) -> None:
+    worker = cluster.start_worker()
+    switches = [*SWITCHES, f"--user-data-dir={tmp_path / 'profile'}"]
+    switches += ["--enable-logging=stderr", "--virtual-time-budget=20000"]
+    drawn = subprocess.run(
+        [CHROMIUM, *switches, "--dump-dom", f"http://{worker}/docs"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert 'data-path="/v1/stores/{store}/keys/{key}"' in drawn.stdout
+    assert "Content Security Policy" not in drawn.stderr

@@ -1,5 +1,6 @@
 """A client's view of one quiet cluster: two workers and a router."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -441,7 +442,22 @@ def samples(address: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
-def test_docs_and_openapi_are_served(served):
-    _, router = served
-    assert get(router, "/docs").status_code == 200
+def test_the_page_of_the_api_loads_everything_from_the_process(served):
+    cluster, router = served
+    for address in (router, next(iter(cluster.workers))):
+        page = get(address, "/docs")
+        loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert len(loaded) == 4
+        for name in loaded:
+            found = get(address, f"/{name}")
+            assert found.status_code == 200, name
+            assert found.headers["content-type"].split(";")[0] in ("text/javascript", "text/css", "image/png")
+        # Relative names only, in the page and in the script that starts it; nothing is written into the page.
+        start = get(address, "/docs/start.js").text
+        assert not re.search(r"//|<script>|\sstyle=|\son\w+=", page.text + start)
+        policy = dict(rule.split(" ", 1) for rule in page.headers["content-security-policy"].split("; "))
+        sources = {source for rule in policy.values() for source in rule.split()}
+        assert sources == {"'none'", "'self'", "data:"}
+        assert (policy["default-src"], policy["script-src"]) == ("'none'", "'self'")
+        assert get(address, "/redoc").status_code == 404
     assert "/v1/stores/{store}/keys/{key}" in get(router, "/openapi.json").json()["paths"]

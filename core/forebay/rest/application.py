@@ -39,6 +39,7 @@ from forebay.errors import (
     UnknownPath,
 )
 from forebay.rest.answers import Answer, json_answer, problem_answer
+from forebay.rest.api_page import add_api_page
 from forebay.rest.batches import key_too_long
 from forebay.rest.guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay.rest.hosts import AllowedHosts
@@ -229,6 +230,8 @@ def make_application(
         version=__version__,
         description="State of Spark streams, read by key, with the lag of every answer.",
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
         lifespan=lifespan,
     )
     app.add_middleware(RawPath)
@@ -344,8 +347,8 @@ def _add_ops_routes(
         200: {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}
     }
     add("/metrics", metrics, {**responses(), **text})
+    add_api_page(app)
     for path in ("/openapi.json", "/docs"):
-        # FastAPI's own routes, which accept GET and HEAD.
         app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
 
 
