@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from forebay.tasks import TopicPartition
@@ -48,6 +48,9 @@ class CommittedOffset(NamedTuple):
     end_reached_epoch_ms: float | None = None
     """All records that could be read at this wall-clock time are applied; unknown in offsets that 0.1 wrote, whose
     ``current_until_epoch_ms`` said this."""
+    filling: Sequence[str] = ()
+    """The writers that are filling the log with what their sources hold: until they end, a missing key proves
+    nothing."""
 
     @property
     def last_end_reached_epoch_ms(self) -> float | None:

@@ -469,9 +469,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "miss-in-a-replay",
         "no replica in the middle of a replay states that a key is missing",
         "forebay_worker.queries.misses:why_unproven",
-        "if not admitted.complete or not replica.consistent:",
+        "if not admitted.knows_all_keys or not replica.consistent:",
         "if False:",
         ("end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",),
+    ),
+    Mutant(
+        "miss-in-a-filling-log",
+        "no missing key is stated while a log is being filled",
+        "forebay_worker.queries.misses:why_unproven",
+        "if replica.filling:",
+        "if False:",
+        ("service/queries/test_filling.py::test_a_key_missed_after_a_filling_began_is_not_stated",),
+    ),
+    Mutant(
+        "miss-read-while-filling",
+        "neither is one that was read before the filling ended",
+        "forebay_worker.tasks.replica:Replica.knows_all_keys",
+        "self.complete and not self.filling",
+        "self.complete",
+        (
+            "service/queries/test_filling.py::"
+            "test_a_key_missed_in_content_before_the_end_of_the_filling_is_not_stated_after_it",
+        ),
     ),
     Mutant(
         "miss-in-a-later-replay",

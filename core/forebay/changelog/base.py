@@ -24,16 +24,28 @@ A plain tuple, as the database returns it: a class of its own would halve the sp
 class Heartbeat:
     """Written after a batch or while idle, it states that the source's data up to ``as_of_ms`` is in the log.
 
-    ``as_of_ms`` is epoch milliseconds, None while the writer cannot tell.
+    ``as_of_ms`` is epoch milliseconds, None while the writer cannot tell. While a writer is ``filling`` the log with
+    what its source already holds, a key that is not in the log yet may exist. ``lineage`` identifies the attempt at
+    the batch, for a writer that goes on from its own heartbeats.
     """
 
     as_of_ms: int | None
     query_id: str
     batch_id: int
+    filling: bool = False
+    lineage: str | None = None
 
     def value(self) -> bytes:
         """The record value."""
-        document = {"as_of_ms": self.as_of_ms, "query_id": self.query_id, "batch_id": self.batch_id}
+        document: dict[str, Any] = {
+            "as_of_ms": self.as_of_ms,
+            "query_id": self.query_id,
+            "batch_id": self.batch_id,
+        }
+        if self.filling:
+            document["filling"] = True
+        if self.lineage is not None:
+            document["lineage"] = self.lineage
         return json.dumps(document).encode()
 
     @classmethod
@@ -41,10 +53,17 @@ class Heartbeat:
         """The inverse of ``value``; raises ``ValueError`` if it is not a heartbeat."""
         document: Any = json.loads(value)
         try:
-            beat = cls(document["as_of_ms"], document["query_id"], document["batch_id"])
+            beat = cls(
+                document["as_of_ms"],
+                document["query_id"],
+                document["batch_id"],
+                document.get("filling") is True,
+                document.get("lineage"),
+            )
         except (TypeError, KeyError):
             raise ValueError(f"{value[:80]!r} is not a heartbeat") from None
-        if not isinstance(beat.as_of_ms, int | None) or not isinstance(beat.query_id, str):
+        texts = isinstance(beat.query_id, str) and isinstance(beat.lineage, str | None)
+        if not isinstance(beat.as_of_ms, int | None) or not texts:
             raise ValueError(f"{value[:80]!r} is not a heartbeat")
         return beat
 

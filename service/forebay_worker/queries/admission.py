@@ -76,7 +76,7 @@ class Admitted:
     designated_boot_ms: float | None
     progress: Progress
     log: str | None
-    complete: bool
+    knows_all_keys: bool
     role: str
     lag: Lag
     provenance: EncodedProvenance
@@ -231,7 +231,7 @@ class Admission:
         role, lag = replica.role(lease, now), lag_of(progress, now)
         provenance = encode_provenance(self._provenance(replica, role, lag))
         admitted = Admitted(
-            replica, moment, lease, designated, progress, replayed, replica.complete, role, lag, provenance
+            replica, moment, lease, designated, progress, replayed, replica.knows_all_keys, role, lag, provenance
         )
         replica.admitted = admitted
         return admitted

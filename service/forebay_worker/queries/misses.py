@@ -44,8 +44,15 @@ def why_unproven(
             "them, so a missing one proves nothing: set it to the writer's, or to 'unknown'.",
             **members,
         )
+    if replica.filling:
+        return NotReady(
+            f"The log of {spec.name!r} is still being filled with what its source holds, so a missing key proves "
+            "nothing.",
+            retry_after_s=1,
+            **members,
+        )
     # As it was before the content was read, and as it is now.
-    if not admitted.complete or not replica.consistent:
+    if not admitted.knows_all_keys or not replica.consistent:
         return NotReady(
             "The replica is in the middle of a replay, where a missing key proves nothing.",
             retry_after_s=1,

@@ -113,6 +113,7 @@ class CheckpointedStore:
             as_of_epoch_ms=dict.fromkeys(found.as_of_epoch_ms),
             stream_time_ms=found.stream_time_ms,
             queries=found.queries,
+            filling=found.filling,
             misplaced_key=found.misplaced_key,
             partitions_found=found.partitions_found,
         )

@@ -364,12 +364,14 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
         replica.learn_log(report.log)
         replica.store.commit({})
     replica.progress = replica.progress._replace(applying_to=max(committed.content_before, offset.content_before))
+    replica.filling |= bool(offset.filling)
     replica.store.ingest(path, tp, offset)
     replica.progress = replica.progress._replace(
         position=offset.position,
         applying_to=offset.content_before,
         consistent_position=offset.consistent_position,
     )
+    replica.filling = bool(offset.filling)
     replica.stream_time_ms = offset.stream_time_ms
     replica.failure = None
     if offset.misplaced_key is not None and replica.misplaced_key is None:

@@ -17,6 +17,7 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
     """Publish how far a replica's store is, before anything more is applied to it."""
     _note_completeness(replica, committed)
     replica.stream_time_ms = committed.stream_time_ms
+    replica.filling = bool(committed.filling)
     replica.swept_to_ms = swept_to_ms(replica.store)
     if replica.misplaced_key is None and committed.misplaced_key is not None:
         # With the topology's present partitioner, it may be in the right partition.
@@ -70,10 +71,13 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
         misplaced_key=misplaced,
         partitions_found=partitions_found,
     )
+    # Before the content that a reader may miss something in, and until after all that it was to have.
+    replica.filling |= bool(after.filling)
     _commit(replica, before, after, fold)
     replica.moment_kept_boot_ms = batch.end.sent_boot_ms
     replica.stream_time_ms = after.stream_time_ms
     replica.progress = progress
+    replica.filling = bool(after.filling)
     replica.watches.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
     replica.records_applied += len(batch.records)
     replica.records_skipped += skipped

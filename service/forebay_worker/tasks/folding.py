@@ -23,13 +23,14 @@ _PLAIN_AS_STORED = frozenset({"string", "bytes", "json"})
 class Fold:
     """The outcome of some records on top of a store's content.
 
-    ``changes`` maps stored keys to their last value, None to delete. ``as_of_epoch_ms``, ``queries`` and
-    ``stream_time_ms`` belong to the offset to commit with them.
+    ``changes`` maps stored keys to their last value, None to delete. ``as_of_epoch_ms``, ``queries``, ``filling``
+    and ``stream_time_ms`` belong to the offset to commit with them.
     """
 
     as_of_epoch_ms: dict[str, int | None]
     queries: dict[str, str]
     stream_time_ms: int | None
+    filling: set[str]
     changes: dict[bytes, bytes | None] = field(default_factory=dict)
     ahead: int = 0
     """How many records had a time too far after their own timestamp to move stream time."""
@@ -37,7 +38,12 @@ class Fold:
     @classmethod
     def after(cls, committed: CommittedOffset) -> Fold:
         """An empty fold on top of a committed offset."""
-        return cls(dict(committed.as_of_epoch_ms), dict(committed.queries), committed.stream_time_ms)
+        return cls(
+            dict(committed.as_of_epoch_ms),
+            dict(committed.queries),
+            committed.stream_time_ms,
+            set(committed.filling),
+        )
 
     def add(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         """Fold records in, in offset order; heartbeats change no key. Raises ``BadRecord``."""
@@ -83,6 +89,7 @@ class Fold:
         if value is None:
             self.as_of_epoch_ms.pop(writer, None)
             self.queries.pop(writer, None)
+            self.filling.discard(writer)
             return
         beat = Heartbeat.parse(value)
         as_of_ms = beat.as_of_ms
@@ -91,6 +98,10 @@ class Fold:
             as_of_ms = self.as_of_epoch_ms.get(writer)
         self.as_of_epoch_ms[writer] = as_of_ms
         self.queries[writer] = beat.query_id
+        if beat.filling:
+            self.filling.add(writer)
+        else:
+            self.filling.discard(writer)
 
 
 def advance(
@@ -127,6 +138,7 @@ def advance(
         partitions_found=before.partitions_found,
         tombstone_floor=max(before.tombstone_floor, batch.tombstone_floor),
         end_reached_epoch_ms=before.end_reached_epoch_ms,
+        filling=tuple(sorted(fold.filling)),
     )
 
 

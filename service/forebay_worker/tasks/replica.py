@@ -45,6 +45,8 @@ class Replica:
     progress: Progress = EMPTY_PROGRESS
     complete: bool = False
     """Whether an end of the log was ever reached: until then a missing key proves nothing."""
+    filling: bool = False
+    """Whether its log is being filled with what a writer's source already holds: a missing key proves nothing."""
     diverged: bool = False
     """Its content was not that of the log, or is lost, and the rebuild is not done."""
     misplaced_key: bytes | None = None
@@ -124,6 +126,11 @@ class Replica:
         return self.complete and progress.consistent_position == progress.position
 
     @property
+    def knows_all_keys(self) -> bool:
+        """Whether an end of the log was reached that had all keys of its source."""
+        return self.complete and not self.filling
+
+    @property
     def oldest_kept_ms(self) -> int | None:
         """The first time of the oldest entry that is kept, as in ``forebay.retention``; None if all are."""
         return self._later(oldest_kept_ms(self.spec, self.stream_time_ms))
@@ -186,7 +193,7 @@ class Replica:
     def disown_content(self) -> None:
         """Its content is not that of the log, or is lost: nothing found out about it holds any more."""
         self.diverged = True
-        self.complete = self.was_checked = False
+        self.complete = self.filling = self.was_checked = False
         self.misplaced_key = None
         # Neither a lag nor an active role is told of it, even if the rebuild cannot begin.
         self.progress = EMPTY_PROGRESS

@@ -13,3 +13,8 @@ def test_each_writer_has_a_heartbeat_key_of_its_own() -> None:
     assert heartbeat_key("delays") == heartbeat_key("delays")
     assert heartbeat_key("delays") != heartbeat_key("delays2")
     assert heartbeat_key("delays").startswith(b"\x00")
+
+
+def test_a_heartbeat_of_a_writer_that_fills_the_log_round_trips():
+    heartbeat = Heartbeat(None, "q", 7, filling=True, lineage="abc")
+    assert Heartbeat.parse(heartbeat.value()) == heartbeat

@@ -1,0 +1,76 @@
+"""While a writer fills a log with what its source holds, no missing key is stated, whatever was read and when."""
+
+from forebay.changelog import Batch, Heartbeat
+from forebay.changelog.heartbeat_keys import heartbeat_key
+from forebay.clock import boot_ms
+from forebay.errors import NotReady, UnknownKey
+from forebay.lag import EndOffset
+from forebay.rest.parameters import ReadParameters
+from forebay_worker.queries.misses import miss
+from forebay_worker.tasks.commit import apply_batch, resume
+from forebay_worker.tasks.replica import Replica
+from tests.service.queries.held import held
+
+
+def beats(replica: Replica, *heartbeats: tuple[str, Heartbeat | None]) -> None:
+    """Apply heartbeats of writers; None retires one."""
+    first = replica.progress.position
+    records = [
+        (first + at, heartbeat_key(writer), beat and beat.value(), 0, True)
+        for at, (writer, beat) in enumerate(heartbeats)
+    ]
+    end = first + len(records)
+    apply_batch(
+        replica,
+        Batch(replica.topic_partition, records, end, False, EndOffset(end, boot_ms()), 0, 0, "log"),
+    )
+
+
+def beat(*, filling: bool) -> Heartbeat:
+    return Heartbeat(None, "q", 1, filling=filling)
+
+
+def test_a_missing_key_is_stated_only_when_every_writer_has_filled_the_log(tmp_path):
+    admission, replica = held(tmp_path)
+
+    def missing() -> type[Exception]:
+        return type(miss(admission.admit(replica, ReadParameters()), replica.spec, b"absent"))
+
+    beats(replica, ("a", beat(filling=False)))
+    assert missing() is UnknownKey
+    beats(replica, ("a", beat(filling=True)), ("b", beat(filling=True)))
+    assert missing() is NotReady
+    beats(replica, ("a", beat(filling=False)))
+    assert missing() is NotReady
+    beats(replica, ("b", None))
+    assert missing() is UnknownKey
+
+
+def test_a_key_missed_in_content_before_the_end_of_the_filling_is_not_stated_after_it(tmp_path):
+    admission, replica = held(tmp_path)
+    beats(replica, ("a", beat(filling=True)))
+    before = admission.admit(replica, ReadParameters())
+    beats(replica, ("a", beat(filling=False)))
+    assert isinstance(miss(before, replica.spec, b"absent"), NotReady)
+
+
+def test_a_key_missed_after_a_filling_began_is_not_stated(tmp_path):
+    admission, replica = held(tmp_path)
+    beats(replica, ("a", beat(filling=False)))
+    before = admission.admit(replica, ReadParameters())
+    beats(replica, ("a", beat(filling=True)))
+    assert isinstance(miss(before, replica.spec, b"absent"), NotReady)
+
+
+def test_a_store_that_is_opened_again_knows_that_its_log_is_being_filled(tmp_path):
+    _, replica = held(tmp_path)
+    beats(replica, ("a", beat(filling=True)))
+    committed = replica.store.committed_offset(replica.topic_partition)
+    assert committed is not None
+    again = Replica(replica.spec, replica.task, replica.store)
+    resume(again, type(committed).from_document(committed.document()))
+    assert again.filling
+    beats(replica, ("a", beat(filling=False)))
+    committed = replica.store.committed_offset(replica.topic_partition)
+    assert committed is not None
+    assert "filling" not in committed.document()
