@@ -322,8 +322,9 @@ class InternalError(Problem):
 
 class NotReady(Problem):
     """The process cannot answer yet, or no longer: the replica is in the middle of a replay, or its log is being
-    filled, where a missing key proves nothing; its store is being opened or closed; no worker, or no assignment, is
-    known yet; or the process is shutting down. ``/readyz`` also uses it for every other reason, such as a full disk.
+    filled, where a missing key proves nothing; its store is being opened or closed; no worker, or no assignment,
+    is known yet; or the process is shutting down. ``/readyz`` also uses it for every other reason, such as a full
+    disk.
     """
 
     status, name, title = 503, "not-ready", "Not ready to answer"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,18 @@ from forebay.codecs import KEY_CODECS, TEXT_KEY_CODECS, TEXT_VALUE_CODECS, VALUE
 from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
+from forebay.spark_state import SparkState, parse_spark_state
 from forebay.stored_keys import StoredKeys
 from forebay.tasks import TaskId, TopicPartition
+from forebay.toml_tables import (
+    NAME,
+    NAME_RULE,
+    boolean_field,
+    choice_field,
+    integer_field,
+    name_field,
+    refuse_unknown,
+)
 
 _MOST_PARTITIONS = 65_536
 """More are probably a typing error, and each would be a file or a topic's partition."""
@@ -37,9 +46,6 @@ def _remembered(worked_out: Callable[[bytes, int], int], key: bytes, partitions:
     return worked_out(key, partitions)
 
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_NAME_RULE = "letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
-
 _REQUIRED_BY_KIND = {
     "key-value": (),
     "window": ("window_size_ms", "retention_ms"),
@@ -51,6 +57,8 @@ _ALL_KIND_FIELDS = sorted(
     {name for by_kind in (_REQUIRED_BY_KIND, _OPTIONAL_BY_KIND) for names in by_kind.values() for name in names}
 )
 _MOST_AHEAD_MS = 7 * 86_400_000
+_OF_THE_WRITER = "of_the_writer"
+"""Marks the fields that no worker needs: a change of them rebuilds nothing."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,8 @@ class StoreSpec:
     """What happens at a record that does not fit the codecs of a foreign store: ``stop`` or ``skip``."""
     accept_uncompacted: bool = False
     """Whether to accept a topic that deletes by time, although a rebuilt store lacks what was deleted."""
+    spark_state: SparkState | None = field(default=None, metadata={_OF_THE_WRITER: True})
+    """The state of a Spark query that the store has, None if a sink or others write its log."""
 
     @cached_property
     def name_bytes(self) -> bytes:
@@ -157,20 +167,30 @@ class StoreSpec:
         )
 
     def document(self) -> dict[str, Any]:
-        """The specification as JSON values, without unset fields."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        """The specification as JSON values, without unset fields and without what concerns its writer alone."""
+        return {
+            item.name: getattr(self, item.name)
+            for item in _fields_of_readers()
+            if getattr(self, item.name) is not None
+        }
 
     def chosen(self) -> dict[str, Any]:
         """The fields that differ from their default: a version with more fields gives the same for a store that
         sets none of them."""
-        mine = {item.name: (getattr(self, item.name), item.default) for item in dataclasses.fields(self)}
+        mine = {item.name: (getattr(self, item.name), item.default) for item in _fields_of_readers()}
         return {name: value for name, (value, default) in mine.items() if value != default}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StoreSpec:
         """The inverse of ``document``; members that this version does not know are ignored."""
-        known = {item.name for item in dataclasses.fields(cls)}
+        known = {item.name for item in _fields_of_readers()}
         return cls(**{name: value for name, value in document.items() if name in known})
+
+
+@cache
+def _fields_of_readers() -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a store that matter to those who hold it."""
+    return tuple(item for item in dataclasses.fields(StoreSpec) if _OF_THE_WRITER not in item.metadata)
 
 
 class _TextSpec(StoreSpec):
@@ -273,8 +293,8 @@ def load_topology(path: str | Path) -> Topology:
 
 def parse_topology(document: Mapping[str, Any]) -> Topology:
     """A topology from its TOML document; raises ``TopologyError``."""
-    _refuse_unknown(document, {"application_id", "subtopology"}, "the topology")
-    application_id = _name(document, "application_id", "the topology")
+    refuse_unknown(document, {"application_id", "subtopology"}, "the topology")
+    application_id = name_field(document, "application_id", "the topology")
     tables = document.get("subtopology")
     if not isinstance(tables, list) or not tables:
         raise TopologyError("the topology has no [[subtopology]]; add at least one.")
@@ -290,9 +310,9 @@ def parse_topology(document: Mapping[str, Any]) -> Topology:
 
 def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) -> SubTopology:
     where = f"sub-topology {ordinal}"
-    _refuse_unknown(table, {"name", "partitions", "store"}, where)
-    name = _name(table, "name", where)
-    partitions = _integer(table, "partitions", where, least=1)
+    refuse_unknown(table, {"name", "partitions", "store"}, where)
+    name = name_field(table, "name", where)
+    partitions = integer_field(table, "partitions", where, least=1)
     if partitions > _MOST_PARTITIONS:
         raise TopologyError(f"{where}: partitions = {partitions} is more than {_MOST_PARTITIONS}; use fewer.")
     stores = table.get("store")
@@ -305,55 +325,71 @@ def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) ->
 def _store(table: Mapping[str, Any], application_id: str, partitions: int, where: str) -> StoreSpec:
     if not isinstance(table, Mapping):
         raise TopologyError(f"a store of {where} is {table!r}, not a table.")
-    name = _name(table, "name", f"a store of {where}")
+    name = name_field(table, "name", f"a store of {where}")
     where = f"store {name!r}"
     tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
     foreign = ("foreign", "on_bad_value", "accept_uncompacted")
-    common = {"name", "kind", "key", "value", "partitioner", "topic", "supplier", *tolerance, *foreign}
-    _refuse_unknown(table, common | set(_ALL_KIND_FIELDS), where)
-    kind = _choice(table, "kind", KINDS, "key-value", where)
+    common = {
+        "name",
+        "kind",
+        "key",
+        "value",
+        "partitioner",
+        "topic",
+        "supplier",
+        "spark_state",
+        *tolerance,
+        *foreign,
+    }
+    refuse_unknown(table, common | set(_ALL_KIND_FIELDS), where)
+    kind = choice_field(table, "kind", KINDS, "key-value", where)
     required = _REQUIRED_BY_KIND[kind]
     optional = _OPTIONAL_BY_KIND.get(kind, ())
     for extra in set(_ALL_KIND_FIELDS) - {*required, *optional}:
         if extra in table:
             raise TopologyError(f"{where} is of kind {kind!r}, which has no {extra!r}; remove it.")
     given = [*required, *(field_name for field_name in optional if field_name in table)]
-    durations = {field_name: _integer(table, field_name, where, least=1) for field_name in given}
+    durations = {field_name: integer_field(table, field_name, where, least=1) for field_name in given}
     if kind == "window" and durations["retention_ms"] < durations["window_size_ms"]:
         raise TopologyError(f"{where} keeps windows for less than their own length; raise retention_ms.")
     topic = table.get("topic", f"{application_id}-{name}-changelog")
-    if not isinstance(topic, str) or not _NAME.fullmatch(topic) or len(topic) > 249:
-        raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({_NAME_RULE}).")
+    if not isinstance(topic, str) or not NAME.fullmatch(topic) or len(topic) > 249:
+        raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({NAME_RULE}).")
     partitioner = table.get("partitioner", "murmur2")
     find_partitioner(partitioner)
     return StoreSpec(
         name=name,
         kind=kind,
-        key=_choice(table, "key", tuple(KEY_CODECS), "string", where),
-        value=_choice(table, "value", tuple(VALUE_CODECS), "json", where),
+        key=choice_field(table, "key", tuple(KEY_CODECS), "string", where),
+        value=choice_field(table, "value", tuple(VALUE_CODECS), "json", where),
         partitioner=partitioner,
         topic=topic,
         partitions=partitions,
         supplier=_supplier(table, where),
-        foreign=_boolean(table, "foreign", where),
+        foreign=boolean_field(table, "foreign", where),
         on_bad_value=_on_bad_value(table, where),
-        accept_uncompacted=_boolean(table, "accept_uncompacted", where),
+        accept_uncompacted=boolean_field(table, "accept_uncompacted", where),
+        spark_state=_spark_state(table, kind, where),
         **durations,
-        **{item: _integer(table, item, where, least=0) for item in tolerance if item in table},
+        **{item: integer_field(table, item, where, least=0) for item in tolerance if item in table},
     )
+
+
+def _spark_state(table: Mapping[str, Any], kind: str, where: str) -> SparkState | None:
+    if "spark_state" not in table:
+        return None
+    if table.get("foreign") is True or table.get("value", "json") != "json" or kind == "versioned":
+        raise TopologyError(
+            f"{where} has spark_state, which only key-value, window and session stores of JSON values have that "
+            "are not foreign."
+        )
+    return parse_spark_state(table["spark_state"], where)
 
 
 def _on_bad_value(table: Mapping[str, Any], where: str) -> str:
     if "on_bad_value" in table and table.get("foreign") is not True:
         raise TopologyError(f"{where} has on_bad_value, which only stores with foreign = true have.")
-    return _choice(table, "on_bad_value", ("stop", "skip"), "stop", where)
-
-
-def _boolean(table: Mapping[str, Any], item: str, where: str) -> bool:
-    value = table.get(item, False)
-    if not isinstance(value, bool):
-        raise TopologyError(f"{where}: {item} = {value!r} is neither true nor false.")
-    return value
+    return choice_field(table, "on_bad_value", ("stop", "skip"), "stop", where)
 
 
 def _supplier(table: Mapping[str, Any], where: str) -> str:
@@ -364,34 +400,3 @@ def _supplier(table: Mapping[str, Any], where: str) -> str:
             f"installed entry point in the group {STORE_ENTRY_POINTS!r}."
         )
     return str(supplier)
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
-    if not isinstance(table, Mapping):
-        raise TopologyError(f"{where} is {table!r}, not a table.")
-    unknown = sorted(set(table) - known)
-    if unknown:
-        raise TopologyError(
-            f"{where} has an unknown field {unknown[0]!r}; it may have {', '.join(sorted(known))}."
-        )
-
-
-def _name(table: Mapping[str, Any], item: str, where: str) -> str:
-    value = table.get(item)
-    if not isinstance(value, str) or not _NAME.fullmatch(value) or len(value) > 200:
-        raise TopologyError(f"{where} needs {item!r}, made of {_NAME_RULE}; it has {value!r}.")
-    return value
-
-
-def _integer(table: Mapping[str, Any], item: str, where: str, *, least: int) -> int:
-    value = table.get(item)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise TopologyError(f"{where} needs {item!r}, a whole number of at least {least}; it has {value!r}.")
-    return value
-
-
-def _choice(table: Mapping[str, Any], item: str, choices: tuple[str, ...], default: str, where: str) -> str:
-    value = table.get(item, default)
-    if value not in choices:
-        raise TopologyError(f"{where}: {item} = {value!r} is not one of {', '.join(choices)}.")
-    return str(value)

@@ -7,6 +7,7 @@ import pytest
 
 from forebay.errors import TopologyError
 from forebay.partitioning import Murmur2Partitioner
+from forebay.spark_state import SparkState, StateColumn
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec, Topology, load_topology, parse_topology
 
@@ -50,6 +51,11 @@ key = "json"
 value = "string"
 history_retention_ms = 5000
 """
+
+
+SUB = '[[subtopology]]\nname = "s"\npartitions = 1\n'
+STORE = '[[subtopology.store]]\nname = "delays"\n'
+HEAD = 'application_id = "a"\n' + SUB
 
 
 def topology(text: str = GOOD) -> Topology:
@@ -157,13 +163,48 @@ def test_a_store_specification_survives_its_document(name: str) -> None:
 
 
 def test_every_field_of_a_store_survives_its_document() -> None:
-    filled: dict[str, Any] = {field.name: index for index, field in enumerate(dataclasses.fields(StoreSpec), 1)}
+    fields = [field.name for field in dataclasses.fields(StoreSpec) if field.name != "spark_state"]
+    filled: dict[str, Any] = {name: index for index, name in enumerate(fields, 1)}
     assert StoreSpec.from_document(filled).document() == filled
 
 
-SUB = '[[subtopology]]\nname = "s"\npartitions = 1\n'
-STORE = '[[subtopology.store]]\nname = "delays"\n'
-HEAD = 'application_id = "a"\n' + SUB
+def test_the_state_of_a_query_that_a_store_has_is_its_writers_business_alone() -> None:
+    declared = topology(
+        HEAD + STORE + '[subtopology.store.spark_state]\noperator = 2\nvariable = "seen"\n'
+        'on_removal = "keep"\nfields = [{ name = "n", position = 1, function = "count" }, '
+        '{ name = "raw", position = "0.2" }]\n'
+    )
+    spec, plain = declared.stores["delays"], topology(HEAD + STORE)
+    columns = (StateColumn("n", (1,), "count"), StateColumn("raw", (0, 2)))
+    assert spec.spark_state == SparkState(2, "seen", columns, "keep")
+    assert declared.fingerprint == plain.fingerprint
+    assert spec.document() == plain.stores["delays"].document()
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("spark_state = 5", ["spark_state of store 'delays'", "not a table"]),
+        ("spark_state = { operators = 1 }", ["'operators'", "it may have fields, on_removal, operator, variable"]),
+        ("spark_state = { operator = -1 }", ["operator", "-1"]),
+        ('spark_state = { on_removal = "drop" }', ["on_removal", "'drop'", "keep, delete"]),
+        ("spark_state = { fields = 1 }", ["fields = 1", "list of tables"]),
+        ("spark_state = { fields = [{ position = 1 }] }", ["'name'", "None"]),
+        ('spark_state = { fields = [{ name = "n", position = "a" }] }', ["'position'", "'a'", "describe"]),
+        ('spark_state = { fields = [{ name = "n", position = 0, function = 1 }] }', ["function = 1"]),
+        (
+            'spark_state = { fields = [{ name = "n", position = 0 }, { name = "n", position = 1 }] }',
+            ["two fields 'n'"],
+        ),
+        ("foreign = true\nspark_state = {}", ["spark_state", "not foreign"]),
+        ('value = "string"\nspark_state = {}', ["spark_state", "JSON values"]),
+    ],
+)
+def test_a_declaration_of_state_that_cannot_be_is_refused(state: str, said: list[str]) -> None:
+    with pytest.raises(TopologyError) as caught:
+        topology(HEAD + STORE + state)
+    for words in said:
+        assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

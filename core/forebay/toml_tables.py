@@ -1,0 +1,58 @@
+"""Fields of a table in a TOML document: read by type, and refused naming the table, the field and the remedy.
+
+All functions raise ``TopologyError``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from forebay.errors import TopologyError
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+NAME_RULE = "letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
+
+
+def refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    """Refuse what is no table, or has a field that is not among the known ones."""
+    if not isinstance(table, Mapping):
+        raise TopologyError(f"{where} is {table!r}, not a table.")
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise TopologyError(
+            f"{where} has an unknown field {unknown[0]!r}; it may have {', '.join(sorted(known))}."
+        )
+
+
+def name_field(table: Mapping[str, Any], item: str, where: str) -> str:
+    """A required name."""
+    value = table.get(item)
+    if not isinstance(value, str) or not NAME.fullmatch(value) or len(value) > 200:
+        raise TopologyError(f"{where} needs {item!r}, made of {NAME_RULE}; it has {value!r}.")
+    return value
+
+
+def integer_field(table: Mapping[str, Any], item: str, where: str, *, least: int) -> int:
+    """A required whole number."""
+    value = table.get(item)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise TopologyError(f"{where} needs {item!r}, a whole number of at least {least}; it has {value!r}.")
+    return value
+
+
+def choice_field(table: Mapping[str, Any], item: str, choices: tuple[str, ...], default: str, where: str) -> str:
+    """One of several words."""
+    value = table.get(item, default)
+    if value not in choices:
+        raise TopologyError(f"{where}: {item} = {value!r} is not one of {', '.join(choices)}.")
+    return str(value)
+
+
+def boolean_field(table: Mapping[str, Any], item: str, where: str) -> bool:
+    """True or false; false by default."""
+    value = table.get(item, False)
+    if not isinstance(value, bool):
+        raise TopologyError(f"{where}: {item} = {value!r} is neither true nor false.")
+    return value
