@@ -16,7 +16,6 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.checksums import checksum
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.changelog.sqlite.file_events import FileEvents
 from forebay.errors import (
     ChangelogElsewhere,
     ChangelogError,
@@ -24,6 +23,7 @@ from forebay.errors import (
     PartitionCountMismatch,
     TopicMissing,
 )
+from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from forebay.changelog.base import Batch, ReadFailure
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.checksums import Checked, Row, check
-from forebay.changelog.sqlite.file_events import FileEvents
 from forebay.changelog.wake import Wake
 from forebay.clock import boot_ms
+from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog.sqlite.file_events import FileEvents
+from forebay.file_events import FileEvents
 
 MOST_EVENTS = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
