@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -19,14 +19,17 @@ Record = tuple[int, bytes, bytes | None, int, bool]
 A plain tuple, as the database returns it: a class of its own would halve the speed of a replay.
 """
 
+Rows = Mapping[int, Sequence[tuple[bytes, bytes | None]]]
+"""The keys and values of a batch by partition, in the order in which they are appended; None is a tombstone."""
+
 
 @dataclass(frozen=True)
 class Heartbeat:
     """Written after a batch or while idle, it states that the source's data up to ``as_of_ms`` is in the log.
 
-    ``as_of_ms`` is epoch milliseconds, None while the writer cannot tell. While a writer is ``filling`` the log with
-    what its source already holds, a key that is not in the log yet may exist. ``lineage`` identifies the attempt at
-    the batch, for a writer that goes on from its own heartbeats.
+    ``as_of_ms`` is epoch milliseconds, None while the writer cannot tell. While a writer is ``filling`` the log
+    with what its source already holds, a key that is not in the log yet may exist. ``lineage`` identifies the
+    attempt at the batch, for a writer that goes on from its own heartbeats.
     """
 
     as_of_ms: int | None
@@ -181,6 +184,29 @@ class Changelog(Protocol):
 
         Raises ``BatchConflict`` if another query took over as ``writer``.
         """
+        ...
+
+    def append_batch(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        batch_id: int | None,
+        rows: Rows,
+        heartbeat: bytes,
+    ) -> dict[int, int]:
+        """Append rows, and after them a heartbeat to every partition; returns next offsets as
+        ``append_heartbeat``.
+
+        On Kafka all of it is one transaction. On SQLite each partition's rows are one, with a marker of the batch:
+        if it is repeated, rows that are there already are not appended again. Without a ``batch_id`` they have no
+        marker. Raises ``BatchConflict`` if another query took over as ``writer``, ``ChangelogError`` else.
+        """
+        ...
+
+    def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
+        """A writer's newest heartbeat; None if it has written none, or was retired. Raises ``ChangelogError``."""
         ...
 
     def retire_writer(self, topic: str, writer: str) -> None:

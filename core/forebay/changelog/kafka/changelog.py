@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 
-from forebay.changelog.base import Consumer
+from forebay.changelog.base import Consumer, Heartbeat, Rows
+from forebay.changelog.kafka.claims import last_heartbeat
 from forebay.changelog.kafka.consumer import KafkaConsumer
-from forebay.changelog.kafka.heartbeats import HeartbeatWriter
+from forebay.changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.topics import KafkaTopics
 from forebay.changelog.kafka.url import KafkaUrl
@@ -53,17 +56,43 @@ class KafkaChangelog:
 
     def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
         """Append a heartbeat to every partition; see ``Changelog``."""
+        with self._writing(topic, writer) as queries:
+            if query_id not in queries:
+                _supersede(queries)
+                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
+            return queries[query_id].append(self._partitions[topic], value)
+
+    def append_batch(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        batch_id: int | None,
+        rows: Rows,
+        heartbeat: bytes,
+    ) -> dict[int, int]:
+        """Append rows and a heartbeat to every partition in one transaction; see ``Changelog``."""
+        with self._writing(topic, writer) as queries:
+            if query_id not in queries:
+                _supersede(queries)
+                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id, BATCH_TIMEOUT_MS)
+            return queries[query_id].append(self._partitions[topic], heartbeat, rows)
+
+    def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
+        """A writer's newest heartbeat; see ``Changelog``."""
+        return last_heartbeat(self.kafka, topic, writer)
+
+    @contextlib.contextmanager
+    def _writing(self, topic: str, writer: str) -> Iterator[dict[str, HeartbeatWriter]]:
+        """The writers of a name by their query, while no other thread writes under it."""
         with self._lock:
             turn, queries = self._writers.setdefault((topic, writer), (threading.Lock(), {}))
         # A slow topic must not hold up the others.
         with turn:
-            if query_id not in queries:
-                for other in queries.values():
-                    other.supersede()
-                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
             if topic not in self._partitions:
                 self._partitions[topic] = self._topics.describe(topic).partitions
-            return queries[query_id].append(self._partitions[topic], value)
+            yield queries
 
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""
@@ -92,3 +121,9 @@ class KafkaChangelog:
             if time.monotonic() > deadline:
                 raise ChangelogError(f"The topic {spec.topic!r} could not be recreated: {why}")
             time.sleep(0.1)
+
+
+def _supersede(queries: dict[str, HeartbeatWriter]) -> None:
+    """Have the writers of earlier queries refuse what they are given from now on."""
+    for writer in queries.values():
+        writer.supersede()

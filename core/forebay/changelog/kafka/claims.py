@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,14 +16,16 @@ from forebay.changelog.base import Heartbeat
 from forebay.changelog.heartbeat_keys import writer_of
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.disposal import close
-from forebay.changelog.kafka.topics import ELECTING
+from forebay.changelog.kafka.topics import ELECTING, passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import SUPERSEDED_HEADER
+from forebay.errors import ChangelogError, ChangelogUnreachable
 
 log = logging.getLogger(__name__)
 
 _LOOKS_BACK = (1_000, 30_000, 1_000_000)
 """In offsets. A living writer's last heartbeat is at most a batch away from the end."""
+_EVERYTHING = sys.maxsize
 _MESSAGES = 10_000
 _TIMEOUT_S = 10.0
 _MOST_SUPERSEDED = 16
@@ -70,16 +73,38 @@ def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
     return {writer for writer, heartbeat in found.items() if heartbeat.value() is not None}
 
 
+def last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> Heartbeat | None:
+    """A writer's newest heartbeat, however far from the end; None if there is none or the writer was retired.
+
+    Raises ``ChangelogError``.
+    """
+    try:
+        found = _last_message(url, topic, writer, (*_LOOKS_BACK, _EVERYTHING))
+    except KafkaException as error:
+        said = f"The heartbeats of {writer!r} in {topic!r} cannot be read: {error.args[0].str()}."
+        raise ChangelogUnreachable(said) if passes(error.args[0]) else ChangelogError(said) from None
+    value = None if found is None else found.value()
+    return None if value is None else Heartbeat.parse(value)
+
+
+def _last_message(url: KafkaUrl, topic: str, writer: str, look_back: tuple[int, ...]) -> Message | None:
+    """The writer's newest heartbeat within so many offsets from the end, tried in turn. Raises
+    ``KafkaException``."""
+    with _consumer(url) as consumer:
+        beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
+        for offsets in look_back:
+            start = max(beginning, end - offsets)
+            found = _last_heartbeats(consumer, TopicPartition(topic, 0, start)).get(writer)
+            if found is not None or start == beginning:
+                return found
+    return None
+
+
 def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
     """The claim in the writer's last heartbeat, None if there is none near the end or the writer was retired."""
     try:
-        with _consumer(url) as consumer:
-            beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
-            for look_back in _LOOKS_BACK:
-                start = max(beginning, end - look_back)
-                found = _last_heartbeats(consumer, TopicPartition(topic, 0, start)).get(writer)
-                if found is not None or start == beginning:
-                    return None if found is None else _claim_of(found)
+        found = _last_message(url, topic, writer, _LOOKS_BACK)
+        return None if found is None else _claim_of(found)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise

@@ -1,12 +1,13 @@
-"""Heartbeats on Kafka, in transactions with the writer's id: a second writer of that name fences the first."""
+"""Writes to Kafka in transactions with the writer's id: a second writer of that name fences the first."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from forebay.changelog.base import unknown_writer
+from forebay.changelog.base import Rows, unknown_writer
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.kafka.claims import claim, known_writers
 from forebay.changelog.kafka.client_log import CLIENT_LOG
@@ -18,18 +19,30 @@ from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 
 _TIMEOUT_S = 10.0
 _TRANSACTION_TIMEOUT_MS = 10_000
+BATCH_TIMEOUT_MS = 120_000
+"""For transactions that have rows, too. One that its writer leaves open holds back readers for as long."""
+_QUEUE_FULL_S = 0.1
+_MOST_SOCKET_TIMEOUT_MS = 60_000
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
 
 
 class HeartbeatWriter:
-    """Appends one writer's heartbeats to every partition of a topic, all or none.
+    """Appends one writer's heartbeats to every partition of a topic, all or none, and rows before them.
 
     The first heartbeat fences an earlier ``HeartbeatWriter`` of the same topic and writer, whose next heartbeat
     raises ``BatchConflict``. So does the first heartbeat of a query that another superseded, even after a restart,
     since the topic records that. ``query_id`` is None if it only retires the writer.
     """
 
-    def __init__(self, url: KafkaUrl, topic: str, writer: str, query_id: str | None) -> None:
+    def __init__(
+        self,
+        url: KafkaUrl,
+        topic: str,
+        writer: str,
+        query_id: str | None,
+        timeout_ms: int = _TRANSACTION_TIMEOUT_MS,
+    ) -> None:
+        self._timeout_ms = timeout_ms
         self._topic = topic
         self._writer = writer
         self._query_id = query_id
@@ -38,17 +51,23 @@ class HeartbeatWriter:
         self._url = url
         self._superseded: BatchConflict | None = None
 
-    def append(self, partitions: int, value: bytes | None) -> dict[int, int]:
-        """Append a heartbeat, or with None a tombstone that retires the writer; returns each partition's next
-        offset.
+    def append(self, partitions: int, value: bytes | None, rows: Rows = MappingProxyType({})) -> dict[int, int]:
+        """Append rows and a heartbeat, or with None a tombstone that retires the writer; returns each partition's
+        next offset.
 
         Raises ``BatchConflict`` and ``ChangelogError``.
         """
         if self._superseded is not None:
             raise self._superseded
         ends: dict[int, int] = {}
+        failures: list[KafkaError] = []
+
+        def undelivered(error: Any, message: Message) -> None:
+            if error is not None:
+                failures.append(error)
 
         def delivered(error: Any, message: Message) -> None:
+            undelivered(error, message)
             if error is None:
                 partition, offset = message.partition(), message.offset()
                 assert partition is not None
@@ -60,20 +79,33 @@ class HeartbeatWriter:
             producer = self._opened()
             begun_boot_ms = boot_ms()
             producer.begin_transaction()
+            for partition, pairs in rows.items():
+                for key, row in pairs:
+                    self._produce(key=key, value=row, partition=partition, on_delivery=undelivered)
+                    if failures:
+                        raise KafkaException(failures[0])
             for partition in range(partitions):
-                producer.produce(
-                    self._topic,
+                self._produce(
                     key=heartbeat_key(self._writer),
                     value=value,
                     partition=partition,
                     headers=self._headers,
                     on_delivery=delivered,
                 )
-            producer.commit_transaction(_TIMEOUT_S)
+            producer.commit_transaction(self._timeout_ms / 1000)
         except KafkaException as error:
             self.close()
-            raise self._translated(error, boot_ms() - begun_boot_ms) from None
+            raise self._translated(failures[0] if failures else error.args[0], boot_ms() - begun_boot_ms) from None
         return ends
+
+    def _produce(self, **message: Any) -> None:
+        """Queue a message; waits while the queue is full. Raises ``KafkaException``."""
+        assert self._producer is not None
+        while True:
+            try:
+                return self._producer.produce(self._topic, **message)
+            except BufferError:
+                self._producer.poll(_QUEUE_FULL_S)
 
     def supersede(self) -> BatchConflict:
         """Refuse all further heartbeats: claiming the name again would only fence the other query."""
@@ -95,11 +127,11 @@ class HeartbeatWriter:
             producer = Producer(
                 self._url.librdkafka(
                     transactional_id=f"forebay-{self._topic}-{self._writer}",
-                    transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS,
+                    transaction_timeout_ms=self._timeout_ms,
                     # Not the URL's: none may be longer than a transaction.
-                    message_timeout_ms=_TRANSACTION_TIMEOUT_MS,
-                    delivery_timeout_ms=_TRANSACTION_TIMEOUT_MS,
-                    socket_timeout_ms=_TRANSACTION_TIMEOUT_MS,
+                    message_timeout_ms=self._timeout_ms,
+                    delivery_timeout_ms=self._timeout_ms,
+                    socket_timeout_ms=min(self._timeout_ms, _MOST_SOCKET_TIMEOUT_MS),
                     linger_ms=0,
                 ),
                 logger=CLIENT_LOG,
@@ -119,13 +151,12 @@ class HeartbeatWriter:
             raise self.supersede()
         self._headers = [(HEARTBEAT_HEADER, b""), own.header()]
 
-    def _translated(self, error: KafkaException, took_ms: float) -> ChangelogError:
-        kafka_error = error.args[0]
+    def _translated(self, kafka_error: KafkaError, took_ms: float) -> ChangelogError:
         if kafka_error.code() in _FENCED:
-            if took_ms < _TRANSACTION_TIMEOUT_MS:
+            if took_ms < self._timeout_ms:
                 return self.supersede()
             # The process was paused, and the brokers ended the transaction themselves. The next heartbeat claims
             # the name again, which shows whether another query took it meanwhile.
-            return ChangelogUnreachable(f"A heartbeat of {self._writer!r} took {took_ms:.0f} ms and was aborted.")
-        said = f"A heartbeat of {self._writer!r} could not be written: {kafka_error.str()}."
+            return ChangelogUnreachable(f"A write of {self._writer!r} took {took_ms:.0f} ms and was aborted.")
+        said = f"{self._writer!r} could not write to {self._topic!r}: {kafka_error.str()}."
         return ChangelogUnreachable(said) if passes(kafka_error) else ChangelogError(said)

@@ -179,10 +179,16 @@ class KafkaTopics:
                     raise
                 time.sleep(_LOOK_S)
 
-    def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """The ends for read-committed readers; partitions that cannot be reached are left out."""
+    def end_offsets(
+        self,
+        topic_partitions: list[TopicPartition],
+        isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[TopicPartition, int]:
+        """The ends for readers of an isolation level; partitions that cannot be reached are left out."""
         try:
-            futures = self._requested(lambda admin: ask_offsets(admin, topic_partitions, OffsetSpec.latest()))
+            futures = self._requested(
+                lambda admin: ask_offsets(admin, topic_partitions, OffsetSpec.latest(), isolation_level)
+            )
         except ChangelogError:
             return {}
         offsets: dict[TopicPartition, int] = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from forebay.changelog.base import Consumer, missing_foreign, unknown_writer
+from forebay.changelog.base import Consumer, Heartbeat, Rows, missing_foreign, unknown_writer
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
@@ -171,6 +171,38 @@ class SqliteChangelog:
         except sqlite_partition.WriteRefused as error:
             raise BatchConflict(str(error)) from None
         return offsets
+
+    def append_batch(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        batch_id: int | None,
+        rows: Rows,
+        heartbeat: bytes,
+    ) -> dict[int, int]:
+        """Append rows, and after them a heartbeat to every partition; see ``Changelog``."""
+        now_ms = _now_ms()
+        try:
+            for partition, pairs in sorted(rows.items()):
+                timed = [(key, value, now_ms) for key, value in pairs]
+                with naming(path := self.path(TopicPartition(topic, partition))):
+                    if batch_id is None:
+                        sqlite_partition.append_rows(path, timed, writer=writer, query_id=query_id)
+                    else:
+                        sqlite_partition.append_batch(
+                            path, timed, writer=writer, query_id=query_id, batch_id=batch_id, write_name=writer
+                        )
+        except sqlite_partition.WriteRefused as error:
+            raise BatchConflict(str(error)) from None
+        return self.append_heartbeat(topic, writer=writer, query_id=query_id, value=heartbeat)
+
+    def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
+        """A writer's newest heartbeat; see ``Changelog``."""
+        with naming(path := self.path(TopicPartition(topic, 0))):
+            value = sqlite_partition.last_heartbeat(path, writer)
+        return None if value is None else Heartbeat.parse(value)
 
     def retire_writer(self, topic: str, writer: str) -> None:
         """Remove a writer that is gone for good from the store's age; see ``Changelog``."""

@@ -313,6 +313,27 @@ def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> 
         return str(identity), int(offset) + 1
 
 
+def append_rows(path: str, rows: Iterable[tuple[bytes, bytes | None, int]], *, writer: str, query_id: str) -> None:
+    """Append rows ``(key, value, timestamp_ms)`` in one transaction, without a marker: repeated, they are there
+    twice."""
+    with contextlib.closing(connect(path)) as connection, transaction(connection):
+        prepare_to_write(connection, path)
+        claim_writer(connection, writer, query_id)
+        (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
+        count, _ = _append(connection, offset, rows, timed=False)
+        connection.execute("UPDATE state SET next_offset = ?", (offset + count,))
+
+
+def last_heartbeat(path: str, writer: str) -> bytes | None:
+    """The value of a writer's newest heartbeat; None if it has written none, or was retired."""
+    with contextlib.closing(connect(path)) as connection:
+        found = connection.execute(
+            "SELECT value FROM log WHERE key = ? AND heartbeat = 1 ORDER BY offset DESC LIMIT 1",
+            (heartbeat_key(writer),),
+        ).fetchone()
+        return None if found is None else found[0]
+
+
 def writers(path: str) -> set[str]:
     """The names of all writers so far."""
     with contextlib.closing(connect(path)) as connection:
