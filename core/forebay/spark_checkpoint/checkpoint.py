@@ -7,7 +7,7 @@ exists: until then Spark may write its files again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from forebay.spark_checkpoint.changes import Change, Entry
 from forebay.spark_checkpoint.errors import CheckpointMissing, VersionNotCommitted, VersionPurged
@@ -17,12 +17,22 @@ from forebay.spark_checkpoint.operators import DEFAULT_STORE, Operator, read_ope
 from forebay.spark_checkpoint.providers import Provider, provider_of
 from forebay.spark_checkpoint.store_files import StoreFiles
 
+_REMEMBERED_BATCHES = 8
+
 
 class Checkpoint:
-    """One query's checkpoint. It is only ever read. Any method raises a ``CheckpointError``."""
+    """One query's checkpoint. It is only ever read. Any method raises a ``CheckpointError``.
+
+    ``changes`` and ``snapshot`` remember what the commits of a few batches say: once a query was set back to an
+    earlier batch, open its checkpoint anew.
+    """
 
     def __init__(self, files: CheckpointFiles) -> None:
         self.files = files
+        self._family_names: dict[tuple[int, str, int], dict[int, str]] = {}
+        self._commit_of = lru_cache(_REMEMBERED_BATCHES)(self.commit)
+        self._provider_of = lru_cache(_REMEMBERED_BATCHES)(self.provider)
+        self._operator_of = lru_cache(_REMEMBERED_BATCHES)(self.operator)
 
     @classmethod
     def open(cls, url: str) -> Checkpoint:
@@ -81,56 +91,69 @@ class Checkpoint:
         return read_operator(self.files, operator, batch)
 
     def changes(
-        self, operator: int, partition: int, from_version: int, to_version: int, store: str = DEFAULT_STORE
+        self,
+        operator: int,
+        partition: int,
+        from_version: int,
+        to_version: int,
+        store: str = DEFAULT_STORE,
+        family: str | None = None,
     ) -> Iterator[Change]:
         """The changes of the versions from the one to the other, both included, in the order of their files.
 
-        A key may occur several times in a version: the last counts. Column families of Spark's own are left out.
-        Raises ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``, and ``StateUnsupported`` if the
-        provider keeps no changes.
+        A key may occur several times in a version: the last counts. Column families of Spark's own are left out,
+        or all but the ``family``. Raises ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``, and
+        ``StateUnsupported`` if the provider keeps no changes.
         """
         for version in range(from_version, to_version + 1):
-            self._check_committed(version)
-        files = self._store_files(operator, partition, to_version, store)
+            self._commit_of(version - 1)
+        files = self._store_files(operator, partition, to_version, store, family)
         for version in range(from_version, to_version + 1):
             yield from files.changes(version)
 
-    def snapshot(self, operator: int, partition: int, version: int, store: str = DEFAULT_STORE) -> Iterator[Entry]:
+    def snapshot(
+        self,
+        operator: int,
+        partition: int,
+        version: int,
+        store: str = DEFAULT_STORE,
+        family: str | None = None,
+    ) -> Iterator[Entry]:
         """Everything that a partition of a store holds at a version, each key once, in no order.
 
-        It is put together from the newest snapshot that can be used and the changes since. Raises
+        It is put together from the newest snapshot that can be used and the changes since. With a ``family``, only
+        that is decoded. Raises
         ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``.
         """
         if version > 0:
-            self._check_committed(version)
-            yield from self._store_files(operator, partition, version, store).content(version)
+            self._commit_of(version - 1)
+            yield from self._store_files(operator, partition, version, store, family).content(version)
 
-    def _check_committed(self, version: int) -> None:
-        if not self.is_committed(version - 1):
-            # Says why.
-            self.commit(version - 1)
-
-    def _store_files(self, operator: int, partition: int, version: int, store: str) -> StoreFiles:
+    def _store_files(
+        self, operator: int, partition: int, version: int, store: str, family: str | None
+    ) -> StoreFiles:
         """The files of a partition of a store, as the batch that writes the version has them."""
         batch = version - 1
-        described = self.operator(operator, batch).store(store)
+        described = self._operator_of(operator, batch).store(store)
         if not 0 <= partition < described.partitions:
             message = f"The operator {operator} has no partition {partition} of {store!r}"
             raise CheckpointMissing(f"{message}, only 0 to {described.partitions - 1}.")
         return StoreFiles(
             files=self.files,
             directory=store_directory(operator, store, partition),
-            provider=self.provider(batch),
+            provider=self._provider_of(batch),
             families=described.column_families,
+            family_names=self._family_names.setdefault((operator, store, partition), {}),
+            only=family,
             unique_id=lambda earlier: self._unique_id(operator, partition, store, earlier),
         )
 
     def _unique_id(self, operator: int, partition: int, store: str, version: int) -> str | None:
         """What checkpoint format 2 appends to a version's file names; None in format 1."""
-        ids = self.commit(version - 1).store_ids
+        ids = self._commit_of(version - 1).store_ids
         if operator not in ids:
             return None
-        names = [item.name for item in self.operator(operator, version - 1).stores]
+        names = [item.name for item in self._operator_of(operator, version - 1).stores]
         try:
             return ids[operator][partition][names.index(store)]
         except IndexError:

@@ -63,6 +63,8 @@ class Table:
     window_path: Path | None = None
     expires_path: Path | None = None
     is_list: bool = False
+    has_buffers: bool = False
+    """Whether the value's fields are the buffers of aggregates."""
 
     @property
     def key_codec(self) -> str | None:
@@ -167,11 +169,22 @@ def _aggregation(operator: Operator) -> tuple[Table, ...]:
     keys = _fields(family.key)
     if len(windows) != 1:
         # Two are columns like others.
-        return (Table(store.name, family.name, "key-value", keys, values, store.partitions),)
+        plain = Table(store.name, family.name, "key-value", keys, values, store.partitions, has_buffers=True)
+        return (plain,)
     [window] = windows
     key = tuple(field for field in keys if field.path != (window,))
-    path = keys[window].path
-    return (Table(store.name, family.name, "window", key, values, store.partitions, window_path=path),)
+    return (
+        Table(
+            store.name,
+            family.name,
+            "window",
+            key,
+            values,
+            store.partitions,
+            window_path=keys[window].path,
+            has_buffers=True,
+        ),
+    )
 
 
 def _session(operator: Operator) -> tuple[Table, ...]:
@@ -184,7 +197,18 @@ def _session(operator: Operator) -> tuple[Table, ...]:
         raise CheckpointFormatUnknown(f"{message} Use a version of forebay that knows this version of Spark.")
     [window] = windows
     key, values = _fields(family.key)[: grouping - 1], _buffers(family.value, grouping)
-    return (Table(store.name, family.name, "session", key, values, store.partitions, window_path=(window,)),)
+    return (
+        Table(
+            store.name,
+            family.name,
+            "session",
+            key,
+            values,
+            store.partitions,
+            window_path=(window,),
+            has_buffers=True,
+        ),
+    )
 
 
 def _group_state(operator: Operator) -> tuple[Table, ...]:

@@ -44,6 +44,10 @@ class StoreFiles:
     provider: Provider
     families: tuple[ColumnFamily, ...]
     unique_id: Callable[[int], str | None]
+    family_names: dict[int, str]
+    """The names of column families by their numbers as far as they are known, which are never used again."""
+    only: str | None = None
+    """The family to decode; None for all."""
 
     def changes(self, version: int) -> Iterator[Change]:
         """What the version changed, without the families of Spark's own."""
@@ -155,41 +159,42 @@ class StoreFiles:
             (family.name, prefixed): FamilyDecoder(family, rocksdb=rocksdb, prefixed=prefixed)
             for family in self.families
             for prefixed in (False, True)
-            if not family.is_internal
+            if not family.is_internal and self.only in (None, family.name)
         }
 
-    @cached_property
-    def _family_names(self) -> dict[int, str]:
-        """The names of column families by their numbers, which only snapshots have.
+    def _learn_family_names(self) -> None:
+        """Read the names of column families, which only snapshots have.
 
-        A batch that adds a family uploads a snapshot as it commits, and numbers are never used again: normally the
-        newest has them all.
+        A batch that adds a family uploads a snapshot as it commits: normally the newest has them all.
         """
         names = [name for name in self.files.list(self.directory) if name.endswith(_ARCHIVE)]
         known = {family.name for family in self.families}
-        found: dict[int, str] = {}
         for name in sorted(names, key=_version_of, reverse=True):
-            if known <= set(found.values()):
+            if known <= set(self.family_names.values()):
                 break
             path = f"{self.directory}/{name}"
             try:
                 families = read_metadata(self.files.read(path), path).families
             except (FileNotFoundError, CheckpointFileCorrupt):
                 continue
-            found |= {number: family for family, number in families.items()}
-        return found
+            self.family_names.update({number: family for family, number in families.items()})
 
     def _decoder(self, key: bytes, prefixed: bool, file: str) -> FamilyDecoder | None:
         """The decoder of a key's column family; None for one of Spark's own."""
         if not prefixed:
             return self._decoders[DEFAULT_FAMILY, False]
         number = family_id(key, file)
-        name = self._family_names.get(number)
+        if number not in self.family_names:
+            self._learn_family_names()
+        name = self.family_names.get(number)
         decoder = self._decoders.get((name or "", True))
-        if decoder is None and (name is None or not name.startswith(INTERNAL_PREFIX)):
+        if decoder is None and not self._is_left_out(name):
             message = f"{file} has a key of column family {number}, which no snapshot in {self.directory} names"
             raise CheckpointFileCorrupt(f"{message}. Read it again once Spark has uploaded a snapshot.")
         return decoder
+
+    def _is_left_out(self, family: str | None) -> bool:
+        return family is not None and (family.startswith(INTERNAL_PREFIX) or self.only not in (None, family))
 
 
 def _version_of(name: str) -> int:
