@@ -1,0 +1,123 @@
+"""``forebay spark follow`` and ``bootstrap``: write Spark's state to the logs of stores."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forebay.changelog import Wake, open_changelog
+from forebay.cli import worker_settings
+from forebay.errors import SettingError
+from forebay.spark_checkpoint.command import spark
+from forebay.state_tap.source_ends import EndsReader, SourceEnds
+from forebay.state_tap.tap import StateTap
+from forebay.topology import StoreSpec, load_topology
+
+log = logging.getLogger(__name__)
+
+_CHECKPOINT = click.option(
+    "--checkpoint", required=True, metavar="URL", help="The query's checkpointLocation, a path or URL."
+)
+_STORES = click.option(
+    "--store",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="A store with spark_state; repeat it for several. [default: all that have it]",
+)
+_TAKE_OVER = click.option(
+    "--take-over", is_flag=True, help="Replace what another query has written to the stores' logs."
+)
+
+
+@spark.command("follow")
+@worker_settings("topology", "changelog")
+@_CHECKPOINT
+@_STORES
+@_TAKE_OVER
+@click.option(
+    "--source",
+    metavar="URL",
+    help="kafka:// URL of the query's sources, with credentials: their ends give answers an age.",
+)
+@click.option(
+    "--poll-interval-ms",
+    type=click.IntRange(min=10),
+    default=200,
+    show_default=True,
+    help="How often to look for the end of the next batch where files are not local.",
+)
+def follow(
+    topology: Path,
+    changelog: str,
+    checkpoint: str,
+    names: Sequence[str],
+    take_over: bool,
+    source: str | None,
+    poll_interval_ms: int,
+) -> None:
+    """Write each batch of a query to the logs of stores as it ends, until SIGTERM or SIGINT."""
+    stopping = Wake()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    _tap(
+        topology,
+        changelog,
+        checkpoint,
+        names,
+        ends=SourceEnds(None if source is None else _ends_reader(source)),
+        poll_interval_ms=poll_interval_ms,
+        take_over=take_over,
+        stopping=stopping,
+    ).run()
+
+
+@spark.command("bootstrap")
+@worker_settings("topology", "changelog")
+@_CHECKPOINT
+@_STORES
+@_TAKE_OVER
+def bootstrap(topology: Path, changelog: str, checkpoint: str, names: Sequence[str], take_over: bool) -> None:
+    """Write a query's whole state to the logs of stores once, as its newest batch left it."""
+    tap = _tap(
+        topology, changelog, checkpoint, names, ends=SourceEnds(None), poll_interval_ms=1, take_over=take_over
+    )
+    click.echo(f"the logs have the state of batch {tap.bootstrap()}")
+
+
+def _tap(topology: Path, changelog: str, checkpoint: str, names: Sequence[str], **options: Any) -> StateTap:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    specs = _specs(topology, names)
+    opened = open_changelog(changelog)
+    for spec in specs:
+        opened.ensure(spec)
+    return StateTap(checkpoint, specs, opened, **options)
+
+
+def _specs(path: Path, names: Sequence[str]) -> list[StoreSpec]:
+    stores = load_topology(path).stores
+    tapped = [spec.name for spec in stores.values() if spec.spark_state is not None]
+    shown = ", ".join(tapped) or "none"
+    for name in names:
+        if name not in tapped:
+            what = "no spark_state" if name in stores else "no such store"
+            raise SettingError(f"--store {name}: {path} has {what}. Stores with spark_state: {shown}.")
+    if not tapped:
+        raise SettingError(
+            f"{path} has no store with spark_state. 'forebay spark describe' shows how."
+        )
+    return [stores[name] for name in names or tapped]
+
+
+def _ends_reader(source: str) -> EndsReader:
+    if not source.startswith("kafka://"):
+        raise SettingError(f"--source {source!r} is no kafka:// URL: only of Kafka can the ends be asked for.")
+    # Only those who name a Kafka source need its client.
+    from forebay.changelog.kafka.topic_ends import TopicEnds
+
+    return TopicEnds(source)

@@ -1,0 +1,291 @@
+"""What becomes of each change of Spark's state: records of a store, and what must be remembered for later ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from forebay.spark_checkpoint.changes import Change, Entry
+from forebay.spark_checkpoint.unsafe_row import Row
+from forebay.state_tap.mapping import KeyUnfit, TableMapping
+from forebay.state_tap.scratch import Kept, Session, SessionIndex, ValueIndex
+
+log = logging.getLogger(__name__)
+
+_TIME_BYTES = 8
+
+
+class StoreRecord(NamedTuple):
+    """A record for the log: the key's plain bytes, which decide its partition, its whole key, and the value
+    (None is a tombstone)."""
+
+    plain: bytes
+    key: bytes
+    value: bytes | None
+
+
+class Conversion(Protocol):
+    """Makes records of one table's changes. Partitions of the state have no keys in common."""
+
+    mapping: TableMapping
+    remembers: bool
+    """Whether it needs the state that changes are made to: ``load`` it first."""
+
+    def load(self, entries: Iterable[Entry], now_ms: int) -> Iterator[StoreRecord]:
+        """The records of one partition of the state as it is at a version."""
+        ...
+
+    def apply(self, changes: Iterable[Change], now_ms: int) -> Iterator[StoreRecord]:
+        """The records of one partition's changes by one batch, in order: the last of a key counts."""
+        ...
+
+    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
+        """The records of what Spark hides from now on, though its state still holds it."""
+        ...
+
+    def next_expiry_ms(self) -> int | None:
+        """When something expires next; None if nothing does."""
+        ...
+
+    def is_gone(self, key: bytes) -> bool:
+        """Whether a key in the log that is not in the state is to be deleted."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the state that was loaded."""
+        ...
+
+
+def open_conversion(mapping: TableMapping) -> Conversion:
+    """The conversion that a table needs."""
+    if mapping.table.kind == "session":
+        return SessionConversion(mapping)
+    if mapping.table.is_list or (mapping.table.expires_path is not None and mapping.deletes):
+        return ValueConversion(mapping)
+    return PlainConversion(mapping)
+
+
+class _Keys:
+    """Reads keys; those that the store's codec cannot have are left out, and the first is logged."""
+
+    def __init__(self, mapping: TableMapping) -> None:
+        self._mapping = mapping
+        self._was_logged = False
+
+    def plain(self, key: Row) -> bytes | None:
+        try:
+            return self._mapping.plain_key(key)
+        except KeyUnfit as error:
+            if not self._was_logged:
+                self._was_logged = True
+                log.warning(
+                    "a key of the state cannot be one of the store %r and is left out, as are others like it: %s",
+                    self._mapping.spec.name,
+                    error,
+                )
+            return None
+
+
+class PlainConversion:
+    """Keys and windows: a change needs nothing of what was before."""
+
+    remembers = False
+
+    def __init__(self, mapping: TableMapping) -> None:
+        self.mapping = mapping
+        self._keys = _Keys(mapping)
+        self._windowed = mapping.table.kind == "window"
+
+    def load(self, entries: Iterable[Entry], now_ms: int) -> Iterator[StoreRecord]:
+        for _, key, value in entries:
+            plain = self._keys.plain(key)
+            if plain is not None:
+                yield StoreRecord(plain, self._log_key(plain, key), self.mapping.value(value))
+
+    def apply(self, changes: Iterable[Change], now_ms: int) -> Iterator[StoreRecord]:
+        deletes = self.mapping.deletes
+        for _, _, _, key, value in changes:
+            if value is None and not deletes:
+                continue
+            plain = self._keys.plain(key)
+            if plain is not None:
+                text = None if value is None else self.mapping.value(value)
+                yield StoreRecord(plain, self._log_key(plain, key), text)
+
+    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
+        return iter(())
+
+    def next_expiry_ms(self) -> int | None:
+        return None
+
+    def is_gone(self, key: bytes) -> bool:
+        return self.mapping.deletes
+
+    def clear(self) -> None:
+        pass
+
+    def _log_key(self, plain: bytes, key: Row) -> bytes:
+        return plain + _time(self.mapping.window_start_ms(key)) if self._windowed else plain
+
+
+class SessionConversion:
+    """Sessions, open ones included. In the log a session's end is part of its key: one that grows or is merged
+    into another leaves its former place."""
+
+    remembers = True
+
+    def __init__(self, mapping: TableMapping) -> None:
+        self.mapping = mapping
+        self._keys = _Keys(mapping)
+        self._sessions = SessionIndex()
+
+    def load(self, entries: Iterable[Entry], now_ms: int) -> Iterator[StoreRecord]:
+        for _, key, value in entries:
+            plain = self._keys.plain(key)
+            if plain is not None:
+                session = Session(*self.mapping.session_ms(value))
+                self._sessions.put(plain, session)
+                yield self._record(plain, session, self.mapping.value(value))
+
+    def apply(self, changes: Iterable[Change], now_ms: int) -> Iterator[StoreRecord]:
+        removed: list[tuple[bytes, Session]] = []
+        for _, _, _, key, value in changes:
+            plain = self._keys.plain(key)
+            if plain is None:
+                continue
+            start_ms = self._start_ms(key) if value is None else self.mapping.session_ms(value)[0]
+            end_ms = self._sessions.end_ms(plain, start_ms)
+            if value is None:
+                if end_ms is not None:
+                    self._sessions.remove(plain, start_ms)
+                    removed.append((plain, Session(start_ms, end_ms)))
+                continue
+            session = Session(*self.mapping.session_ms(value))
+            if end_ms not in (None, session.end_ms):
+                yield self._record(plain, Session(start_ms, end_ms or 0), None)
+            self._sessions.put(plain, session)
+            yield self._record(plain, session, self.mapping.value(value))
+        for plain, session in removed:
+            # Spark may remove a session and write it again, with the same times or a later end.
+            if self._sessions.end_ms(plain, session.start_ms) == session.end_ms:
+                continue
+            if self.mapping.deletes or self._sessions.has_within(plain, session):
+                yield self._record(plain, session, None)
+
+    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
+        return iter(())
+
+    def next_expiry_ms(self) -> int | None:
+        return None
+
+    def is_gone(self, key: bytes) -> bool:
+        plain, end, start = key[: -2 * _TIME_BYTES], key[-2 * _TIME_BYTES : -_TIME_BYTES], key[-_TIME_BYTES:]
+        session = Session(_time_of(start), _time_of(end))
+        return self.mapping.deletes or self._sessions.has_within(plain, session)
+
+    def clear(self) -> None:
+        self._sessions.clear()
+
+    def _start_ms(self, key: Row) -> int:
+        """A session's start is the last field of its key."""
+        return int(key[-1]) // 1_000
+
+    def _record(self, plain: bytes, session: Session, value: bytes | None) -> StoreRecord:
+        return StoreRecord(plain, plain + _time(session.end_ms) + _time(session.start_ms), value)
+
+
+class ValueConversion:
+    """Lists, to which Spark may append, and values that expire."""
+
+    remembers = True
+
+    def __init__(self, mapping: TableMapping) -> None:
+        self.mapping = mapping
+        self._keys = _Keys(mapping)
+        self._values = ValueIndex()
+        self._is_list = mapping.table.is_list
+
+    def load(self, entries: Iterable[Entry], now_ms: int) -> Iterator[StoreRecord]:
+        for _, key, value in entries:
+            plain = self._keys.plain(key)
+            if plain is not None:
+                yield self._put(plain, self._elements(value), now_ms)
+
+    def apply(self, changes: Iterable[Change], now_ms: int) -> Iterator[StoreRecord]:
+        for _, kind, _, key, value in changes:
+            plain = self._keys.plain(key)
+            if plain is None:
+                continue
+            if value is None:
+                self._values.remove(plain)
+                if self.mapping.deletes:
+                    yield StoreRecord(plain, plain, None)
+                continue
+            before = self._values.get(plain) if kind == "merge" else None
+            held = [] if before is None else _decode(before)
+            yield self._put(plain, [*held, *self._elements(value)], now_ms)
+
+    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
+        for plain, value in self._values.expired(now_ms):
+            live = [element for element in _decode(value) if not _is_expired(element, now_ms)]
+            if live:
+                yield self._put(plain, live, now_ms)
+            else:
+                self._values.remove(plain)
+                yield StoreRecord(plain, plain, None)
+
+    def next_expiry_ms(self) -> int | None:
+        return self._values.next_expiry_ms()
+
+    def is_gone(self, key: bytes) -> bool:
+        return self.mapping.deletes
+
+    def clear(self) -> None:
+        self._values.clear()
+
+    def _elements(self, value: Row) -> list[_Element]:
+        rows: Iterable[Row] = value if self._is_list else (value,)
+        return [_Element(self._expires_ms(row), msgspec.Raw(self.mapping.value(row))) for row in rows]
+
+    def _expires_ms(self, row: Row) -> int | None:
+        return self.mapping.expires_ms(row) if self.mapping.deletes else None
+
+    def _put(self, plain: bytes, elements: list[_Element], now_ms: int) -> StoreRecord:
+        expiries = [element.expires_ms for element in elements if element.expires_ms is not None]
+        self._values.put(plain, Kept(_encode(elements), min(expiries, default=None)))
+        live = [element.value for element in elements if not _is_expired(element, now_ms)]
+        if self._is_list:
+            text: bytes | None = _encode(live) if live or not elements else None
+        else:
+            text = bytes(live[0]) if live else None
+        return StoreRecord(plain, plain, text)
+
+
+class _Element(msgspec.Struct, array_like=True, frozen=True):
+    """A list's element, or the only one of a value: its expiry, and its JSON text."""
+
+    expires_ms: int | None
+    value: msgspec.Raw
+
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(list[_Element])
+
+
+def _decode(value: bytes) -> list[_Element]:
+    return _decoder.decode(value)
+
+
+def _is_expired(element: _Element, now_ms: int) -> bool:
+    return element.expires_ms is not None and element.expires_ms <= now_ms
+
+
+def _time(time_ms: int) -> bytes:
+    return time_ms.to_bytes(_TIME_BYTES, "big", signed=True)
+
+
+def _time_of(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)

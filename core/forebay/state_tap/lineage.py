@@ -1,0 +1,69 @@
+"""Where a store's log is in the history of a checkpoint, as its newest heartbeat says."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+
+from forebay.changelog import Heartbeat
+from forebay.spark_checkpoint import Checkpoint
+
+_DIGEST_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class TapPosition:
+    """The batch up to which a log has a checkpoint's state, and the copy that it goes on from.
+
+    ``copy`` changes whenever the whole state is compared with the log anew. ``lineage`` identifies the attempt at
+    the batch and how its state was mapped. ``batch`` is -1 until the first copy is whole.
+    """
+
+    checkpoint_id: str
+    copy: str
+    batch: int
+    lineage: str | None
+    filling: bool = False
+
+    @property
+    def query_id(self) -> str:
+        """The query that the log names as its writer."""
+        return f"{self.checkpoint_id}/{self.copy}"
+
+    def heartbeat(self, as_of_ms: int | None) -> Heartbeat:
+        """A heartbeat at this position."""
+        return Heartbeat(as_of_ms, self.query_id, self.batch, self.filling, self.lineage)
+
+    @classmethod
+    def of(cls, heartbeat: Heartbeat) -> TapPosition:
+        """The position that a heartbeat states; that of a sink has no copy."""
+        checkpoint_id, _, copy = heartbeat.query_id.partition("/")
+        return cls(checkpoint_id, copy, heartbeat.batch_id, heartbeat.lineage, heartbeat.filling)
+
+
+def new_copy() -> str:
+    """A name for a new copy of the state."""
+    return uuid.uuid4().hex[:12]
+
+
+def lineage_of(checkpoint: Checkpoint, batch: int, mapping_digest: str) -> str | None:
+    """Identifies a batch's attempt, and how its state is mapped; None if its files are gone.
+
+    The files that a batch leaves contain when it was planned and, in checkpoint format 2, which state it made:
+    after a query was set back, a batch of the same number has others.
+    """
+    digest = hashlib.sha256()
+    for directory in ("offsets", "commits"):
+        try:
+            digest.update(checkpoint.files.read(f"{directory}/{batch}"))
+        except FileNotFoundError:
+            return None
+    return f"{digest.hexdigest()[:_DIGEST_DIGITS]}-{mapping_digest}"
+
+
+def is_continued(checkpoint: Checkpoint, position: TapPosition, mapping_digest: str) -> bool:
+    """Whether the checkpoint still has the batch as the log has it, so that later batches follow it."""
+    return position.lineage is not None and position.lineage == lineage_of(
+        checkpoint, position.batch, mapping_digest
+    )

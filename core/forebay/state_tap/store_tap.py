@@ -1,0 +1,285 @@
+"""One store's log, kept at the state of one table of a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from forebay.changelog import Changelog
+from forebay.errors import ChangelogError
+from forebay.spark_checkpoint import Checkpoint
+from forebay.spark_checkpoint.changes import Entry
+from forebay.spark_checkpoint.errors import (
+    CheckpointFileCorrupt,
+    LineageMismatch,
+    StateUnsupported,
+    VersionPurged,
+)
+from forebay.spark_checkpoint.operators import Operator
+from forebay.state_tap.conversion import Conversion, StoreRecord, open_conversion
+from forebay.state_tap.lineage import TapPosition, is_continued, lineage_of, new_copy
+from forebay.state_tap.log_content import log_content, value_digest
+from forebay.state_tap.mapping import TableMapping
+from forebay.state_tap.scratch import ContentIndex
+from forebay.topology import StoreSpec
+
+log = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 200_000
+"""So many records of a copy are written together."""
+CANNOT_FOLLOW = (VersionPurged, LineageMismatch, CheckpointFileCorrupt)
+"""What a batch's changes may be lost to: the state is copied anew."""
+
+
+class StoreTap:
+    """Writes batch by batch what a table changed, and copies the whole table where that cannot be had.
+
+    ``writer`` is the name under which it writes: a sink or another tap of that name takes its place, and the other
+    way round. Methods raise ``CheckpointError``, ``ChangelogError`` and ``TopologyError``.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: StoreSpec,
+        changelog: Changelog,
+        clock_ms: Callable[[], int],
+        *,
+        take_over: bool = False,
+        writer: str | None = None,
+    ) -> None:
+        assert spec.spark_state is not None
+        self.spec = spec
+        self.operator = spec.spark_state.operator
+        self._checkpoint = checkpoint
+        self._changelog = changelog
+        self._clock_ms = clock_ms
+        self._take_over = take_over
+        self._writer = writer or spec.name
+        self._position: TapPosition | None = None
+        self._conversion: Conversion | None = None
+        self._content: ContentIndex | None = None
+        """What the log holds, if batches can only be compared with it."""
+        self._is_filling = False
+        """Whether the log has never had all of a state."""
+        self._operator: Operator | None = None
+        self._as_of_ms: int | None = None
+
+    @property
+    def batch(self) -> int | None:
+        """The batch up to which the log has the state; None before ``begin``."""
+        return None if self._position is None else self._position.batch
+
+    def begin(self, newest: int) -> None:
+        """Go on from where the log is, or copy the state as the newest batch left it."""
+        mapping = self._mapping(newest)
+        written = self._written_before()
+        if written is not None and is_continued(self._checkpoint, written, mapping.digest):
+            log.info("%s goes on after batch %d of %s", self.spec.name, written.batch, written.checkpoint_id)
+            self._adopt(written, mapping)
+            try:
+                self._remember(written.batch)
+            except CANNOT_FOLLOW as error:
+                self.copy(newest, str(error))
+            return
+        self._is_filling = written is not None and written.filling
+        self.copy(newest, _why_not_continued(written))
+
+    def follow(self, batch: int) -> int:
+        """Write what a batch changed; it must be the next, and have ended. Returns how many records that took.
+
+        Copies the whole state if the batch's changes are gone, do not follow, or are not kept.
+        """
+        assert self._position is not None
+        conversion = self._conversion
+        assert conversion is not None
+        mapping = conversion.mapping
+        if self._checkpoint.operator(self.operator, batch) != self._operator:
+            return self.copy(batch, "the operator, its schema or its partitions have changed")
+        if self._content is not None:
+            return self._compare(batch)
+        rows = _Rows(self.spec)
+        try:
+            for partition in range(mapping.table.partitions):
+                changes = self._checkpoint.changes(
+                    self.operator, partition, batch + 1, batch + 1, mapping.table.store, mapping.table.family
+                )
+                rows.add_all(conversion.apply(changes, self._clock_ms()))
+        except CANNOT_FOLLOW as error:
+            return self.copy(self._checkpoint.batches()[-1], str(error))
+        except StateUnsupported as error:
+            log.warning("%s: %s Until then every batch is compared with the whole log.", self.spec.name, error)
+            return self.copy(batch, "its changes are not kept", compares=True)
+        self._append(batch, rows, batch_id=batch)
+        return rows.count
+
+    def copy(self, batch: int, reason: str, *, compares: bool = False) -> int:
+        """Make the log equal to the state as a batch left it; returns how many records that took.
+
+        What the log has already is not written again, and what the state no longer has is deleted. While the log
+        has nothing at all, it says that it is being filled.
+        """
+        mapping = self._mapping(batch)
+        log.info("%s: the state of batch %d is copied to its log, as %s", self.spec.name, batch, reason)
+        content = ContentIndex()
+        content.load(log_content(self._changelog, self.spec))
+        self._is_filling |= content.is_empty()
+        position = TapPosition(self._checkpoint.id, new_copy(), -1, None, filling=self._is_filling)
+        self._adopt(position, mapping)
+        self._content = content
+        written = self._compare(batch)
+        self._is_filling = False
+        if not compares:
+            self._content = None
+        log.info("%s: its log has the state of batch %d after %d records", self.spec.name, batch, written)
+        return written
+
+    def expire(self) -> int:
+        """Delete what Spark hides from now on, though its state still holds it; returns how many records that
+        took."""
+        conversion, position = self._conversion, self._position
+        assert conversion is not None
+        assert position is not None
+        now_ms = self._clock_ms()
+        due_ms = conversion.next_expiry_ms()
+        if due_ms is None or due_ms > now_ms:
+            return 0
+        rows = _Rows(self.spec)
+        rows.add_all(conversion.expire(now_ms))
+        self._write(position, rows, batch_id=None)
+        return rows.count
+
+    def beat(self, as_of_ms: int | None) -> None:
+        """State up to when the source is in the log; None says nothing new."""
+        position = self._position
+        assert position is not None
+        if as_of_ms is None or (self._as_of_ms is not None and as_of_ms <= self._as_of_ms):
+            return
+        self._as_of_ms = as_of_ms
+        self._changelog.append_heartbeat(
+            self.spec.topic,
+            writer=self._writer,
+            query_id=position.query_id,
+            value=position.heartbeat(as_of_ms).value(),
+        )
+
+    def _mapping(self, batch: int) -> TableMapping:
+        self._operator = self._checkpoint.operator(self.operator, batch)
+        return TableMapping(self.spec, self._operator)
+
+    def _written_before(self) -> TapPosition | None:
+        """The position in the log; None if there is none, or another's whose place is to be taken."""
+        heartbeat = self._changelog.last_heartbeat(self.spec.topic, self._writer)
+        if heartbeat is None:
+            return None
+        written = TapPosition.of(heartbeat)
+        if written.checkpoint_id == self._checkpoint.id:
+            return written
+        if not self._take_over:
+            raise ChangelogError(
+                f"The log of {self.spec.name!r} is written by the query {written.checkpoint_id}, not by "
+                f"{self._checkpoint.id}, whose checkpoint this is. Choose another store, or replace the log's "
+                "content with --take-over."
+            )
+        log.warning("%s: the query %s is superseded as its writer", self.spec.name, written.checkpoint_id)
+        return replace(written, lineage=None)
+
+    def _adopt(self, position: TapPosition, mapping: TableMapping) -> None:
+        self._position = position
+        self._conversion = open_conversion(mapping)
+        self._content = None
+        self._as_of_ms = None
+
+    def _remember(self, batch: int) -> None:
+        """Load what later changes need of the state that the log has."""
+        conversion = self._conversion
+        assert conversion is not None
+        if conversion.remembers:
+            for partition in range(conversion.mapping.table.partitions):
+                for _ in conversion.load(self._entries(partition, batch), self._clock_ms()):
+                    pass
+
+    def _compare(self, batch: int) -> int:
+        """Write where the log differs from the state as a batch left it."""
+        conversion, position, content = self._conversion, self._position, self._content
+        assert conversion is not None
+        assert position is not None
+        assert content is not None
+        if position.filling:
+            self._write(position, _Rows(self.spec), batch_id=None)
+        conversion.clear()
+        content.begin()
+        rows, written = _Rows(self.spec), 0
+        for record in self._differences(conversion, content, batch):
+            rows.add(record)
+            if rows.count >= _ROWS_AT_ONCE:
+                self._write(position, rows, batch_id=None)
+                rows, written = _Rows(self.spec), written + rows.count
+        self._append(batch, rows, batch_id=None)
+        return written + rows.count
+
+    def _differences(self, conversion: Conversion, content: ContentIndex, batch: int) -> Iterator[StoreRecord]:
+        for partition in range(conversion.mapping.table.partitions):
+            for record in conversion.load(self._entries(partition, batch), self._clock_ms()):
+                if record.value is not None and content.changes(record.key, value_digest(record.value)):
+                    yield record
+        keys = self.spec.stored_keys
+        for key in list(content.unseen()):
+            if conversion.is_gone(key):
+                content.remove(key)
+                yield StoreRecord(keys.split_changelog(key, 0).plain, key, None)
+
+    def _entries(self, partition: int, batch: int) -> Iterable[Entry]:
+        assert self._conversion is not None
+        table = self._conversion.mapping.table
+        return self._checkpoint.snapshot(self.operator, partition, batch + 1, table.store, table.family)
+
+    def _append(self, batch: int, rows: _Rows, *, batch_id: int | None) -> None:
+        """Write the last rows of a batch, after which the log has it."""
+        conversion, position = self._conversion, self._position
+        assert conversion is not None
+        assert position is not None
+        lineage = lineage_of(self._checkpoint, batch, conversion.mapping.digest)
+        reached = replace(position, batch=batch, lineage=lineage, filling=False)
+        self._write(reached, rows, batch_id=batch_id)
+        self._position = reached
+
+    def _write(self, position: TapPosition, rows: _Rows, *, batch_id: int | None) -> None:
+        self._changelog.append_batch(
+            self.spec.topic,
+            writer=self._writer,
+            query_id=position.query_id,
+            batch_id=batch_id,
+            rows=rows.by_partition(),
+            heartbeat=position.heartbeat(None).value(),
+        )
+
+
+class _Rows:
+    """Records by partition, the last of each key. They are in the order of their keys, so that a repeat of a batch
+    writes the same."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self._partition_of = spec.partition_of
+        self._rows: dict[int, dict[bytes, bytes | None]] = {}
+        self.count = 0
+
+    def add(self, record: StoreRecord) -> None:
+        self._rows.setdefault(self._partition_of(record.plain), {})[record.key] = record.value
+        self.count += 1
+
+    def add_all(self, records: Iterable[StoreRecord]) -> None:
+        for record in records:
+            self.add(record)
+
+    def by_partition(self) -> dict[int, list[tuple[bytes, bytes | None]]]:
+        return {partition: sorted(rows.items()) for partition, rows in self._rows.items()}
+
+
+def _why_not_continued(written: TapPosition | None) -> str:
+    if written is None:
+        return "nothing of it is in the log yet"
+    if written.lineage is not None:
+        return f"batch {written.batch} is no longer what the log has: purged, repeated, or mapped otherwise"
+    return "no copy of it was finished"

@@ -1,0 +1,189 @@
+"""Follows a checkpoint: each batch that ends goes to the logs of the stores, in order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+from forebay.changelog import Changelog, Wake
+from forebay.errors import ChangelogUnreachable
+from forebay.repeats import Repeats
+from forebay.spark_checkpoint import Checkpoint
+from forebay.spark_checkpoint.errors import CheckpointError, CheckpointMissing, CheckpointUnreachable
+from forebay.spark_checkpoint.logs import Offsets
+from forebay.state_tap.commits import CommitWatch
+from forebay.state_tap.source_ends import SourceEnds
+from forebay.state_tap.store_tap import StoreTap
+from forebay.topology import StoreSpec
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_BEAT_MS = 1_000
+_CHECK_RETAINED_MS = 10_000
+_RETRY_S = 1.0
+_WARN_AT = 0.5
+"""The tap warns once it is behind by this share of the batches that Spark retains."""
+
+
+def wall_clock_ms() -> int:
+    """Now, in epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class StateTap:
+    """Keeps the logs of some stores at the state of one query.
+
+    ``stopping`` ends ``run``, at the end of a batch. Errors that pass by themselves are waited for and logged
+    once; any other is raised: ``CheckpointError``, ``ChangelogError`` or ``TopologyError``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        specs: Sequence[StoreSpec],
+        changelog: Changelog,
+        ends: SourceEnds,
+        *,
+        poll_interval_ms: int,
+        take_over: bool = False,
+        stopping: Wake | None = None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self._url = url
+        self._specs = specs
+        self._changelog = changelog
+        self._ends = ends
+        self._poll_interval_s = poll_interval_ms / 1000
+        self._take_over = take_over
+        self._stopping = stopping or Wake()
+        self._clock_ms = clock_ms
+        self._logged = Repeats()
+        self._beat_due_ms = 0
+        self._retained_due_ms = 0
+        self._was_behind = False
+
+    def run(self) -> None:
+        """Follow until it is stopped."""
+        while not self._stopping.is_set():
+            checkpoint = self._opened()
+            if checkpoint is not None:
+                self._follow(checkpoint)
+
+    def bootstrap(self) -> int:
+        """Make the logs equal to the state as it is now; returns the batch that left it so.
+
+        Raises ``CheckpointMissing`` if no batch has ended.
+        """
+        checkpoint = Checkpoint.open(self._url)
+        batches = checkpoint.batches()
+        if not batches:
+            raise CheckpointMissing(
+                f"{checkpoint.files.url} has no batch that has ended. Run the query until its first batch has."
+            )
+        for tap in self._taps(checkpoint):
+            tap.begin(batches[-1])
+            while tap.batch is not None and tap.batch < batches[-1]:
+                tap.follow(tap.batch + 1)
+        return batches[-1]
+
+    def _opened(self) -> Checkpoint | None:
+        """The checkpoint, once a batch of it has ended."""
+        try:
+            checkpoint = Checkpoint.open(self._url)
+            if checkpoint.batches():
+                return checkpoint
+            reason = f"{checkpoint.files.url} has no batch that has ended."
+        except (CheckpointMissing, CheckpointUnreachable) as error:
+            reason = str(error)
+        if self._logged.is_news(reason):
+            log.warning("waiting for the checkpoint: %s", reason)
+        self._stopping.wait(_RETRY_S)
+        return None
+
+    def _taps(self, checkpoint: Checkpoint) -> list[StoreTap]:
+        return [
+            StoreTap(checkpoint, spec, self._changelog, self._clock_ms, take_over=self._take_over)
+            for spec in self._specs
+        ]
+
+    def _follow(self, checkpoint: Checkpoint) -> None:
+        """Follow one history of the checkpoint; returns when it is stopped or set back."""
+        taps = self._taps(checkpoint)
+        for tap in taps:
+            self._patiently(self._begin, checkpoint, tap)
+        commits = CommitWatch(checkpoint.files)
+        try:
+            while not self._stopping.is_set():
+                batch = min((tap.batch for tap in taps if tap.batch is not None), default=-1)
+                if not self._patiently(checkpoint.is_committed, batch + 1):
+                    if not self._patiently(checkpoint.is_committed, batch):
+                        log.warning("batch %d is no longer in the checkpoint: it was set back or purged", batch)
+                        return
+                    self._idle(checkpoint, taps, batch)
+                    commits.wait(self._poll_interval_s, self._stopping)
+                    continue
+                for tap in taps:
+                    if tap.batch == batch:
+                        self._patiently(tap.follow, batch + 1)
+                self._warn_if_behind(checkpoint, batch + 1)
+                self._idle(checkpoint, taps, batch + 1)
+        finally:
+            commits.close()
+
+    def _idle(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> None:
+        """What is due between two batches: expiries, and heartbeats about once a second."""
+        for tap in taps:
+            self._patiently(tap.expire)
+        now_ms = self._clock_ms()
+        if now_ms < self._beat_due_ms:
+            return
+        self._beat_due_ms = now_ms + _BEAT_MS
+        offsets = self._offsets(checkpoint, batch)
+        if offsets is not None:
+            as_of_ms = self._ends.as_of_ms(offsets)
+            for tap in taps:
+                self._patiently(tap.beat, as_of_ms)
+            self._ends.observe(offsets)
+
+    def _offsets(self, checkpoint: Checkpoint, batch: int) -> Offsets | None:
+        try:
+            return checkpoint.offsets(batch)
+        except CheckpointError:
+            # It ages until the next batch.
+            return None
+
+    def _warn_if_behind(self, checkpoint: Checkpoint, batch: int) -> None:
+        now_ms = self._clock_ms()
+        if now_ms >= self._retained_due_ms and self._patiently(checkpoint.is_committed, batch + 1):
+            self._retained_due_ms = now_ms + _CHECK_RETAINED_MS
+            batches = self._patiently(checkpoint.batches)
+            retained, behind = batches[-1] - batches[0] + 1, batches[-1] - batch
+            is_behind = behind > _WARN_AT * retained
+            if is_behind and not self._was_behind:
+                log.warning(
+                    "the tap is %d batches behind, of %d that Spark retains (minBatchesToRetain): what is deleted "
+                    "before it is read means copying the whole state",
+                    behind,
+                    retained,
+                )
+            self._was_behind = is_behind
+
+    def _begin(self, checkpoint: Checkpoint, tap: StoreTap) -> None:
+        tap.begin(checkpoint.batches()[-1])
+
+    def _patiently(self, act: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Do it again for as long as a log or the checkpoint cannot be reached."""
+        while True:
+            try:
+                return act(*arguments, **named)
+            except (ChangelogUnreachable, CheckpointUnreachable) as error:
+                if self._stopping.is_set():
+                    raise
+                if self._logged.is_news(str(error)):
+                    log.warning("the tap waits, and tries again: %s", error)
+                self._stopping.wait(_RETRY_S)

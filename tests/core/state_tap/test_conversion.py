@@ -1,0 +1,72 @@
+"""What becomes of changes that the checkpoints among the fixtures do not have."""
+
+import json
+
+import pytest
+
+from forebay.spark_checkpoint.changes import Change, Entry
+from forebay.state_tap.conversion import open_conversion
+from forebay.state_tap.mapping import TableMapping
+from tests.core.state_tap.running_query import store
+
+SECOND = 1_000_000
+NOW_MS = 1_750_000_000_000
+
+
+@pytest.fixture
+def sessions(spark_4_0):
+    """A conversion of sessions, that of ``a`` from 0 s to 30 s and from 50 s to 80 s in the state."""
+    spec = store(kind="session", gap_ms=30_000, retention_ms=1_000_000)
+    operator = spark_4_0.checkpoint("sessions-default").operator(0, 0)
+    conversion = open_conversion(TableMapping(spec, operator))
+    entries = [Entry("default", ("a", start * SECOND), value(start, start + 30)) for start in (0, 50)]
+    assert len(list(conversion.load(entries, NOW_MS))) == 2
+    return conversion
+
+
+def value(start: int, end: int, count: int = 1) -> tuple[object, ...]:
+    return ((start * SECOND, end * SECOND), "a", count, 0)
+
+
+def put(start: int, end: int, count: int) -> Change:
+    return Change(1, "put", "default", ("a", start * SECOND), value(start, end, count))
+
+
+def delete(start: int) -> Change:
+    return Change(1, "delete", "default", ("a", start * SECOND), None)
+
+
+def applied(conversion, *changes: Change) -> dict[tuple[int, int], int | None]:
+    """The counts of sessions by their start and end in seconds, None where they are deleted."""
+    split = conversion.mapping.spec.stored_keys.split_changelog
+    found = {}
+    for record in conversion.apply(changes, NOW_MS):
+        end_ms, start_ms = split(record.key, 0).times_ms
+        count = None if record.value is None else json.loads(record.value)["count"]
+        found[start_ms // 1000, end_ms // 1000] = count
+    return found
+
+
+def test_two_sessions_that_an_event_joins_leave_the_log_for_the_whole_one(sessions):
+    assert applied(sessions, delete(50), put(0, 80, 3)) == {(0, 30): None, (50, 80): None, (0, 80): 3}
+
+
+def test_a_session_that_the_watermark_closes_stays_in_the_log(sessions):
+    assert applied(sessions, delete(0), put(50, 90, 2)) == {(50, 80): None, (50, 90): 2}
+
+
+def test_a_session_that_is_removed_and_written_again_is_there(sessions):
+    assert applied(sessions, delete(0), put(0, 30, 1)) == {(0, 30): 1}
+
+
+def test_the_end_of_a_session_is_known_from_the_batch_before(sessions):
+    assert applied(sessions, put(100, 130, 1)) == {(100, 130): 1}
+    assert applied(sessions, put(90, 130, 2), delete(100)) == {(90, 130): 2, (100, 130): None}
+
+
+def test_a_key_that_the_codec_cannot_have_is_left_out_and_logged_once(spark_4_0, caplog):
+    operator = spark_4_0.checkpoint("distinct-default").operator(0, 0)
+    conversion = open_conversion(TableMapping(store(), operator))
+    entries = [Entry("default", (key,), (None,)) for key in (None, "a", None)]
+    assert [record.plain for record in conversion.load(entries, NOW_MS)] == [b"a"]
+    assert caplog.text.count("'tapped' and is left out") == 1

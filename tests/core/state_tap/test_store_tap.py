@@ -1,0 +1,406 @@
+"""Stores' logs follow the state of queries batch by batch, whatever the query, provider and version of Spark."""
+
+import itertools
+import json
+import math
+import shutil
+from typing import Any
+
+import pytest
+
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.errors import ChangelogError, TopologyError
+from forebay.spark_checkpoint.errors import StateUnsupported
+from forebay.state_tap.store_tap import StoreTap
+from tests.core.state_tap.running_query import RunningQuery, content, records, store
+
+AGGREGATES = [
+    {"name": "count", "position": 0, "function": "count"},
+    {"name": "sum", "position": 1, "function": "sum"},
+    {"name": "min", "position": 2, "function": "min"},
+    {"name": "max", "position": 3, "function": "max"},
+    {"name": "avg", "position": 4, "function": "avg"},
+    {"name": "first", "position": 6, "function": "first"},
+    {"name": "last", "position": 8, "function": "last"},
+    {"name": "stddev", "position": 10, "function": "stddev"},
+    {"name": "variance", "position": 13, "function": "variance"},
+    {"name": "sum_d", "position": 16, "function": "sum"},
+    {"name": "max_key", "position": 17, "function": "max"},
+    {"name": "sum_decimal", "position": 18, "function": "sum"},
+]
+WINDOW = {"kind": "window", "window_size_ms": 60_000, "retention_ms": 86_400_000}
+SESSION = {"kind": "session", "gap_ms": 30_000, "retention_ms": 86_400_000}
+AVERAGES = [
+    {"name": "count", "position": 0, "function": "count"},
+    {"name": "avg", "position": 1, "function": "avg"},
+]
+SPECS: dict[str, Any] = {
+    "aggregation": store(spark_state={"fields": AGGREGATES}),
+    "windows": store(**WINDOW, spark_state={"fields": AVERAGES}),
+    "sessions": store(**SESSION),
+    "pandas_state": store(),
+    "distinct": store(),
+    "distinct_within": store(),
+}
+NOW_MS = 1_750_000_000_000
+"""Before anything in the fixtures expires."""
+
+
+def in_the_store(query: str, key: list[Any], value: Any) -> tuple[str, Any]:
+    """A key and value that the state has, as the log is to have them."""
+    match query:
+        case "aggregation":
+            names = [field["name"] for field in AGGREGATES]
+            named = dict(zip(names, value, strict=True))
+            if named["sum_decimal"] is not None:
+                named["sum_decimal"] = float(named["sum_decimal"])
+            return json.dumps(key[0]), named
+        case "windows":
+            [[start, _], group] = key
+            return json.dumps([group, start // 1000]), {"count": value[0], "avg": value[1]}
+        case "sessions":
+            [group, start] = key
+            named = {"count": value[1], "sum": value[2]}
+            return json.dumps([group, value[0] // 1000, start // 1000]), named
+        case "pandas_state":
+            return json.dumps(key[0]), {"count": value[0][0], "last": value[0][1]}
+        case "distinct_within":
+            return json.dumps(key[0]), {"expiresAtMicros": value[0]}
+    return json.dumps(key[0]), {}
+
+
+def expected_of(query: str, state: dict[str, Any]) -> dict[str, Any]:
+    """The log's content for a state: null is a key of no store."""
+    pairs = [(json.loads(text), value) for text, value in state.items()]
+    return dict(in_the_store(query, key, value) for key, value in pairs if None not in key)
+
+
+@pytest.fixture
+def changelog(tmp_path):
+    return SqliteChangelog(tmp_path / "log")
+
+
+@pytest.fixture
+def tapped(tmp_path, changelog):
+    """A running query, and the tap of a store of it."""
+
+    def start(written: Any, name: str, spec: Any, **options: Any) -> tuple[RunningQuery, StoreTap]:
+        changelog.ensure(spec)
+        query = RunningQuery(written.path(name), tmp_path / f"checkpoint-{name}")
+        return query, StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS, **options)
+
+    return start
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
+    if isinstance(expected, float) and found is not None:
+        return math.isclose(found, expected, rel_tol=1e-12)
+    return found == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aggregation-default",
+        "aggregation-changelog",
+        "aggregation-format2",
+        "aggregation-rocksdb",
+        "aggregation-format2_rocksdb",
+        "pandas_state-changelog",
+        "distinct-default",
+        "distinct_within-changelog",
+    ],
+)
+def test_a_log_has_the_state_of_every_batch(written, name, changelog, tapped):
+    query_name = name.partition("-")[0]
+    spec = SPECS[query_name]
+    query, tap = tapped(written, name, spec)
+    states = written.expected(name)
+    for batch in query.batches:
+        query.end(batch)
+        if batch == 0:
+            tap.begin(batch)
+        else:
+            tap.follow(batch)
+        found, expected = content(changelog, spec), expected_of(query_name, states[batch])
+        assert same(found, expected), f"after batch {batch}: {found} is not {expected}"
+
+
+@pytest.mark.parametrize("provider", ["default", "changelog"])
+def test_windows_that_the_watermark_evicts_stay_in_the_log(written, provider, changelog, tapped):
+    spec, name = SPECS["windows"], f"windows-{provider}"
+    query, tap = tapped(written, name, spec)
+    query.end(0)
+    tap.begin(0)
+    seen = expected_of("windows", written.expected(name)[0])
+    for batch in query.batches[1:]:
+        query.end(batch)
+        tap.follow(batch)
+        seen |= expected_of("windows", written.expected(name)[batch])
+    assert same(content(changelog, spec), seen)
+    assert len(seen) > len(expected_of("windows", written.expected(name)[-1]))
+
+
+@pytest.mark.parametrize("provider", ["default", "changelog", "format2"])
+def test_sessions_grow_and_merge_in_the_log_and_stay_when_they_end(written, provider, changelog, tapped):
+    """Open ones are there, of one that has grown only the last form, and those that the watermark closed stay."""
+    spec, name = SPECS["sessions"], f"sessions-{provider}"
+    query, tap = tapped(written, name, spec)
+    query.end(0)
+    tap.begin(0)
+    for batch in query.batches[1:]:
+        query.end(batch)
+        tap.follow(batch)
+    states = [expected_of("sessions", state) for state in written.expected(name)]
+    ended: dict[str, Any] = {}
+    for before, after in itertools.pairwise(states):
+        starts = {(json.loads(key)[0], json.loads(key)[2]) for key in after}
+        ended |= {
+            key: value
+            for key, value in before.items()
+            if (json.loads(key)[0], json.loads(key)[2]) not in starts and key not in after
+        }
+    assert same(content(changelog, spec), ended | states[-1])
+
+
+def test_a_copy_of_sessions_removes_from_the_log_what_was_merged_meanwhile(spark_4_0, changelog, tapped):
+    """As the log would be had every batch been followed, but for what came and went in between."""
+    spec, name = SPECS["sessions"], "sessions-default"
+    query, tap = tapped(spark_4_0, name, spec)
+    query.end(0)
+    tap.begin(0)
+    query.end(1)
+    tap.copy(1, "the test wants it")
+    first, second = (expected_of("sessions", state) for state in spark_4_0.expected(name)[:2])
+    grown = {(json.loads(key)[0], json.loads(key)[2]) for key in second}
+    stay = {key: value for key, value in first.items() if (json.loads(key)[0], json.loads(key)[2]) not in grown}
+    assert same(content(changelog, spec), stay | second)
+
+
+VARIABLES = {
+    "total": (store(spark_state={"variable": "total"}), lambda held: {"sum": held[0], "last": held[1]}),
+    "recent": (store(spark_state={"variable": "recent"}), lambda held: [{"n": item[0]} for item in held]),
+    "total_ttl": (store(spark_state={"variable": "total_ttl"}), lambda held: {"sum": held[0]}),
+    "recent_ttl": (store(spark_state={"variable": "recent_ttl"}), lambda held: [{"n": item[0]} for item in held]),
+}
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("provider", ["changelog", "format2", "rocksdb"])
+def test_variables_of_a_stateful_processor_are_followed(written, variable, provider, changelog, tapped):
+    name = f"ledger-{provider}"
+    spec, form = VARIABLES[variable]
+    query, tap = tapped(written, name, spec)
+    for batch in query.batches:
+        query.end(batch)
+        if batch == 0:
+            tap.begin(batch)
+        else:
+            tap.follow(batch)
+        held = {json.loads(key)[0]: value[0][variable] for key, value in written.expected(name)[batch].items()}
+        expected = {json.dumps(key): form(value) for key, value in held.items() if key is not None and value}
+        assert content(changelog, spec) == expected, batch
+
+
+def test_the_entries_of_a_map_are_keys_of_their_own(spark_4_0, changelog, tapped):
+    spec = store(key="json", spark_state={"variable": "by_second"})
+    query, tap = tapped(spark_4_0, "ledger-changelog", spec)
+    query.end(0)
+    tap.begin(0)
+    for batch in query.batches[1:]:
+        query.end(batch)
+        tap.follow(batch)
+    expected = {
+        json.dumps([json.loads(key)[0], second]): {"n": n}
+        for key, (held, _) in spark_4_0.expected("ledger-changelog")[-1].items()
+        for [second], [n] in held["by_second"]
+        if json.loads(key)[0] is not None
+    }
+    assert content(changelog, spec) == expected
+
+
+@pytest.mark.parametrize("variable", ["total_ttl", "recent_ttl"])
+def test_an_expired_value_leaves_the_log_before_spark_removes_it(spark_4_0, variable, tmp_path, changelog):
+    """Also after a restart that came too late for it."""
+    spec = VARIABLES[variable][0]
+    changelog.ensure(spec)
+    query = RunningQuery(spark_4_0.path("ledger-changelog"), tmp_path / "checkpoint")
+    last, now_ms = query.end_all(), [NOW_MS]
+    expiries = [expires for _, expires in spark_4_0.expected("ledger-changelog")[last].values()]
+    tap = StoreTap(query.checkpoint, spec, changelog, lambda: now_ms[0])
+    tap.begin(last)
+    before = content(changelog, spec)
+    assert tap.expire() == 0
+    now_ms[0] = min(expiries) + 60_000
+    again = StoreTap(query.checkpoint, spec, changelog, lambda: now_ms[0])
+    again.begin(last)
+    assert again.expire() > 0
+    kept = content(changelog, spec)
+    assert kept.keys() < before.keys() or kept == {}
+    now_ms[0] = max(expiries) + 60_000
+    again.expire()
+    assert content(changelog, spec) == {}
+
+
+def test_a_batch_that_was_half_written_is_in_a_sqlite_log_once(spark_4_0, tmp_path, changelog, tapped):
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap.begin(0)
+    query.end(1)
+
+    class Killed(SqliteChangelog):
+        """Ends as a process does that is killed between a batch's rows and its heartbeats."""
+
+        def append_heartbeat(self, *args: Any, **named: Any) -> dict[int, int]:
+            raise KeyboardInterrupt
+
+    interrupted = StoreTap(query.checkpoint, spec, Killed(changelog.directory), lambda: NOW_MS)
+    interrupted.begin(1)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.follow(1)
+    once = records(changelog, spec)
+    again = StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS)
+    again.begin(1)
+    assert again.batch == 0
+    again.follow(1)
+    assert records(changelog, spec) == once
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[1])
+    assert same(content(changelog, spec), expected)
+
+
+def test_the_log_says_that_it_is_being_filled_until_it_has_the_first_state(spark_4_0, changelog, tapped):
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    filling = []
+    append = changelog.append_batch
+
+    def noted(*args: Any, **named: Any) -> dict[int, int]:
+        filling.append(b'"filling": true' in named["heartbeat"])
+        return append(*args, **named)
+
+    changelog.append_batch = noted
+    tap.begin(0)
+    query.end(1)
+    tap.follow(1)
+    tap.copy(1, "the test wants it")
+    assert filling == [True, False, False, False]
+
+
+def test_a_query_that_was_set_back_is_copied_anew(spark_4_0, tmp_path, changelog, tapped):
+    """The same batch numbers, of another run: what the log has of the first one goes."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    last = query.end_all()
+    tap.begin(last)
+    for directory in ("commits", "offsets", "state"):
+        for later in (2, 3, 4):
+            for stale in query.path.glob(f"{directory}/**/{later + (directory == 'state')}.delta"):
+                stale.unlink()
+            (query.path / directory / str(later)).unlink(missing_ok=True)
+    offsets = query.path / "offsets/1"
+    offsets.write_text(offsets.read_text().replace('"batchTimestampMs":1', '"batchTimestampMs":2'))
+    again = StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS)
+    again.begin(1)
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[1])
+    assert same(content(changelog, spec), expected)
+
+
+def test_a_batch_that_was_repeated_under_its_number_is_copied_anew(spark_4_0, changelog, tapped):
+    """After a query was set back and has come as far again, only what it planned tells the two apart."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    last = query.end_all()
+    tap.begin(last)
+    first = changelog.last_heartbeat(spec.topic, spec.name)
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(last)
+    assert changelog.last_heartbeat(spec.topic, spec.name) == first
+    offsets = query.path / "offsets" / str(last)
+    offsets.write_text(offsets.read_text().replace('"batchTimestampMs":1', '"batchTimestampMs":2'))
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(last)
+    assert changelog.last_heartbeat(spec.topic, spec.name).query_id != first.query_id
+
+
+def test_changes_that_spark_has_purged_are_made_up_by_a_copy(spark_4_0, changelog, tapped):
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-changelog", spec)
+    query.end(0)
+    tap.begin(0)
+    last = query.end_all()
+    for purged in query.path.glob("state/0/*/2.changelog"):
+        purged.unlink()
+    # Versions from a snapshot on can still be had.
+    whole = spark_4_0.path("aggregation-changelog")
+    if not list(whole.glob("state/0/*/[3-5].zip")):
+        shutil.rmtree(query.path / "state")
+        shutil.copytree(spark_4_0.path("aggregation-rocksdb") / "state", query.path / "state")
+    tap.follow(1)
+    assert tap.batch == last
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-changelog")[last])
+    assert same(content(changelog, spec), expected)
+
+
+def test_another_declaration_of_the_fields_writes_every_value_anew(spark_4_0, changelog, tapped):
+    query, tap = tapped(spark_4_0, "aggregation-default", SPECS["aggregation"])
+    query.end(0)
+    tap.begin(0)
+    spec = store(spark_state={"fields": AGGREGATES[:1]})
+    other = StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS)
+    other.begin(0)
+    assert {tuple(value) for value in content(changelog, spec).values()} == {("count",)}
+
+
+def test_the_log_of_another_query_is_replaced_only_on_request(spark_4_0, changelog, tapped):
+    spec = SPECS["distinct"]
+    query, tap = tapped(spark_4_0, "distinct-default", spec)
+    query.end(0)
+    tap.begin(0)
+    other, refused = tapped(spark_4_0, "distinct-changelog", spec)
+    last = other.end_all()
+    with pytest.raises(ChangelogError, match="--take-over"):
+        refused.begin(last)
+    taking = StoreTap(other.checkpoint, spec, changelog, lambda: NOW_MS, take_over=True)
+    taking.begin(last)
+    assert same(content(changelog, spec), expected_of("distinct", spark_4_0.expected("distinct-changelog")[last]))
+    query.end(1)
+    with pytest.raises(ChangelogError, match="superseded"):
+        tap.follow(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "error", "words"),
+    [
+        ("aggregation-default", store(), TopologyError, ["buffers", "fields = [", '"avg"']),
+        ("aggregation-default", store(key="int64"), TopologyError, ["key string", "'int64'", 'key = "string"']),
+        ("windows-default", store(), TopologyError, ["window store", 'kind = "window"']),
+        (
+            "windows-default",
+            store(**{**WINDOW, "window_size_ms": 30_000}, spark_state={"fields": AVERAGES}),
+            StateUnsupported,
+            ["60000 ms", "window_size_ms", "30000"],
+        ),
+        ("joined-default", store(), StateUnsupported, ["symmetricHashJoin", "a join keeps rows that wait"]),
+        ("ledger-changelog", store(), TopologyError, ["several variables", "recent", "variable ="]),
+        (
+            "aggregation-default",
+            store(spark_state={"fields": [{"name": "n", "position": 99}]}),
+            TopologyError,
+            ["position 99", "does not have"],
+        ),
+        (
+            "aggregation-default",
+            store(spark_state={"fields": [{"name": "n", "position": 0, "function": "avg"}]}),
+            StateUnsupported,
+            ["avg needs the fields sum, count"],
+        ),
+    ],
+)
+def test_a_store_that_cannot_have_the_state_is_refused(spark_4_0, name, spec, error, words, tapped):
+    query, tap = tapped(spark_4_0, name, spec)
+    with pytest.raises(error) as caught:
+        tap.begin(query.end_all())
+    for word in words:
+        assert word in str(caught.value)
