@@ -8,7 +8,11 @@ import httpx
 import pytest
 
 from examples.broker import Broker, java
+from tests.checkpoints import copied, extracted, spark_4_0, written
 from tests.cluster import Cluster, running_cluster
+
+__all__ = ["copied", "extracted", "spark_4_0", "written"]
+"""Fixtures from elsewhere."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,8 +6,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 
+from forebay.state_tap.command import spark
 from tests.deploy.command_lines import settings_of
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +19,28 @@ UNITS = {
 }
 
 
-@pytest.mark.parametrize("name", UNITS)
+TIERS = ("forebay-router", "forebay-worker")
+
+
+def test_the_units_are_those_of_the_tiers_and_of_the_tap():
+    assert {*TIERS, "forebay-tap"} == UNITS.keys()
+
+
+def test_the_unit_of_the_tap_starts_it():
+    unit = dict(UNITS["forebay-tap"])
+    program, group, name, *options = shlex.split(unit["ExecStart"])
+    assert (Path(program).name, group) == ("forebay", "spark")
+    command = spark.get_command(click.Context(spark), name)
+    assert command is not None
+    given = command.make_context(name, options).params
+    assert given["checkpoint"] == "/var/lib/spark/checkpoints/orders"
+    environment = dict(value.split("=", 1) for key, value in UNITS["forebay-tap"] if key == "Environment")
+    assert environment.keys() == {"FOREBAY_TOPOLOGY", "FOREBAY_CHANGELOG"}
+    # It waits for what a batch still writes.
+    assert int(unit["TimeoutStopSec"]) > 60
+
+
+@pytest.mark.parametrize("name", TIERS)
 def test_a_unit_is_started_and_ended_as_the_code_has_it(name):
     unit = dict(UNITS[name])
     environment = dict(value.split("=", 1) for key, value in UNITS[name] if key == "Environment")
@@ -46,8 +69,8 @@ def test_the_units_are_hardened_alike():
         ]
         for unit in UNITS.values()
     ]
-    assert len(hardening) == 2
-    assert hardening[0] == hardening[1]
+    assert len(hardening) == len(UNITS)
+    assert all(unit == hardening[0] for unit in hardening)
 
 
 def test_systemd_takes_the_units():

@@ -23,6 +23,8 @@ from forebay.spark_checkpoint.store_files import CHANGELOG_SETTING
 from forebay.terminal import terminal
 
 _MICROSECONDS = 1_000
+_KNOWN_AGE = "known to a tap that is given the sources, by --source kafka://…"
+_UNKNOWN_AGE = "unknown, since not all of the query's sources are Kafka topics, whose ends can be compared"
 
 
 @click.group()
@@ -64,6 +66,7 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
         "provider": provider.name,
         "codec": provider.codec,
         "format": 2 if checkpoint.commit(newest).store_ids else 1,
+        "age": _KNOWN_AGE if offsets.kafka_offsets() is not None else _UNKNOWN_AGE,
         "operators": described,
     }
 
@@ -99,7 +102,7 @@ def _table_document(description: OperatorDescription, table: Table, window_size_
         "is_list": table.is_list,
         "has_ttl": table.expires_path is not None,
         "window_size_ms": window_size_ms,
-        "topology": topology_snippet(name, table, window_size_ms),
+        "topology": topology_snippet(name, description.operator, table, window_size_ms),
     }
 
 
@@ -140,6 +143,7 @@ def _lines(document: dict[str, Any]) -> Iterator[Any]:
     retained = f"batches {batches['first']} to {batches['last']} are retained"
     yield f"{retained}, the last with the watermark {document['watermark_ms']}"
     yield f"{document['provider']}, {document['codec']}, checkpoint format {document['format']}"
+    yield f"age of answers: {document['age']}"
     for operator in document["operators"]:
         yield ""
         yield f"operator {operator['operator']}: {operator['label']} ({operator['name']})"

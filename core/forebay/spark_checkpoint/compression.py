@@ -103,7 +103,7 @@ def _cramjam() -> Any:
     try:
         import cramjam
     except ImportError as error:
-        message = "Reading a checkpoint needs cramjam: install it, or forebay with the extra 'spark'."
+        message = "Reading a checkpoint needs cramjam: install it, or forebay with the extra 'tap'."
         raise CheckpointError(message) from error
     return cramjam
 

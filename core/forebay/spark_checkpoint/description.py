@@ -10,7 +10,7 @@ from forebay.spark_checkpoint.data_types import AtomicType, DataType, Field, Str
 from forebay.spark_checkpoint.errors import CheckpointFormatUnknown
 from forebay.spark_checkpoint.finishers import buffer_width, functions_at
 from forebay.spark_checkpoint.operators import DEFAULT_STORE, Operator, StateVariable, Store
-from forebay.spark_checkpoint.schemas import ColumnFamily
+from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, ColumnFamily
 
 StoreKind = Literal["key-value", "window", "session"]
 Path = tuple[int, ...]
@@ -107,7 +107,7 @@ def describe_operator(operator: Operator) -> OperatorDescription:
     return OperatorDescription(operator.id, operator.name, label, tables(operator))
 
 
-def topology_snippet(name: str, table: Table, window_size_ms: int | None = None) -> str:
+def topology_snippet(name: str, operator: int, table: Table, window_size_ms: int | None = None) -> str:
     """The lines for ``topology.toml`` that declare a store of the table, its sub-topology included.
 
     What state does not tell is left to be filled in: forebay refuses the 0 of ``gap_ms`` and ``window_size_ms``.
@@ -130,7 +130,29 @@ def topology_snippet(name: str, table: Table, window_size_ms: int | None = None)
         lines.append("gap_ms = 0  # that of the query")
     if table.kind != "key-value":
         lines.append("retention_ms = 604_800_000  # a week: how long reads shall find it")
+    lines += ["", "[subtopology.store.spark_state]", f"operator = {operator}"]
+    if table.family != DEFAULT_FAMILY:
+        lines.append(f'variable = "{table.family}"')
+    if table.has_buffers:
+        lines += ["fields = [  # name them as the query does", *_field_lines(table.value), "]"]
     return "\n".join(lines) + "\n"
+
+
+def position_text(path: Path) -> str:
+    """A path as ``position`` takes it in ``topology.toml``."""
+    return str(path[0]) if len(path) == 1 else f'"{".".join(map(str, path))}"'
+
+
+def _field_lines(fields: Sequence[StateField]) -> list[str]:
+    """Names occur once in a value: those that repeat get their position behind them."""
+    names = [field.functions[0] if field.functions else field.name for field in fields]
+    lines = []
+    for field, own in zip(fields, names, strict=True):
+        name = own if names.count(own) == 1 else f"{own}_{field.path[-1]}"
+        function = f', function = "{field.functions[0]}"' if field.functions else ""
+        others = f"  # or {', '.join(field.functions[1:])}" if field.functions[1:] else ""
+        lines.append(f'  {{ name = "{name}", position = {position_text(field.path)}{function} }},{others}')
+    return lines
 
 
 def _fields(struct: StructType, start: Path = (), first: int = 0) -> tuple[StateField, ...]:

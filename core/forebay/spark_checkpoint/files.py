@@ -136,7 +136,7 @@ def open_files(url: str) -> CheckpointFiles:
     try:
         from pyarrow.fs import FileSystem
     except ImportError as error:
-        message = f"Reading {shown} needs pyarrow: install it, or forebay with the extra 'spark'."
+        message = f"Reading {shown} needs pyarrow: install it, or forebay with the extra 'tap'."
         raise CheckpointError(message) from error
     # The names that Hadoop gives to the same file systems.
     named = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}.get(parts.scheme, parts.scheme)

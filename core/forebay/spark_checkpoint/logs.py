@@ -29,6 +29,21 @@ class Offsets:
     conf: Mapping[str, str]
     sources: Mapping[str, str | None]
 
+    def kafka_offsets(self) -> dict[tuple[str, int], int] | None:
+        """The next offset of each partition of each topic that is read; None unless all sources are Kafka's."""
+        read_to: dict[tuple[str, int], int] = {}
+        for end in self.sources.values():
+            try:
+                topics = json.loads(end or "")
+                read_to |= {
+                    (topic, int(partition)): int(offset)
+                    for topic, partitions in topics.items()
+                    for partition, offset in partitions.items()
+                }
+            except (ValueError, AttributeError, TypeError):
+                return None
+        return read_to or None
+
 
 @dataclass(frozen=True)
 class Commit:

@@ -108,9 +108,7 @@ def _specs(path: Path, names: Sequence[str]) -> list[StoreSpec]:
             what = "no spark_state" if name in stores else "no such store"
             raise SettingError(f"--store {name}: {path} has {what}. Stores with spark_state: {shown}.")
     if not tapped:
-        raise SettingError(
-            f"{path} has no store with spark_state. 'forebay spark describe' shows how."
-        )
+        raise SettingError(f"{path} has no store with spark_state. 'forebay spark describe' shows how.")
     return [stores[name] for name in names or tapped]
 
 

@@ -14,11 +14,11 @@ from forebay.errors import BadKey, TopologyError
 from forebay.spark_checkpoint.data_types import AtomicType, DataType, StructType
 from forebay.spark_checkpoint.description import (
     OperatorDescription,
-    Path,
     StateField,
     Table,
     describe_operator,
     field_at,
+    position_text,
 )
 from forebay.spark_checkpoint.errors import CheckpointMissing, StateUnsupported
 from forebay.spark_checkpoint.finishers import buffer_width, check_function, finish
@@ -187,7 +187,7 @@ def _own_columns(spec: StoreSpec, table: Table) -> tuple[StateColumn, ...]:
     doubtful = table.has_buffers and any(len(field.functions) != 1 for field in table.value)
     if len(set(names)) < len(names) or doubtful:
         shown = ", ".join(
-            f'{{ name = "…", position = {_position(field.path)}{_function(field)} }}' for field in table.value
+            f'{{ name = "…", position = {position_text(field.path)}{_function(field)} }}' for field in table.value
         )
         raise TopologyError(
             f"The state for {spec.name!r} has buffers of aggregates, whose names and meaning only the query's "
@@ -201,10 +201,6 @@ def _own_columns(spec: StoreSpec, table: Table) -> tuple[StateColumn, ...]:
 
 def _function(field: StateField) -> str:
     return f', function = "{field.functions[0]}"' if field.functions else ""
-
-
-def _position(path: Path) -> str:
-    return str(path[0]) if len(path) == 1 else f'"{".".join(map(str, path))}"'
 
 
 def _member(spec: StoreSpec, column: StateColumn, struct: StructType) -> _Member:
@@ -239,8 +235,8 @@ def _type_at(spec: StoreSpec, column: StateColumn, struct: StructType) -> DataTy
     for position in column.path:
         if not isinstance(kind, StructType) or position >= len(kind.fields):
             raise TopologyError(
-                f"The field {column.name!r} of {spec.name!r} is at position {_position(column.path)}, which the "
-                f"state does not have: it is {struct}."
+                f"The field {column.name!r} of {spec.name!r} is at position {position_text(column.path)}, which "
+                f"the state does not have: it is {struct}."
             )
         kind = kind.fields[position].type
     return kind

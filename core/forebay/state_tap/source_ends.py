@@ -7,7 +7,6 @@ everything from before that time. Of sources whose ends it cannot see, nothing i
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -43,7 +42,7 @@ class SourceEnds:
 
     def observe(self, offsets: Offsets) -> None:
         """Look at the ends of the sources that a batch had, which is the newest."""
-        read_to = kafka_offsets(offsets)
+        read_to = offsets.kafka_offsets()
         if self.read is None or read_to is None:
             return
         # Before they are asked for: what comes meanwhile may be missing.
@@ -62,27 +61,10 @@ class SourceEnds:
 
     def as_of_ms(self, offsets: Offsets) -> int | None:
         """The newest time of which the batch has read all that its sources had; None if that is not known."""
-        read_to = kafka_offsets(offsets)
+        read_to = offsets.kafka_offsets()
         if read_to is None:
             return None
         for observed_ms, ends in reversed(self._observed):
             if all(read_to.get(partition, 0) >= end for partition, end in ends.items()):
                 return observed_ms
         return None
-
-
-def kafka_offsets(offsets: Offsets) -> Ends | None:
-    """How far a batch reads each partition of its sources; None unless all of them are Kafka's."""
-    read_to: dict[tuple[str, int], int] = {}
-    for end in offsets.sources.values():
-        try:
-            topics = json.loads(end or "")
-            found = {
-                (topic, int(partition)): int(offset)
-                for topic, partitions in topics.items()
-                for partition, offset in partitions.items()
-            }
-        except (ValueError, AttributeError, TypeError):
-            return None
-        read_to.update(found)
-    return read_to or None

@@ -2,14 +2,17 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forebay.changelog import Changelog
+from forebay.changelog import Changelog, Consumer, Record, Wake
 from forebay.spark_checkpoint import Checkpoint
 from forebay.stored_keys import LogicalKey
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, parse_topology
+
+_MOST_POLLS = 200
 
 
 class RunningQuery:
@@ -56,8 +59,7 @@ def records(changelog: Changelog, spec: StoreSpec) -> list[tuple[LogicalKey, byt
         for partition in range(spec.partitions):
             tp = TopicPartition(spec.topic, partition)
             consumer.assign(tp, 0)
-            [batch] = consumer.poll(100_000)
-            for _, key, value, timestamp_ms, is_heartbeat in batch.records:
+            for _, key, value, timestamp_ms, is_heartbeat in _to_the_end(consumer):
                 if not is_heartbeat:
                     logical = spec.stored_keys.split_changelog(key, timestamp_ms)
                     assert spec.partition_of(logical.plain) == partition
@@ -66,6 +68,17 @@ def records(changelog: Changelog, spec: StoreSpec) -> list[tuple[LogicalKey, byt
     finally:
         consumer.close()
     return found
+
+
+def _to_the_end(consumer: Consumer) -> Iterator[Record]:
+    never_set = Wake()
+    for _ in range(_MOST_POLLS):
+        for batch in consumer.poll(100_000):
+            yield from batch.records
+            if batch.position >= batch.end.offset:
+                return
+        consumer.wait(never_set, 0.1)
+    raise TimeoutError("The log does not deliver what it has.")
 
 
 def content(changelog: Changelog, spec: StoreSpec) -> dict[Any, Any]:

@@ -1,0 +1,126 @@
+"""``forebay spark follow`` beside a query and a worker: real processes, killed and stopped."""
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster import Cluster, running_cluster, wait_until
+from tests.command_process import CommandProcess
+from tests.commands import forebay
+from tests.core.state_tap.running_query import RunningQuery, content
+
+TOPOLOGY = """
+application_id = "test"
+
+[[subtopology]]
+name = "tapped"
+partitions = 3
+
+[[subtopology.store]]
+name = "tapped"
+
+[subtopology.store.spark_state]
+fields = [{ name = "count", position = 0, function = "count" }, { name = "sum", position = 1, function = "sum" }]
+"""
+NAME = "aggregation-changelog"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
+def tapped_cluster(request, tmp_path) -> Iterator[Cluster]:
+    kafka = request.getfixturevalue("kafka_url") if request.param == "kafka" else None
+    with running_cluster(tmp_path, topology_text=TOPOLOGY, kafka=kafka) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def running_tap(cluster: Cluster, query: RunningQuery, log: Path, *options: str) -> Iterator[CommandProcess]:
+    arguments = ["spark", "follow", "--topology", cluster.topology_path, "--changelog", cluster.changelog.url]
+    tap = CommandProcess([*map(str, arguments), "--checkpoint", str(query.path), *options], log, {})
+    try:
+        yield tap
+    finally:
+        tap.kill()
+        tap.wait(15)
+
+
+def expected(written: Any, batch: int) -> dict[str, Any]:
+    states = {json.loads(key)[0]: value for key, value in written.expected(NAME)[batch].items()}
+    return {json.dumps(key): {"count": value[0], "sum": value[1]} for key, value in states.items() if key}
+
+
+def test_a_tap_that_is_killed_goes_on_and_its_store_is_read(spark_4_0, tapped_cluster, tmp_path):
+    cluster, spec = tapped_cluster, tapped_cluster.topology.stores["tapped"]
+    query = RunningQuery(spark_4_0.path(NAME), tmp_path / "checkpoint")
+    log, url = tmp_path / "tap.log", cluster.start_worker()
+    for batch in query.batches:
+        # Killed after each batch, at whatever it does then.
+        with running_tap(cluster, query, log):
+            query.end(batch)
+            wait_until(
+                lambda batch=batch: content(cluster.changelog, spec) == expected(spark_4_0, batch),
+                f"batch {batch}",
+            )
+    for key, value in expected(spark_4_0, query.batches[-1]).items():
+
+        def is_served(key: str = key, value: Any = value) -> bool:
+            answer = httpx.get(f"http://{url}/v1/stores/tapped/keys/{json.loads(key)}")
+            return answer.status_code == 200 and answer.json()["value"] == value
+
+        wait_until(is_served, key)
+    assert httpx.get(f"http://{url}/v1/stores/tapped/keys/nobody").status_code == 404
+    # It was copied once, and followed from there on.
+    assert log.read_text().count("is copied to its log") == 1
+
+
+def test_a_tap_waits_for_its_query_and_ends_in_order(spark_4_0, tapped_cluster, tmp_path):
+    cluster, spec = tapped_cluster, tapped_cluster.topology.stores["tapped"]
+    query = RunningQuery(spark_4_0.path(NAME), tmp_path / "later")
+    query.path.rename(tmp_path / "hidden")
+    with running_tap(cluster, query, tmp_path / "tap.log") as tap:
+        wait_until(lambda: "waiting for the checkpoint" in (tmp_path / "tap.log").read_text(), "the tap waits")
+        (tmp_path / "hidden").rename(query.path)
+        query.end(0)
+        wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 0), "the first batch")
+        tap.send_signal(signal.SIGTERM)
+        assert tap.wait(15) == 0
+
+
+@pytest.mark.kafka
+def test_a_second_tap_of_a_store_takes_the_place_of_the_first(spark_4_0, kafka_url, tmp_path):
+    """The first is fenced by the brokers at its next batch, and ends with a sentence that names the store."""
+    with running_cluster(tmp_path, topology_text=TOPOLOGY, kafka=kafka_url) as cluster:
+        spec = cluster.topology.stores["tapped"]
+        query = RunningQuery(spark_4_0.path(NAME), tmp_path / "checkpoint")
+        query.end(0)
+        first_log, second_log = tmp_path / "first.log", tmp_path / "second.log"
+        with running_tap(cluster, query, first_log) as first:
+            wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 0), "the first tap")
+            with running_tap(cluster, query, second_log) as second:
+                wait_until(lambda: "goes on after batch 0" in second_log.read_text(), "the second tap")
+                query.end(1)
+                wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 1), "the next batch")
+                query.end(2)
+                wait_until(lambda: first.poll() is not None or second.poll() is not None, "one ends")
+                fenced = first_log if first.poll() is not None else second_log
+                assert "Two queries write as 'tapped'" in fenced.read_text()
+                wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 2), "the other goes on")
+
+
+def test_bootstrap_copies_the_state_once(spark_4_0, tapped_cluster, tmp_path):
+    cluster, spec = tapped_cluster, tapped_cluster.topology.stores["tapped"]
+    query = RunningQuery(spark_4_0.path(NAME), tmp_path / "checkpoint")
+    last = query.end_all()
+    command = ["spark", "bootstrap", "--topology", cluster.topology_path, "--changelog", cluster.changelog.url]
+    done = forebay(*command, "--checkpoint", query.path, "--store", "tapped")
+    assert (done.returncode, done.stdout) == (0, f"the logs have the state of batch {last}\n"), done.stderr
+    assert content(cluster.changelog, spec) == expected(spark_4_0, last)
+    refused = forebay(*command, "--checkpoint", query.path, "--store", "other")
+    assert refused.returncode == 2
+    assert "no such store" in refused.stderr
+    assert "tapped" in refused.stderr
