@@ -13,7 +13,7 @@ import pytest
 from tests.cluster import Cluster, running_cluster, wait_until
 from tests.command_process import CommandProcess
 from tests.commands import forebay
-from tests.core.state_tap.running_query import RunningQuery, content
+from tests.core.state_tap.running_query import RunningQuery, content, records
 
 TOPOLOGY = """
 application_id = "test"
@@ -49,6 +49,10 @@ def running_tap(cluster: Cluster, query: RunningQuery, log: Path, *options: str)
         tap.wait(15)
 
 
+def text(log: Path) -> str:
+    return log.read_text() if log.exists() else ""
+
+
 def expected(written: Any, batch: int) -> dict[str, Any]:
     states = {json.loads(key)[0]: value for key, value in written.expected(NAME)[batch].items()}
     return {json.dumps(key): {"count": value[0], "sum": value[1]} for key, value in states.items() if key}
@@ -59,13 +63,16 @@ def test_a_tap_that_is_killed_goes_on_and_its_store_is_read(spark_4_0, tapped_cl
     query = RunningQuery(spark_4_0.path(NAME), tmp_path / "checkpoint")
     log, url = tmp_path / "tap.log", cluster.start_worker()
     for batch in query.batches:
-        # Killed after each batch, at whatever it does then.
         with running_tap(cluster, query, log):
             query.end(batch)
-            wait_until(
-                lambda batch=batch: content(cluster.changelog, spec) == expected(spark_4_0, batch),
-                f"batch {batch}",
-            )
+
+            def is_followed(batch: int = batch) -> bool:
+                return content(cluster.changelog, spec) == expected(spark_4_0, batch)
+
+            wait_until(is_followed, f"batch {batch}")
+            if batch == 0:
+                wait_until(lambda: "has the state of batch 0" in text(log), "the first copy")
+            # Killed after each batch, at whatever it does then.
     for key, value in expected(spark_4_0, query.batches[-1]).items():
 
         def is_served(key: str = key, value: Any = value) -> bool:
@@ -75,7 +82,7 @@ def test_a_tap_that_is_killed_goes_on_and_its_store_is_read(spark_4_0, tapped_cl
         wait_until(is_served, key)
     assert httpx.get(f"http://{url}/v1/stores/tapped/keys/nobody").status_code == 404
     # It was copied once, and followed from there on.
-    assert log.read_text().count("is copied to its log") == 1
+    assert text(log).count("is copied to its log") == 1
 
 
 def test_a_tap_waits_for_its_query_and_ends_in_order(spark_4_0, tapped_cluster, tmp_path):
@@ -83,7 +90,7 @@ def test_a_tap_waits_for_its_query_and_ends_in_order(spark_4_0, tapped_cluster, 
     query = RunningQuery(spark_4_0.path(NAME), tmp_path / "later")
     query.path.rename(tmp_path / "hidden")
     with running_tap(cluster, query, tmp_path / "tap.log") as tap:
-        wait_until(lambda: "waiting for the checkpoint" in (tmp_path / "tap.log").read_text(), "the tap waits")
+        wait_until(lambda: "waiting for the checkpoint" in text(tmp_path / "tap.log"), "the tap waits")
         (tmp_path / "hidden").rename(query.path)
         query.end(0)
         wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 0), "the first batch")
@@ -102,13 +109,20 @@ def test_a_second_tap_of_a_store_takes_the_place_of_the_first(spark_4_0, kafka_u
         with running_tap(cluster, query, first_log) as first:
             wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 0), "the first tap")
             with running_tap(cluster, query, second_log) as second:
-                wait_until(lambda: "goes on after batch 0" in second_log.read_text(), "the second tap")
+                wait_until(lambda: "goes on after batch 0" in text(second_log), "the second tap")
+                copied = len(records(cluster.changelog, spec))
                 query.end(1)
-                wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 1), "the next batch")
+
+                def both_have_written() -> bool:
+                    """Whoever was first was fenced by the other, and learns so at its next write."""
+                    changed = len(expected(spark_4_0, 1)) - 1
+                    return len(records(cluster.changelog, spec)) >= copied + 2 * changed
+
+                wait_until(lambda: first.poll() is not None or both_have_written(), "both write a batch")
                 query.end(2)
                 wait_until(lambda: first.poll() is not None or second.poll() is not None, "one ends")
                 fenced = first_log if first.poll() is not None else second_log
-                assert "Two queries write as 'tapped'" in fenced.read_text()
+                assert "Two queries write as 'tapped'" in text(fenced)
                 wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 2), "the other goes on")
 
 
