@@ -1,4 +1,4 @@
-"""The flights demo: ``scripts/demo [--speed N|max] [--kafka] [--check]``."""
+"""The flights demo: ``scripts/demo [--speed N|max] [--kafka] [--tap] [--check]``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from examples.broker import Broker
-from examples.flights.check import EXAMPLES, Finding, run_check
+from examples.flights.check import Finding, examples, run_check
 from examples.flights.flights import load_flights, replay, slices
-from examples.flights.supervisor import STORES, DemoFailed, Supervisor
+from examples.flights.supervisor import DemoFailed, Supervisor
 from examples.ports import free_ports
 from forebay.errors import ForebayError
 from forebay.metadata import HostInfo
@@ -43,7 +43,7 @@ def main() -> None:
         # At full speed a worker would be behind for milliseconds only; paced, it can be seen to catch up.
         options = ("--apply-records-per-second", str(_CHECK_APPLY_RATE)) if arguments.check else ()
         broker = Broker(directory / "kafka") if arguments.kafka else None
-        supervisor = Supervisor(directory, port, options, broker)
+        supervisor = Supervisor(directory, port, options, broker, arguments.tap)
         passed = run(supervisor, None if arguments.check else arguments.speed, check=arguments.check)
     except KeyboardInterrupt:
         passed = True
@@ -64,10 +64,10 @@ def run(supervisor: Supervisor, days_per_second: float | None, *, check: bool) -
     flights = load_flights()
     missing = int(flights["tailnum"].isna().sum())
     console.print(f"{len(flights):,} flights; {missing:,} have no tail number and count for no aircraft.")
-    console.print("Starting three workers, a router and the Spark job…")
+    console.print(f"Starting three workers, a router and the Spark job{' and its taps' * supervisor.tapped}…")
     supervisor.start()
     console.print(f"Up after {time.monotonic() - begun:.1f} s. The router answers at [bold]{supervisor.router}[/]")
-    _print_examples(supervisor.router)
+    _print_examples(supervisor)
     days_per_slice, pause_s = (_DAYS_PER_SLICE_AT_MAX, 0.0) if days_per_second is None else (days_per_second, 1.0)
     total_slices = sum(1 for _ in slices(flights, days_per_slice))
     with _progress(supervisor, flights, days_per_slice, pause_s):
@@ -130,7 +130,7 @@ class _progress:
         total = len(self._flights)
         with self._display as display:
             replayed = display.add_task("replayed", total=total, note="")
-            queries = {name: display.add_task(name, total=total, note="") for name in STORES}
+            queries = {name: display.add_task(name, total=total, note="") for name in self._supervisor.stores}
             while True:
                 last = self._done.wait(0.5)
                 display.update(replayed, completed=self._replayed)
@@ -142,15 +142,15 @@ class _progress:
 
 
 def _wait_for_end(supervisor: Supervisor, total: int) -> None:
-    while not supervisor.rows or min(supervisor.rows.values()) < total or len(supervisor.rows) < len(STORES):
+    while not supervisor.has_read(total):
         supervisor.check_alive()
         time.sleep(0.5)
 
 
-def _print_examples(router: str) -> None:
+def _print_examples(supervisor: Supervisor) -> None:
     console.print("Try, while the year goes by:")
-    for path in EXAMPLES:
-        console.print(f"  curl -s '{router}{path}'", highlight=False, soft_wrap=True)
+    for path in examples(supervisor):
+        console.print(f"  curl -s '{supervisor.router}{path}'", highlight=False, soft_wrap=True)
 
 
 def _print_findings(findings: list[Finding], elapsed_s: float) -> None:
@@ -176,6 +176,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--speed", type=_speed, default=2.0, help="days of 2013 a second, or 'max' (default 2)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the router's port (default 8080)")
     parser.add_argument("--kafka", action="store_true", help="log and group on a Kafka broker of its own")
+    parser.add_argument("--tap", action="store_true", help="serve what the job without forebay keeps itself")
     parser.add_argument("--check", action="store_true", help="run to the end at full speed, assert, and exit")
     return parser.parse_args()
 

@@ -65,10 +65,12 @@ def expected_carrier_delay_history(flights: pd.DataFrame) -> dict[str, dict[int,
     return expected
 
 
-def expected_aircraft_duties(flights: pd.DataFrame) -> dict[str, dict[int, dict[str, Any]]]:
-    """Value by tail number and start in epoch ms, of the duties that the stream's end has left behind.
+def expected_aircraft_duties(flights: pd.DataFrame, *, open_ones: bool) -> dict[str, dict[int, dict[str, Any]]]:
+    """Value by tail number and start in epoch ms, without ``open_ones`` of the duties that the stream's end has
+    left behind.
 
-    Spark writes a session once the watermark, 2 hours behind the newest flight, has passed its end.
+    Spark writes a session once the watermark, 2 hours behind the newest flight, has passed its end. Its state has
+    those that are open, too.
     """
     aircraft = flights[flights["tailnum"].notna()].sort_values(["tailnum", "time_hour"], kind="stable")
     begins = (aircraft["tailnum"] != aircraft["tailnum"].shift()) | (
@@ -82,7 +84,8 @@ def expected_aircraft_duties(flights: pd.DataFrame) -> dict[str, dict[int, dict[
         distance_mi_sum=("distance", "sum"),
     )
     watermark = flights["time_hour"].max() - pd.Timedelta(hours=2)
-    duties = duties[duties["last"] + pd.Timedelta(hours=6) < watermark]
+    if not open_ones:
+        duties = duties[duties["last"] + pd.Timedelta(hours=6) < watermark]
     expected: dict[str, dict[int, dict[str, Any]]] = {}
     for row in duties.itertuples(index=False):
         value = {"flights": int(row.flights), "distance_mi_sum": int(row.distance_mi_sum)}

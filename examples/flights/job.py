@@ -6,13 +6,9 @@ Prints a JSON line for every micro-batch: query, batch, rows.
 from __future__ import annotations
 
 import argparse
-import glob
 import json
-import os
-import sys
 from pathlib import Path
 
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -21,10 +17,9 @@ from pyspark.sql.streaming.listener import (
 )
 
 from examples.flights.pipeline import writers
+from examples.flights.session import start_spark
 from forebay.spark import Sink
 from forebay.spark.query_listener import QueryListener
-
-_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 
 
 class BatchPrinter(QueryListener):
@@ -60,24 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Run the queries until the job is stopped or one of them fails."""
     arguments = make_parser().parse_args()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .appName("flights")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", 2)
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.jars", ",".join(sorted(glob.glob(arguments.jars))) or arguments.jars)
-        # Without Hadoop's native library the default starts a process for each file it renames.
-        .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
-        # By default each query that is idle lists the directory a hundred times a second.
-        .config("spark.sql.streaming.pollingDelay", "100ms")
-        .config("spark.ui.enabled", False)
-        .config("spark.ui.showConsoleProgress", False)
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = start_spark(arguments.jars)
     spark.streams.addListener(BatchPrinter())
     sink = Sink(Path(__file__).with_name("topology.toml"), changelog=arguments.changelog)
     for writer in writers(sink, spark, arguments.source):

@@ -21,10 +21,7 @@ from examples.broker import Broker, spark_connector
 from examples.ports import free_ports
 from forebay.topology import load_topology
 
-TOPOLOGY = Path(__file__).with_name("topology.toml")
-STORES = tuple(load_topology(TOPOLOGY).stores)
-"""The stores, each written by a query of its name."""
-PARTITIONS = sum(spec.partitions for spec in load_topology(TOPOLOGY).stores.values())
+_WITH_SINK, _TAPPED = (Path(__file__).with_name(name) for name in ("topology.toml", "tapped.toml"))
 ROOT = Path(__file__).parents[2]
 _STOP_TIMEOUT_S = 20.0
 
@@ -46,13 +43,15 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_s: float) -> N
 class Supervisor:
     """Starts the demo's processes under one directory, and stops them all.
 
-    ``worker_options`` are further flags of every worker. With a ``broker``, log and group are on Kafka.
+    ``worker_options`` are further flags of every worker. With a ``broker``, log and group are on Kafka. ``tapped``
+    runs the job without forebay, and beside it a tap for each of its queries.
     """
 
     directory: Path
     router_port: int
     worker_options: tuple[str, ...] = ()
     broker: Broker | None = None
+    tapped: bool = False
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     """Worker process by its address."""
     batches: Counter[str] = field(default_factory=Counter)
@@ -65,6 +64,11 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.http = httpx.Client(base_url=self.router, timeout=30)
         """Asks the router."""
+        self.topology = _TAPPED if self.tapped else _WITH_SINK
+        specs = load_topology(self.topology).stores
+        self.stores = tuple(specs)
+        """The stores, each written by a query of its name."""
+        self.partitions = sum(spec.partitions for spec in specs.values())
 
     @property
     def router(self) -> str:
@@ -104,33 +108,45 @@ class Supervisor:
         )
         self.source.mkdir(exist_ok=True)
         wait_until(self._ready, "the router's readiness", 60)
-        job = self._launch(
-            "spark",
-            [
-                sys.executable,
-                "-m",
-                "examples.flights.job",
-                "--source",
-                str(self.source),
-                "--changelog",
-                self.changelog,
-                "--checkpoints",
-                str(self.directory / "checkpoints"),
-                *([] if self.broker is None else ["--jars", spark_connector()]),
-            ],
-            stdout=subprocess.PIPE,
-        )
+        job = self._launch("spark", [sys.executable, "-m", *self._job()], stdout=subprocess.PIPE)
         self._others["spark"] = job
         threading.Thread(target=self._follow, args=(job,), daemon=True).start()
+        if self.tapped:
+            for store in self.stores:
+                self.start_tap(store)
+
+    def start_tap(self, store: str) -> None:
+        """Start the tap of a store's query, or restart it."""
+        arguments = ["spark", "follow", "--topology", str(self.topology), "--changelog", self.changelog]
+        arguments += ["--checkpoint", str(self.directory / "checkpoints" / store), "--store", store]
+        self._others[f"tap-{store}"] = self._launch(f"tap-{store}", [*_FOREBAY, *arguments])
+
+    def kill_tap(self, store: str) -> None:
+        """Kill the tap of a store's query, without warning."""
+        tap = self._others.pop(f"tap-{store}")
+        tap.kill()
+        tap.wait()
+
+    def _job(self) -> list[str]:
+        """The module of the Spark job and its arguments."""
+        options = ["--source", str(self.source), "--checkpoints", str(self.directory / "checkpoints")]
+        if self.tapped:
+            return ["examples.flights.plain_job", *options]
+        jars = [] if self.broker is None else ["--jars", spark_connector()]
+        return ["examples.flights.job", *options, "--changelog", self.changelog, *jars]
 
     def start_worker(self, address: str) -> None:
         """Start a worker, or restart it with its state."""
         state_dir = self._state_dirs[address]
-        arguments = ["worker", "--topology", str(TOPOLOGY), "--changelog", self.changelog]
+        arguments = ["worker", "--topology", str(self.topology), "--changelog", self.changelog]
         arguments += ["--state-dir", str(state_dir), "--listen", address, "--num-standby-replicas", "1"]
         arguments += ["--session-timeout-ms", "2000", "--initial-rebalance-delay-ms", "1000", "--drain-ms", "0"]
         name = state_dir.name
         self.workers[address] = self._launch(name, [*_FOREBAY, *arguments, *self.worker_options])
+
+    def has_read(self, rows: int) -> bool:
+        """Whether every query has read so many rows."""
+        return all(self.rows[query] >= rows for query in self.stores)
 
     def check_alive(self) -> None:
         """Raise ``DemoFailed`` with the ends of the logs if any process ended by itself."""
@@ -187,7 +203,7 @@ class Supervisor:
             lags = self.http.get("/v1/lags").json()["lags"]
         except httpx.TransportError:
             return False
-        return sum(row["role"] == "active" for row in lags) == PARTITIONS
+        return sum(row["role"] == "active" for row in lags) == self.partitions
 
     def _last_log_lines(self) -> str:
         lines = []

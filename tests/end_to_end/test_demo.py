@@ -14,10 +14,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.spark
 @pytest.mark.chaos
 @pytest.mark.parametrize(
-    "options", [[], pytest.param(["--kafka"], marks=pytest.mark.kafka)], ids=["sqlite", "kafka"]
+    "options",
+    [[], ["--tap"], pytest.param(["--kafka"], marks=pytest.mark.kafka)],
+    ids=["sqlite", "tap", "kafka"],
 )
 def test_the_demo_checks_out(options):
-    if options:
+    if "--kafka" in options:
         need_kafka()
     done = subprocess.run(
         [sys.executable, "-m", "examples.flights.demo", "--check", *options],

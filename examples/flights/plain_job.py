@@ -1,0 +1,74 @@
+"""The flights job as it is without forebay: plain Spark, whose results go nowhere.
+
+What it keeps in its checkpoints is what ``forebay spark follow`` serves. Prints a JSON line for every micro-batch:
+query, batch, rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from examples.flights.queries import (
+    FILES_IN_BULK,
+    aircraft_duties,
+    airport_departures,
+    carrier_delays,
+    latest_flights,
+    read_flights,
+)
+from examples.flights.session import start_spark
+
+
+class BatchPrinter(StreamingQueryListener):
+    """Prints what each micro-batch did."""
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Not printed."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """One line a batch that had rows."""
+        progress = event.progress
+        if progress.numInputRows:
+            line = {"query": progress.name, "batch": progress.batchId, "rows": progress.numInputRows}
+            print(json.dumps(line), flush=True)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Not printed."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Not printed."""
+
+
+def main() -> None:
+    """Run the queries until the job is stopped or one of them fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source", required=True, help="directory of the replayed files")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="directory of the queries' checkpoints")
+    arguments = parser.parse_args()
+    spark = start_spark()
+    spark.streams.addListener(BatchPrinter())
+    flights = read_flights(spark, arguments.source)
+    in_bulk = read_flights(spark, arguments.source, FILES_IN_BULK)
+    for name, query, mode in (
+        ("carrier_delays", carrier_delays(flights), "update"),
+        ("aircraft_last_seen", latest_flights(flights), "update"),
+        ("airport_departures", airport_departures(flights), "update"),
+        ("aircraft_duties", aircraft_duties(in_bulk), "append"),
+    ):
+        writer = query.writeStream.queryName(name).outputMode(mode).format("noop")
+        writer.option("checkpointLocation", str(arguments.checkpoints / name)).start()
+    spark.streams.awaitAnyTermination()
+
+
+if __name__ == "__main__":
+    main()

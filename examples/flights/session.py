@@ -1,0 +1,34 @@
+"""The Spark session of the flights demo's jobs."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+
+
+def start_spark(jars: str = "") -> SparkSession:
+    """A local session; ``jars`` is Spark's Kafka connector, as ``spark.jars`` or a pattern."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("flights")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", 2)
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.jars", ",".join(sorted(glob.glob(jars))) or jars)
+        # Without Hadoop's native library the default starts a process for each file it renames.
+        .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
+        # By default each query that is idle lists the directory a hundred times a second.
+        .config("spark.sql.streaming.pollingDelay", "100ms")
+        .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
