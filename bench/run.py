@@ -25,6 +25,7 @@ from bench import (
     restoration,
     single_key,
     start_up,
+    state_tap,
 )
 from bench.comparison import Comparison, Effort
 from bench.figures import Row, Series
@@ -55,6 +56,7 @@ COMPARISONS = (
     Comparison("relocation", relocation.relocation),
     Comparison("control-plane", control_plane.control_plane),
     Comparison("growth", growth.growth, ("wrk",)),
+    Comparison("state-tap", state_tap.state_tap, ("java",)),
 )
 
 
