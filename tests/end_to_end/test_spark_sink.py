@@ -181,8 +181,10 @@ def test_windows_and_sessions_carry_their_times_in_the_key(spark, sink, tmp_path
     run(sink.write(hours, "hours", key="k"), tmp_path, "c1")
     starts = {int.from_bytes(key[1:], "big", signed=True) for key in content(sink, "hours") if key[:1] == b"a"}
     assert starts == {0, 3_600_000, 86_400_000}
-    longer = watermarked.groupBy(F.window("t", "2 hours"), "k").agg(F.count("*").alias("n"))
-    message = refusal(sink.write(longer, "hours", key="k"), tmp_path, "longer")
+    # Of windows without Spark's mark, only their rows show how long they are.
+    ends = (F.col("t") + F.expr("INTERVAL 2 HOURS")).alias("end")
+    longer = source.df.select("k", F.struct(F.col("t").alias("start"), ends).alias("w"))
+    message = refusal(sink.write(longer, "hours", key="k", value="k"), tmp_path, "longer")
     assert "hours: a window of 7200000 ms was written, but window_size_ms of the store is 3600000. Make" in message
     visits = watermarked.groupBy(F.session_window("t", "1 minute"), "k").agg(F.count("*").alias("n"))
     run(sink.write(visits, "visits", key="k"), tmp_path, "c2")
@@ -329,6 +331,94 @@ def test_a_checkpoint_from_before_what_the_log_has_brings_no_old_value_back(spar
     assert log_of(sink, "latest") == before
 
 
+def test_a_query_goes_on_into_a_log_that_has_nothing_of_it_only_if_the_store_is_to_begin_there(
+    spark, sink, tmp_path
+):
+    import shutil
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    source.add({"k": "b", "n": 1})
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    sink._changelog.reset(sink.topology.stores["latest"])
+    source.add({"k": "c", "n": 1})
+    with pytest.raises(
+        SinkError, match=r"goes on from its checkpoint, but the log 't-latest-changelog' has nothing"
+    ):
+        run(sink.write(source.df, "latest", key="k"), tmp_path)
+    # Without its commits a checkpoint does not show that it is continued, but the batch does.
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "uncommitted")
+    shutil.rmtree(tmp_path / "uncommitted" / "commits")
+    assert "store_begins_here=True" in refusal(sink.write(source.df, "latest", key="k"), tmp_path, "uncommitted")
+    assert ends(sink) == dict.fromkeys(ends(sink), 0)
+    run(sink.write(source.df, "latest", key="k", store_begins_here=True), tmp_path)
+    assert content(sink, "latest") == {b"c": {"n": 1}}
+    source.add({"k": "d", "n": 1})
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    assert set(content(sink, "latest")) == {b"c", b"d"}
+
+
+def test_a_log_that_is_reset_under_a_query_gets_no_more_of_it(spark, sink, tmp_path, caplog):
+    from pyspark.errors import StreamingQueryException
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    checkpoint = str(tmp_path / "checkpoint")
+    query = sink.write(source.df, "latest", key="k").option("checkpointLocation", checkpoint).start()
+    wait_until(lambda: as_ofs(sink), "an idle heartbeat")
+    sink._changelog.reset(sink.topology.stores["latest"])
+    wait_until(lambda: "was reset or replaced while" in caplog.text, "a heartbeat that is refused")
+    source.add({"k": "b", "n": 1})
+    with pytest.raises(StreamingQueryException, match="was reset or replaced while query"):
+        query.awaitTermination(60)
+    assert content(sink, "latest") == {}
+    # Before Spark's traceback, in one line.
+    (line,) = (record for record in caplog.records if record.name == "forebay.spark.write")
+    assert line.levelname == "ERROR"
+    assert line.getMessage().startswith("batch 1 of latest was refused: latest: the log 't-latest-changelog' was")
+
+
+def test_a_query_needs_a_checkpoint_location_of_its_own_or_its_sessions(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    with pytest.raises(SinkError, match="'latest': the query has no checkpoint location"):
+        sink.write(source.df, "latest", key="k").start()
+    writer = sink.write(source.df, "latest", key="k").trigger(availableNow=True)
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "all"))
+    try:
+        for _ in range(2):
+            writer.start().awaitTermination(60)
+            sink._changelog.reset(sink.topology.stores["latest"])
+            with pytest.raises(SinkError, match="has nothing of it"):
+                sink.write(source.df, "latest", key="k").start()
+            writer.queryName("another")
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["another", "latest"]
+    assert writer.start(checkpointLocation=str(tmp_path / "own")).awaitTermination(60)
+
+
+def test_a_join_of_streams_is_written_as_spark_runs_it(spark, sink, tmp_path):
+    from pyspark.sql import functions as F
+
+    clicks = Source(spark, tmp_path / "clicks", "k string, t timestamp")
+    views = Source(spark, tmp_path / "views", "v string, seen timestamp")
+    clicks.add({"k": "a", "t": "2026-01-01T00:00:30Z"})
+    views.add({"v": "a", "seen": "2026-01-01T00:00:00Z"})
+    within = (F.col("k") == F.col("v")) & F.expr("t BETWEEN seen AND seen + INTERVAL 1 MINUTE")
+    joined = clicks.df.withWatermark("t", "1 minute").join(views.df.withWatermark("seen", "1 minute"), within)
+    writer = sink.write(joined, "latest", key="k", value="t")
+    with pytest.raises(
+        SinkError, match=r"'latest': Spark does not run this query in the output mode 'update': .*[Jj]oin"
+    ):
+        writer.outputMode("update")
+    run(writer, tmp_path)
+    assert content(sink, "latest") == {b"a": {"t": "2026-01-01T00:00:30.000000Z"}}
+    unlimited = clicks.df.join(views.df, F.col("k") == F.col("v"), "left")
+    with pytest.raises(SinkError, match=r"in the output mode 'append': .*outer"):
+        sink.write(unlimited, "latest", key="k", value="t")
+
+
 def test_null_keys_fail_the_batch_with_column_and_count(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": None, "n": 1}, {"k": "a", "n": 2}, {"k": None, "n": 3})
@@ -353,6 +443,11 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
     alike = df.withColumnsRenamed({"k": "N"})
     twice = df.select("k", "n", df["x"].alias("n"))
     nested = df.withColumn("deep", F.array(F.struct("n", df["x"].alias("n"))))
+    now = F.current_timestamp()
+    hour, half, sliding = (
+        df.withColumn("w", F.window(now, *of)) for of in (("1 hour",), ("30 minutes",), ("2 hours", "1 hour"))
+    )
+    visit = df.withColumn("w", F.session_window(now, "1 minute"))
     local = df.withColumn("w", F.window(F.lit("2026-01-01").cast("timestamp_ntz"), "1 hour"))
     for bad, expected in (
         (lambda: sink.write(df, "nope", key="k"), "no store 'nope'"),
@@ -366,6 +461,18 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
         (lambda: sink.write(df, "by_pair", key=["k", "x"]), "'x' of 'by_pair' is double"),
         (lambda: sink.write(df, "latest", key="k", delete="n"), "'n' must be boolean"),
         (lambda: sink.write(df, "hours", key="k"), "window store and needs one column"),
+        (
+            lambda: sink.write(hour, "latest", key="k"),
+            "'w' was made by window(), but 'latest' is a key-value store",
+        ),
+        (lambda: sink.write(visit, "latest", key="k"), "made by session_window(), but 'latest' is a key-value"),
+        (lambda: sink.write(visit, "hours", key="k"), "made by session_window(), but 'hours' is a window store"),
+        (lambda: sink.write(hour, "visits", key="k"), "made by window(), but 'visits' is a session store"),
+        (
+            lambda: sink.write(half, "hours", key="k"),
+            "last 1800000 ms, but window_size_ms of the store is 3600000",
+        ),
+        (lambda: sink.write(sliding, "hours", key="k"), "last 7200000 ms, but window_size_ms of the store is"),
         (lambda: sink.write(twice, "latest", key="k"), "'n' occurs twice"),
         (lambda: sink.write(alike, "latest", key="x"), "'N' occurs twice"),
         (lambda: sink.write(nested, "latest", key="k", value="deep"), "struct in which 'n' occurs twice"),
@@ -573,6 +680,5 @@ def test_a_session_without_the_kafka_connector_is_told_how_to_get_it(spark, kafk
 
     own = {**TOPOLOGY, "application_id": f"t-{secrets.token_hex(4)}"}
     source = Source(spark, tmp_path / "in", "k string, n bigint")
-    source.add({"k": "a", "n": 1})
-    said = refusal(Sink(parse_topology(own), changelog=kafka_url).write(source.df, "latest", key="k"), tmp_path)
-    assert "SinkError: Spark has no Kafka connector. Start it with spark.jars.packages=org.apache.spark" in said
+    with pytest.raises(SinkError, match=r"no Kafka connector. Start it with spark.jars.packages=org.apache.spark"):
+        Sink(parse_topology(own), changelog=kafka_url).write(source.df, "latest", key="k")

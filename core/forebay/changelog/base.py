@@ -164,6 +164,13 @@ class Changelog(Protocol):
         """
         ...
 
+    def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
+        """Whether the log has a batch or a heartbeat of a query under a writer's name; None if that is not known.
+
+        False for a log of which a partition was lost. Raises ``ChangelogError``.
+        """
+        ...
+
     def retire_writer(self, topic: str, writer: str) -> None:
         """Remove a writer that is gone for good from the store's age.
 

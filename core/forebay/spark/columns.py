@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 
 from forebay.errors import SinkError
 from forebay.spark.executor import KeyColumns
+from forebay.spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
 from forebay.topology import StoreSpec
 
 _TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
@@ -136,7 +137,7 @@ def lay_out(
         raise SinkError(f"The column {delete!r} must be boolean; it marks the rows that delete.")
     if spec.kind == "versioned":
         _check_valid_from(df, spec, order)
-    window = _window_column(df, spec)
+    window = _window_column(df, spec, order)
     used = {*keys, window, delete}
     chosen = values if value is not None else tuple(name for name in names if name not in used)
     repeated = next((name for name in chosen if chosen.count(name) > 1), None)
@@ -222,9 +223,15 @@ def _check_valid_from(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) ->
         )
 
 
-def _window_column(df: DataFrame, spec: StoreSpec) -> str | None:
+def _window_column(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> str | None:
+    if spec.kind == "key-value":
+        _check_no_window(df, spec, order)
     if spec.kind not in ("window", "session"):
         return None
+    made_by, other = {
+        "window": ("window()", (SESSION_WINDOW, "session_window()")),
+        "session": ("session_window()", (TIME_WINDOW, "window()")),
+    }[spec.kind]
     starts = {
         field.name: field.dataType["start"].dataType
         for field in df.schema.fields
@@ -239,10 +246,43 @@ def _window_column(df: DataFrame, spec: StoreSpec) -> str | None:
         )
     if len(windows) != 1:
         raise SinkError(
-            f"{spec.name!r} is a {spec.kind} store and needs one column made by window() or session_window(); "
-            f"there are {len(windows)}."
+            f"{spec.name!r} is a {spec.kind} store and needs one column made by {made_by}; there are "
+            f"{len(windows)}."
         )
+    mark, made_by_other = other
+    if mark in df.schema[windows[0]].metadata:
+        raise SinkError(
+            f"The column {windows[0]!r} was made by {made_by_other}, but {spec.name!r} is a {spec.kind} store, "
+            f"which needs one made by {made_by}."
+        )
+    if spec.kind == "window":
+        _check_length(df, spec, windows[0])
     return windows[0]
+
+
+def _check_no_window(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> None:
+    for field in df.schema.fields:
+        for mark, kind, made_by in (
+            (TIME_WINDOW, "window", "window()"),
+            (SESSION_WINDOW, "session", "session_window()"),
+        ):
+            if mark in field.metadata and isinstance(field.dataType, T.StructType) and field.name not in order:
+                raise SinkError(
+                    f"The column {field.name!r} was made by {made_by}, but {spec.name!r} is a "
+                    f'key-value store, which keeps one row of each key. Give the store kind = "{kind}" in the '
+                    f"topology, or keep each key's latest window with order_by={field.name!r}."
+                )
+
+
+def _check_length(df: DataFrame, spec: StoreSpec, window: str) -> None:
+    """The store keeps only a window's start, and computes its end."""
+    lengths_ms = window_lengths_ms(df) if TIME_WINDOW in df.schema[window].metadata else frozenset()
+    if lengths_ms and spec.window_size_ms not in lengths_ms:
+        shown = " and ".join(f"{length} ms" for length in sorted(lengths_ms))
+        raise SinkError(
+            f"The windows in {window!r} for {spec.name!r} last {shown}, but window_size_ms of the store is "
+            f"{spec.window_size_ms}. Make them equal; a different length needs a new store."
+        )
 
 
 def _names(argument: str, given: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ class Sink:
         order_by: str | Sequence[str] | None = None,
         delete: str | None = None,
         writer: str | None = None,
+        store_begins_here: bool = False,
     ) -> SinkWriter:
         """A writer of ``df`` to a store; give it a checkpoint location and start it.
 
@@ -77,7 +78,8 @@ class Sink:
         ``order_by`` the columns that determine which of a key's rows in one batch is the latest (for a versioned
         store, the one timestamp column from which a version is valid), ``delete`` a boolean column that marks
         tombstones. ``writer`` is the writer's name, by default the store's: two queries that write one store need
-        different names. Raises ``SinkError`` naming the column or the store.
+        different names. ``store_begins_here`` lets a query go on from its checkpoint into a log that has nothing
+        of it: keys that do not change stay missing. Raises ``SinkError`` naming the column or the store.
         """
         spec = self._spec(store)
         session = _classic_session(df)
@@ -89,7 +91,8 @@ class Sink:
         if spec.foreign:
             self._changelog.ensure(spec, create=False)
         layout = lay_out(df, spec, key, value, order_by, delete)
-        write = Write(self._log, layout, writer or store, Slots(session, spec.partitions))
+        slots = Slots(session, spec.partitions)
+        write = Write(self._log, layout, writer or store, slots, begins_here=store_begins_here)
         self._listen(session)
         return SinkWriter(df, write)
 

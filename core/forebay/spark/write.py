@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from forebay.changelog import Changelog, Heartbeat
-from forebay.errors import ChangelogUnreachable, SinkError
+from forebay.errors import ChangelogUnreachable, ForebayError, SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import Position, encode_position, later_position, log_digest
 from forebay.spark.columns import Layout
@@ -68,6 +69,10 @@ class Write:
     """By query: a new one of the same writer inherits nothing from the old one."""
     as_of_limit_ms: int | None = None
     """When its query was started, if it asks its sources for their offsets only then."""
+    begins_here: bool = False
+    """Whether a query may go on from a checkpoint into a log that has nothing of it."""
+    _logs: dict[str, str] = field(default_factory=dict)
+    """By query, the identity of the log that it goes on in."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -82,6 +87,15 @@ class Write:
         if query_id is None:
             raise SinkError("The sink writes streaming queries only; use sink.write(...).start().")
         WRITES[query_id] = self
+        try:
+            self._write(df, query_id, batch_id)
+        except ForebayError as error:
+            # Spark repeats it at the end of a traceback of its own.
+            log.error("batch %d of %s was refused: %s", batch_id, self.spec.name, error)
+            raise
+
+    def _write(self, df: DataFrame, query_id: str, batch_id: int) -> None:
+        self._patiently(lambda: self.check_continuity(query_id, continued=batch_id > 0))
         partitioner = self.spec.stream_partitioner
         vectorised = isinstance(partitioner, Murmur2Partitioner)
         slots = self.slots.by_partition()
@@ -98,16 +112,42 @@ class Write:
         rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions(*by)
         ordered = bool(self.layout.order_by)
         if self.log.destination.claims_first:
-            self._beat_patiently(query_id, batch_id - 1)
+            self._patiently(lambda: self.beat(query_id, None, batch_id - 1))
         self.log.destination.write(rows, self.spec, BatchId(query_id, batch_id, self.writer, ordered))
-        self._beat_patiently(query_id, batch_id)
+        self._patiently(lambda: self.beat(query_id, None, batch_id))
 
-    def _beat_patiently(self, query_id: str, batch_id: int) -> None:
-        """A batch's heartbeat: a short outage of the brokers must not end the query."""
+    def check_continuity(self, query_id: str, *, continued: bool) -> None:
+        """Raise ``SinkError`` if the log lacks what a query wrote before: unchanged keys would be missing.
+
+        ``continued`` says whether the query has an earlier batch. Raises ``ChangelogError``.
+        """
+        if self.begins_here:
+            return
+        topic, changelog = self.spec.topic, self.log.changelog
+        identity, known = changelog.identity(topic), self._logs.get(query_id)
+        if known is None and continued:
+            if changelog.has_written(topic, writer=self.writer, query_id=query_id) is False:
+                raise self._discontinued(
+                    f"query {query_id} goes on from its checkpoint, but the log {topic!r} has nothing of it under "
+                    f"the writer {self.writer!r}"
+                )
+        elif known is not None and known != identity:
+            raise self._discontinued(f"the log {topic!r} was reset or replaced while query {query_id} was running")
+        self._logs[query_id] = identity
+
+    def _discontinued(self, finding: str) -> SinkError:
+        return SinkError(
+            f"{self.spec.name}: {finding}. Keys that do not change would be missing, and no lag would show it. "
+            "Start the query with a new checkpoint and its source from the beginning, or with "
+            "store_begins_here=True if the store is to contain only what changes from now on."
+        )
+
+    def _patiently(self, act: Callable[[], None]) -> None:
+        """Act for a batch: a short outage of the brokers must not end the query."""
         begun, told = time.monotonic(), False
         while True:
             try:
-                return self.beat(query_id, None, batch_id)
+                return act()
             except ChangelogUnreachable as error:
                 if time.monotonic() - begun > _PATIENCE_S:
                     raise
@@ -119,9 +159,11 @@ class Write:
     def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
         """Append a heartbeat to every partition, and record the log's position after it.
 
-        ``as_of_ms`` is None if it did not advance. Raises ``ChangelogError``.
+        ``as_of_ms`` is None if it did not advance. Raises ``ChangelogError``, and ``SinkError`` if the log was
+        replaced.
         """
         with self._lock:
+            self.check_continuity(query_id, continued=False)
             known = self.as_of_ms.get(query_id)
             if as_of_ms is not None:
                 as_of_ms = as_of_ms if self.as_of_limit_ms is None else min(as_of_ms, self.as_of_limit_ms)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 
+from confluent_kafka import KafkaException
+
 from forebay.changelog.base import Consumer
+from forebay.changelog.kafka.claims import has_written
 from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.heartbeats import HeartbeatWriter
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
-from forebay.changelog.kafka.topics import KafkaTopics
+from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.errors import ChangelogError
+from forebay.errors import ChangelogError, ChangelogUnreachable
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 
@@ -64,6 +67,14 @@ class KafkaChangelog:
             if topic not in self._partitions:
                 self._partitions[topic] = self._topics.describe(topic).partitions
             return queries[query_id].append(self._partitions[topic], value)
+
+    def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
+        """Whether the log has what a query wrote under a name; see ``Changelog``."""
+        try:
+            return has_written(self.kafka, topic, writer, query_id)
+        except KafkaException as error:
+            said = f"The heartbeats of {writer!r} in {topic!r} could not be read: {error.args[0].str()}."
+            raise (ChangelogUnreachable(said) if passes(error.args[0]) else ChangelogError(said)) from None
 
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""

@@ -52,6 +52,19 @@ def claim(url: KafkaUrl, topic: str, writer: str, query_id: str) -> Claim | None
     return Claim(query_id, (last.query_id, *last.superseded)[:_MOST_SUPERSEDED])
 
 
+def has_written(url: KafkaUrl, topic: str, writer: str, query_id: str) -> bool | None:
+    """Whether the topic has a heartbeat of a query under a name, or of one that superseded it there.
+
+    None if that is not known: the topic may not be read, the writer was retired, or its last heartbeat is too far
+    from the end. Raises ``KafkaException``.
+    """
+    last = _last_heartbeat(url, topic, writer)
+    if last.heartbeat is None:
+        return False if last.searched_all else None
+    claimed = _claim_of(last.heartbeat)
+    return None if claimed is None else query_id in (claimed.query_id, *claimed.superseded)
+
+
 def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
     """The writers that are not retired; None if the topic may not be read, or is too long to be read for this.
 
@@ -70,8 +83,20 @@ def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
     return {writer for writer, heartbeat in found.items() if heartbeat.value() is not None}
 
 
+class _LastHeartbeat(NamedTuple):
+    heartbeat: Message | None
+    searched_all: bool
+    """Whether it was looked for from the topic's beginning on."""
+
+
 def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
     """The claim in the writer's last heartbeat, None if there is none near the end or the writer was retired."""
+    last = _last_heartbeat(url, topic, writer).heartbeat
+    return None if last is None else _claim_of(last)
+
+
+def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
+    """The writer's last heartbeat near the end of the topic, if it may be read."""
     try:
         with _consumer(url) as consumer:
             beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
@@ -79,7 +104,7 @@ def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
                 start = max(beginning, end - look_back)
                 found = _last_heartbeats(consumer, TopicPartition(topic, 0, start)).get(writer)
                 if found is not None or start == beginning:
-                    return None if found is None else _claim_of(found)
+                    return _LastHeartbeat(found, start == beginning)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise
@@ -88,7 +113,7 @@ def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
             topic,
             writer,
         )
-    return None
+    return _LastHeartbeat(None, searched_all=False)
 
 
 @contextlib.contextmanager

@@ -172,6 +172,18 @@ class SqliteChangelog:
             raise BatchConflict(str(error)) from None
         return offsets
 
+    def has_written(self, topic: str, *, writer: str, query_id: str) -> bool:
+        """Whether the log has what a query wrote under a name; see ``Changelog``."""
+        log, found = self.identity(topic), False
+        for partition in range(self.partitions(topic)):
+            with naming(path := self.path(TopicPartition(topic, partition))):
+                identity, here = sqlite_partition.has_written(path, writer, query_id)
+            # It was lost and recreated.
+            if not here and identity != log:
+                return False
+            found = found or here
+        return found
+
     def retire_writer(self, topic: str, writer: str) -> None:
         """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
         partitions = range(self.partitions(topic))

@@ -313,6 +313,17 @@ def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> 
         return str(identity), int(offset) + 1
 
 
+def has_written(path: str, writer: str, query_id: str) -> tuple[str, bool]:
+    """The partition's identity, and whether a batch or a heartbeat of a query was written here under a name."""
+    with contextlib.closing(connect(path)) as connection:
+        identity, found = connection.execute(
+            "SELECT identity, EXISTS (SELECT 1 FROM writer WHERE writer = :writer AND query_id = :query_id) "
+            "OR EXISTS (SELECT 1 FROM batch WHERE write_name = :writer AND query_id = :query_id) FROM state",
+            {"writer": writer, "query_id": query_id},
+        ).fetchone()
+        return str(identity), bool(found)
+
+
 def writers(path: str) -> set[str]:
     """The names of all writers so far."""
     with contextlib.closing(connect(path)) as connection:
