@@ -573,6 +573,86 @@ def test_a_query_that_asks_its_sources_once_says_no_more_than_when_it_did(spark,
     assert as_ofs(sink)[-1] <= ended_ms
 
 
+def test_a_function_of_ones_own_writes_several_stores_and_repeats_a_batch_of_which_one_failed(
+    spark, sink, tmp_path, monkeypatch
+):
+    import forebay.spark.sink as module
+
+    laid_out, lay_out = [], module.lay_out
+    monkeypatch.setattr(
+        module, "lay_out", lambda df, spec, *rest: laid_out.append(spec.name) or lay_out(df, spec, *rest)
+    )
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1}, {"k": "b", "n": 2})
+    away = [RuntimeError("the other output is away")]
+
+    def outputs(batch: Any, batch_id: int) -> None:
+        sink.write_batch(batch, batch_id, "latest", key="k")
+        if away:
+            raise away.pop()
+        sink.write_batch(batch, batch_id, "by_number", key=["n"], value="k", writer="numbers")
+
+    writer = source.df.writeStream.foreachBatch(outputs)
+    assert "the other output is away" in refusal(writer, tmp_path)
+    before = log_of(sink, "latest")
+    assert content(sink, "by_number") == {}
+    run(writer, tmp_path)
+    assert log_of(sink, "latest") == before
+    assert content(sink, "by_number") == {n.to_bytes(4, "big"): {"k": k} for n, k in ((1, "a"), (2, "b"))}
+    query = writer.trigger(processingTime="0 seconds").start()
+    try:
+        source.add({"k": "a", "n": 3})
+        wait_until(lambda: content(sink, "latest").get(b"a") == {"n": 3}, "the next batch")
+        heard = len(as_ofs(sink)), len(as_ofs(sink, "by_number"))
+        wait_until(
+            lambda: len(as_ofs(sink)) > heard[0] and len(as_ofs(sink, "by_number")) > heard[1],
+            "heartbeats of both",
+        )
+    finally:
+        query.stop()
+    assert laid_out == ["latest", "by_number"]
+
+
+def test_a_function_of_ones_own_leaves_no_batch_out_and_writes_none_twice(spark, sink, tmp_path, caplog):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": None, "n": 1})
+    source.add({"k": "a", "n": 2})
+
+    def swallowing(batch: Any, batch_id: int) -> None:
+        try:
+            sink.write_batch(batch, batch_id, "latest", key="k")
+        except SinkError:
+            if batch_id > 0:
+                raise
+
+    said = refusal(source.df.writeStream.foreachBatch(swallowing), tmp_path)
+    assert "batch 0 was not written, and batch 1 would leave its rows out" in said
+    assert (content(sink, "latest"), as_ofs(sink)) == ({}, [])
+
+    def twice(batch: Any, batch_id: int) -> None:
+        for _ in range(2):
+            sink.write_batch(batch.where("k IS NOT NULL"), batch_id, "latest", key="k")
+
+    assert "batch 0 was already written under the writer 'latest'" in refusal(
+        source.df.writeStream.foreachBatch(twice), tmp_path, "twice"
+    )
+
+    def once(batch: Any, batch_id: int) -> None:
+        sink.write_batch(batch.where("k IS NOT NULL"), batch_id, "latest", key="k")
+
+    counts = source.df.groupBy("k").count().writeStream.outputMode("complete").foreachBatch(once)
+    assert "the output mode 'complete'" in refusal(counts, tmp_path, "complete")
+    query = run(source.df.writeStream.foreachBatch(once), tmp_path, "once")
+    ended_ms = time.time() * 1000
+    # A source that tells its latest offset says that nothing was left, but was asked for it at the start.
+    sink._beat(str(query.id), int(ended_ms) + 3_600_000, 1)
+    assert 0 < as_ofs(sink)[-1] <= ended_ms
+    with pytest.raises(
+        SinkError, match=r"use sink.write\(…\).start\(\), or sink.write_batch\(…\) within foreachBatch"
+    ):
+        sink.write_batch(spark.range(1), 0, "latest", key="id")
+
+
 class Told:
     """A listener's methods: keeps what it is told of each batch."""
 
@@ -628,17 +708,17 @@ def ends(sink: Any) -> dict[TopicPartition, int]:
     return sink._changelog.end_offsets([TopicPartition("t-latest-changelog", partition) for partition in range(3)])
 
 
-def beats(sink: Any) -> list[dict[str, Any]]:
-    """The heartbeats of the store ``latest``, of one partition."""
+def beats(sink: Any, store: str = "latest") -> list[dict[str, Any]]:
+    """The heartbeats of a store, of one partition."""
     consumer = sink._changelog.consumer()
-    consumer.assign(TopicPartition("t-latest-changelog", 0), 0)
+    consumer.assign(TopicPartition(f"t-{store}-changelog", 0), 0)
     (batch,) = consumer.poll(100_000)
     consumer.close()
     return [json.loads(record[2]) for record in batch.records if record[4]]
 
 
-def as_ofs(sink: Any) -> list[int]:
-    found = [beat["as_of_ms"] for beat in beats(sink)]
+def as_ofs(sink: Any, store: str = "latest") -> list[int]:
+    found = [beat["as_of_ms"] for beat in beats(sink, store)]
     return sorted({as_of for as_of in found if as_of is not None})
 
 

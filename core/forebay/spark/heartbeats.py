@@ -37,6 +37,8 @@ class HeartbeatListener(QueryListener):
     """
 
     def __init__(self, beat: Beat, keep_house: Callable[[], None]) -> None:
+        self.started_ms: dict[str, int] = {}
+        """By run, when it was started, before it asked its sources for anything."""
         self._beat = beat
         self._keep_house = keep_house
         self._lock = threading.Lock()
@@ -48,7 +50,8 @@ class HeartbeatListener(QueryListener):
         self._writer = ThreadPoolExecutor(1, "forebay-heartbeats")
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to report yet."""
+        """Spark calls this before it asks the sources for their offsets."""
+        self.started_ms[str(event.runId)] = epoch_ms_of(event.timestamp)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """After a batch that left no backlog."""
@@ -64,6 +67,7 @@ class HeartbeatListener(QueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """A stopped query sends no heartbeats, and its age grows."""
+        self.started_ms.pop(str(event.runId), None)
 
     def _look_after(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -18,13 +19,16 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor
-from forebay.spark.columns import lay_out
+from forebay.spark.columns import Layout, lay_out
 from forebay.spark.compaction import Compaction
 from forebay.spark.heartbeats import HeartbeatListener
-from forebay.spark.sink_writer import SinkWriter
+from forebay.spark.query_runs import QUERY_RUNS, QueryRun
+from forebay.spark.sink_writer import SinkWriter, complete_mode
 from forebay.spark.slots import Slots
-from forebay.spark.write import WRITES, SinkLog, Write
+from forebay.spark.write import SinkLog, Write, beat_run, current_run
 from forebay.topology import StoreSpec, Topology, load_topology
+
+log = logging.getLogger(__name__)
 
 _LEAST_SPARK = (4, 0)
 _BY_VALUE = (
@@ -54,8 +58,15 @@ class Sink:
             # Others write those; a query that does needs them when it starts.
             if not spec.foreign:
                 self._changelog.ensure(spec, create=create_topics)
-        self._listening: list[SparkSession] = []
+        self._listeners: dict[SparkSession, HeartbeatListener] = {}
+        self._batch_writes: dict[tuple[str, str], Write] = {}
+        """By store and writer, for functions of the user's own."""
+        self._layouts: dict[tuple[object, ...], Layout] = {}
         self._compaction: Compaction | None = None
+        session = SparkSession.getActiveSession()
+        if session is not None and hasattr(session, "_jsparkSession"):
+            # Queries with a function of the user's own take their settings, and report themselves, at their start.
+            self._listen(session)
         # Kafka compacts its topics itself.
         if isinstance(self._changelog, SqliteChangelog):
             self._compaction = Compaction(self._changelog, self.topology.stores.values())
@@ -81,20 +92,56 @@ class Sink:
         different names. ``store_begins_here`` lets a query go on from its checkpoint into a log that has nothing
         of it: keys that do not change stay missing. Raises ``SinkError`` naming the column or the store.
         """
-        spec = self._spec(store)
         session = _classic_session(df)
-        self._log.destination.check(session)
-        if spec.value != "json":
-            raise SinkError(f"{store!r} has the value codec {spec.value!r}; the sink writes 'json'.")
-        if spec.stream_partitioner is None:
-            raise SinkError(f"{store!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
-        if spec.foreign:
-            self._changelog.ensure(spec, create=False)
+        if not df.isStreaming:
+            raise SinkError("The sink writes streaming DataFrames; this one is not streaming.")
+        spec = self._writable(store, session)
         layout = lay_out(df, spec, key, value, order_by, delete)
-        slots = Slots(session, spec.partitions)
-        write = Write(self._log, layout, writer or store, slots, begins_here=store_begins_here)
+        write = Write(self._log, layout, writer or store, Slots(spec.partitions), begins_here=store_begins_here)
         self._listen(session)
         return SinkWriter(df, write)
+
+    def write_batch(
+        self,
+        df: DataFrame,
+        batch_id: int,
+        store: str,
+        *,
+        key: str | Sequence[str],
+        value: str | Sequence[str] | None = None,
+        order_by: str | Sequence[str] | None = None,
+        delete: str | None = None,
+        writer: str | None = None,
+        store_begins_here: bool = False,
+    ) -> None:
+        """Write a micro-batch to a store, from a ``foreachBatch`` function that also does other things.
+
+            def outputs(batch: DataFrame, batch_id: int) -> None:
+                batch.persist()
+                sink.write_batch(batch, batch_id, "carrier_delays", key="carrier")
+                batch.write.mode("append").parquet("/data/delays")
+                batch.unpersist()
+
+        The arguments are those of ``write``. A batch of which one output failed is repeated by the query, which
+        changes nothing here. Heartbeats come with the query's progress, as for ``write``. Raises ``SinkError``, which
+        must end the query: after a batch that was left out, the store takes no other.
+        """
+        session = _classic_session(df)
+        run, is_new = current_run(df)
+        if is_new:
+            self._follow(run, session)
+        form = (store, df.schema, *(_hashable(names) for names in (key, value, order_by)), delete)
+        layout = self._layouts.get(form)
+        if layout is None:
+            spec = self._writable(store, session)
+            layout = self._layouts[form] = lay_out(df, spec, key, value, order_by, delete)
+        name = writer or store
+        write = self._batch_writes.get((store, name))
+        if write is None:
+            slots = Slots(layout.spec.partitions)
+            write = self._batch_writes[store, name] = Write(self._log, layout, name, slots)
+        write.layout, write.begins_here = layout, store_begins_here
+        write.write(df, run, batch_id)
 
     def position(self, store: str) -> str | None:
         """The position token of the last batch written to a store, None before the first.
@@ -109,18 +156,53 @@ class Sink:
             raise SinkError(f"There is no store {store!r} in the topology; there are {names}.")
         return self.topology.stores[store]
 
+    def _writable(self, store: str, session: SparkSession) -> StoreSpec:
+        """The store, if the sink can write it from a session; raises ``SinkError``."""
+        spec = self._spec(store)
+        self._log.destination.check(session)
+        if spec.value != "json":
+            raise SinkError(f"{store!r} has the value codec {spec.value!r}; the sink writes 'json'.")
+        if spec.stream_partitioner is None:
+            raise SinkError(f"{store!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
+        if spec.foreign:
+            self._changelog.ensure(spec, create=False)
+        return spec
+
     def _listen(self, session: SparkSession) -> None:
-        if session in self._listening:
+        if session in self._listeners:
             return
         # With the default, an idle stream's age would grow to 10 s.
         session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "1000")
-        session.streams.addListener(HeartbeatListener(self._beat, self._keep_house))
-        self._listening.append(session)
+        listener = self._listeners[session] = HeartbeatListener(self._beat, self._keep_house)
+        session.streams.addListener(listener)
+
+    def _follow(self, run: QueryRun, session: SparkSession) -> None:
+        """Have heartbeats for a run that was started elsewhere; raises ``SinkError`` for its output mode.
+
+        A batch's own session is a copy of the one that its query was started in.
+        """
+        for known in [*self._listeners, SparkSession.builder.getOrCreate()]:
+            query = next((query for query in known.streams.active if str(query.runId) == run.run_id), None)
+            if query is not None:
+                break
+        else:
+            log.warning(
+                "query %s was started in a session that the sink does not know, so the age of its stores is "
+                "unknown: start it in the default session",
+                run.query_id,
+            )
+            return
+        self._listen(known)
+        execution = query._jsq.streamingQuery()
+        if execution.outputMode().toString() == "Complete":
+            raise SinkError(complete_mode(run.query_id))
+        if execution.trigger().toString() == "AvailableNowTrigger":
+            run.as_of_limit_ms = self._listeners[known].started_ms.get(run.run_id, -1)
 
     def _beat(self, query_id: str, as_of_ms: int, batch_id: int) -> None:
-        write = WRITES.get(query_id)
-        if write is not None and write.log is self._log:
-            write.beat(query_id, as_of_ms, batch_id)
+        run = QUERY_RUNS.of(query_id)
+        if run is not None:
+            beat_run(run, self._log, as_of_ms, batch_id)
 
     def _keep_house(self) -> None:
         if self._compaction is not None:
@@ -132,11 +214,13 @@ def _classic_session(df: DataFrame) -> SparkSession:
     session = df.sparkSession
     if not hasattr(session, "_jsparkSession"):
         raise SinkError("The sink needs a classic Spark session: Spark Connect has no foreachBatch on the driver.")
-    if not df.isStreaming:
-        raise SinkError("The sink writes streaming DataFrames; this one is not streaming.")
     for module in _BY_VALUE:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     context = session.sparkContext
     if (context.master or "").startswith("local"):
         context.pythonExec = os.environ.get("PYSPARK_PYTHON") or sys.executable
     return session
+
+
+def _hashable(names: str | Sequence[str] | None) -> object:
+    return tuple(names) if isinstance(names, list) else names

@@ -12,7 +12,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from forebay.errors import SinkError
 from forebay.spark.plan import mode_refusal
 from forebay.spark.query_checkpoint import continued_query
-from forebay.spark.write import WRITES, Write
+from forebay.spark.query_runs import QUERY_RUNS
+from forebay.spark.write import Write
 
 
 class SinkWriter(DataStreamWriter):
@@ -40,10 +41,7 @@ class SinkWriter(DataStreamWriter):
     def outputMode(self, outputMode: str) -> SinkWriter:
         """Update or append; complete mode, and what Spark does not support, is refused with ``SinkError``."""
         if outputMode.lower() not in ("update", "append"):
-            raise SinkError(
-                f"{self._write_to.spec.name!r}: the output mode {outputMode!r} would write every key in every "
-                "batch and never report deletions; use 'update' or 'append'."
-            )
+            raise SinkError(complete_mode(self.store))
         refusal = mode_refusal(self._df, outputMode.lower())
         if refusal is not None:
             raise SinkError(
@@ -122,9 +120,11 @@ class SinkWriter(DataStreamWriter):
         query_id = continued_query(self._df.sparkSession, self._checkpoint_location())
         if query_id is not None:
             self._write_to.check_continuity(query_id, continued=True)
-        self._write_to.as_of_limit_ms = time.time_ns() // 1_000_000 if self._available_now else None
+        begun_ms = time.time_ns() // 1_000_000
         query = super().start(partitionBy=partitionBy)
-        WRITES[str(query.id)] = self._write_to
+        run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
+        run.as_of_limit_ms = begun_ms if self._available_now else None
+        run.writes[self._write_to.output] = self._write_to
         return query
 
     def _checkpoint_location(self) -> str:
@@ -138,3 +138,11 @@ class SinkWriter(DataStreamWriter):
             "from nothing and write that over what the store has. Set .option('checkpointLocation', …), or "
             "spark.sql.streaming.checkpointLocation for all queries of the session."
         )
+
+
+def complete_mode(what: str) -> str:
+    """Why a query in complete mode is not written."""
+    return (
+        f"{what!r}: the output mode 'complete' would write every key in every batch and never report deletions; "
+        "use 'update' or 'append'."
+    )

@@ -18,6 +18,7 @@ from forebay.position import Position, encode_position, later_position, log_dige
 from forebay.spark.columns import Layout
 from forebay.spark.destinations import BatchId, open_destination
 from forebay.spark.executor import partition_rows
+from forebay.spark.query_runs import QUERY_RUNS, Output, QueryRun
 from forebay.spark.slots import Slots
 from forebay.topology import StoreSpec
 
@@ -67,8 +68,6 @@ class Write:
     slots: Slots
     as_of_ms: dict[str, int] = field(default_factory=dict)
     """By query: a new one of the same writer inherits nothing from the old one."""
-    as_of_limit_ms: int | None = None
-    """When its query was started, if it asks its sources for their offsets only then."""
     begins_here: bool = False
     """Whether a query may go on from a checkpoint into a log that has nothing of it."""
     _logs: dict[str, str] = field(default_factory=dict)
@@ -80,25 +79,50 @@ class Write:
         """The store written to."""
         return self.layout.spec
 
+    @property
+    def output(self) -> Output:
+        """What identifies it among all that this process writes."""
+        return self.log.changelog.url, self.spec.topic, self.writer
+
     def batch(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch, then a heartbeat to every partition; raises ``SinkError``."""
-        session = df.sparkSession
-        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if query_id is None:
-            raise SinkError("The sink writes streaming queries only; use sink.write(...).start().")
-        WRITES[query_id] = self
+        run, _ = current_run(df)
+        self.write(df, run, batch_id)
+
+    def write(self, df: DataFrame, run: QueryRun, batch_id: int) -> None:
+        """Write one micro-batch of a run; see ``batch``."""
+        run.writes[self.output] = self
         try:
-            self._write(df, query_id, batch_id)
-        except ForebayError as error:
-            # Spark repeats it at the end of a traceback of its own.
-            log.error("batch %d of %s was refused: %s", batch_id, self.spec.name, error)
+            self._check_turn(run, batch_id)
+            self._write(df, run.query_id, batch_id)
+        except BaseException as error:
+            run.failed.setdefault(self.output, batch_id)
+            if isinstance(error, ForebayError):
+                # Spark repeats it at the end of a traceback of its own.
+                log.error("batch %d of %s was refused: %s", batch_id, self.spec.name, error)
             raise
+        run.written[self.output] = batch_id
+        run.failed.pop(self.output, None)
+
+    def _check_turn(self, run: QueryRun, batch_id: int) -> None:
+        """Refuse a batch that was already written, and one after another that failed."""
+        if run.written.get(self.output) == batch_id:
+            raise SinkError(
+                f"{self.spec.name}: batch {batch_id} was already written under the writer {self.writer!r}, and "
+                "two writes of one batch would replace each other. Unite the rows, or give each its own writer=."
+            )
+        failed = run.failed.get(self.output)
+        if failed is not None and failed < batch_id:
+            raise SinkError(
+                f"{self.spec.name}: batch {failed} was not written, and batch {batch_id} would leave its rows "
+                "out. Let the error end the query, so that Spark repeats that batch when it is started again."
+            )
 
     def _write(self, df: DataFrame, query_id: str, batch_id: int) -> None:
         self._patiently(lambda: self.check_continuity(query_id, continued=batch_id > 0))
         partitioner = self.spec.stream_partitioner
         vectorised = isinstance(partitioner, Murmur2Partitioner)
-        slots = self.slots.by_partition()
+        slots = self.slots.by_partition(df.sparkSession)
         order = self.layout.order_types
         columns = T.StructType(_PLACED.fields + [T.StructField(name, kind) for name, kind in order.items()])
         placed = self.layout.encode(df).mapInArrow(
@@ -166,7 +190,6 @@ class Write:
             self.check_continuity(query_id, continued=False)
             known = self.as_of_ms.get(query_id)
             if as_of_ms is not None:
-                as_of_ms = as_of_ms if self.as_of_limit_ms is None else min(as_of_ms, self.as_of_limit_ms)
                 known = as_of_ms if known is None else max(as_of_ms, known)
             changelog = self.log.changelog
             offsets = changelog.append_heartbeat(
@@ -181,6 +204,34 @@ class Write:
             self.log.wrote(self.spec.name, Position(digest, offsets))
 
 
-WRITES: dict[str, Write] = {}
-"""By query, the newest write: if a query was started again with another sink, heartbeats of the first one's would
-supersede it."""
+def current_run(df: DataFrame) -> tuple[QueryRun, bool]:
+    """The run whose micro-batch is being written, and whether it is new; raises ``SinkError`` outside of one."""
+    context = df.sparkSession.sparkContext
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        raise SinkError(
+            "The sink writes the micro-batches of streaming queries: use sink.write(…).start(), or "
+            "sink.write_batch(…) within foreachBatch."
+        )
+    # Spark names the job group of a run by its id.
+    return QUERY_RUNS.enter(query_id, context.getLocalProperty("spark.jobGroup.id") or "")
+
+
+def beat_run(run: QueryRun, log: SinkLog, progress_ms: int, batch_id: int) -> None:
+    """Append heartbeats to all that a run writes to a log, after a batch (-1: idle) that left no backlog.
+
+    None to what lacks a batch. Raises the first error, after trying all.
+    """
+    as_of_ms: int | None = progress_ms
+    if run.as_of_limit_ms is not None:
+        as_of_ms = min(progress_ms, run.as_of_limit_ms) if run.as_of_limit_ms >= 0 else None
+    errors = []
+    for output, write in list(run.writes.items()):
+        failed = run.failed.get(output)
+        if write.log is log and (failed is None or 0 <= batch_id < failed):
+            try:
+                write.beat(run.query_id, as_of_ms, batch_id)
+            except ForebayError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
