@@ -268,6 +268,27 @@ def test_two_rows_of_a_key_need_an_order(spark, sink, tmp_path):
     assert content(sink, "latest") == {b"a": {"n": 10}}
 
 
+def test_of_rows_that_a_query_emits_for_a_key_the_last_is_the_latest(spark, sink, tmp_path):
+    import pandas
+
+    def emit(key: Any, frames: Any, state: Any) -> Any:
+        for _ in frames:
+            for n in (2, 10, 1):
+                yield pandas.DataFrame({"k": [key[0]], "n": [n]})
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add(*({"k": f"k{i}", "n": 0} for i in range(20)))
+    emitted = source.df.groupBy("k").applyInPandasWithState(
+        emit, "k string, n int", "n int", "update", "NoTimeout"
+    )
+    assert "more than one row for the key" in refusal(sink.write(emitted, "latest", key="k"), tmp_path)
+    run(sink.write(emitted, "latest", key="k", order_by="emitted"), tmp_path, "other")
+    assert content(sink, "latest") == {b"k%d" % i: {"n": 1} for i in range(20)}
+    named = source.df.selectExpr("k", "n as emitted").union(source.df.selectExpr("k", "-1 as emitted"))
+    run(sink.write(named, "latest", key="k", order_by="emitted", writer="named"), tmp_path, "named")
+    assert content(sink, "latest") == {b"k%d" % i: {"emitted": 0} for i in range(20)}
+
+
 def test_a_refusal_in_one_task_leaves_no_half_of_what_another_writes(spark, sink, tmp_path):
     # The other task has many Arrow batches, and is cancelled in the middle of them.
     keys = {0: [], 1: [], 2: []}
@@ -478,7 +499,20 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
         (lambda: sink.write(nested, "latest", key="k", value="deep"), "struct in which 'n' occurs twice"),
         (lambda: sink.write(df, "latest", key="k", value=["n", "x", "n"]), "'n' for 'latest' twice"),
         (lambda: sink.write(local, "hours", key="k"), "cast the event time to timestamp"),
-        (lambda: sink.write(df, "latest", key=[]), "name one with key="),
+        (
+            lambda: sink.write(df, "by_number", key=[]),
+            "needs the key codec 'string' or 'json', not 'int32'; name a",
+        ),
+        (
+            lambda: sink.write(df, "latest", key="k", value=["n", "x"], flatten=True),
+            "one value column, named by value=, not n, x",
+        ),
+        (lambda: sink.write(df, "latest", key="k", null_keys="keep"), "whose keys have no null"),
+        (
+            lambda: sink.write(df, "latest", key="k", null_keys="no"),
+            "null_keys is one of refuse, drop, keep, not 'no'",
+        ),
+        (lambda: sink.write(df, "prices", key="k", order_by="emitted"), "must name one timestamp column"),
         (lambda: sink.write(maps, "latest", key="k", value="m"), "keys of the type date"),
         (lambda: sink.write(maps, "latest", key="k", value="deep"), "keys of the type binary"),
         (lambda: sink.write(maps, "latest", key="k", value="n", order_by="m"), "cannot be ordered"),
@@ -611,6 +645,44 @@ def test_a_function_of_ones_own_writes_several_stores_and_repeats_a_batch_of_whi
     finally:
         query.stop()
     assert laid_out == ["latest", "by_number"]
+
+
+def test_totals_sets_bare_values_and_keys_with_a_null_have_their_forms(spark, sink, tmp_path):
+    from pyspark.sql import functions as F
+
+    source = Source(spark, tmp_path / "in", "k string, n int, p struct<a: int, b: string>, tags array<string>")
+    source.add({"k": 'é"', "n": 1, "p": {"a": 1}, "tags": ["t"]}, {"k": None, "n": 2})
+
+    def forms(batch: Any, batch_id: int) -> None:
+        def write(df: Any, store: str, **columns: Any) -> None:
+            writes.append(store)
+            sink.write_batch(df, batch_id, store, writer=f"w{len(writes)}", **columns)
+
+        writes: list[str] = []
+        write(batch.groupBy().count(), "latest", key=())
+        write(batch.where("n = 1").select(F.lit("set").alias("k")), "latest", key="k")
+        for name in ("p", "tags", "n", "k", "none"):
+            named = batch.withColumn("none", F.lit(None)).withColumn("name", F.when(F.col("n") == 1, F.lit(name)))
+            write(named, "latest", key="name", value=name, flatten=True, null_keys="drop")
+        write(batch, "by_pair", key=["k", "n"], value=[], null_keys="keep")
+        write(batch.groupBy().count(), "by_pair", key=None)
+
+    run(source.df.writeStream.foreachBatch(forms), tmp_path)
+    written = {r[1]: r[2] for records in log_of(sink, "latest").values() for r in records}
+    assert written == {
+        b"all": b'{"count":2}',
+        b"set": b"{}",
+        b"p": b'{"a":1,"b":null}',
+        b"tags": b'["t"]',
+        b"n": b"1",
+        b"k": '"é\\""'.encode(),
+        b"none": b"null",
+    }
+    pairs = {'["é\\"",1]'.encode(): {}, b"[null,2]": {}, b"[]": {"count": 2}}
+    assert content(sink, "by_pair") == pairs
+    # As a reader writes them.
+    codec = sink.topology.stores["by_pair"].key_codec
+    assert {codec.from_json(key) for key in (['é"', 1], [None, 2], [])} == pairs.keys()
 
 
 def test_a_function_of_ones_own_leaves_no_batch_out_and_writes_none_twice(spark, sink, tmp_path, caplog):

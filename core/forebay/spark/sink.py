@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import pyspark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from forebay import partitioning
 from forebay.changelog import heartbeat_keys, open_changelog, record_headers
@@ -19,7 +20,7 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor
-from forebay.spark.columns import Layout, lay_out
+from forebay.spark.columns import ColumnArguments, Layout, Selection, lay_out
 from forebay.spark.compaction import Compaction
 from forebay.spark.heartbeats import HeartbeatListener
 from forebay.spark.query_runs import QUERY_RUNS, QueryRun
@@ -61,7 +62,7 @@ class Sink:
         self._listeners: dict[SparkSession, HeartbeatListener] = {}
         self._batch_writes: dict[tuple[str, str], Write] = {}
         """By store and writer, for functions of the user's own."""
-        self._layouts: dict[tuple[object, ...], Layout] = {}
+        self._layouts: dict[tuple[str, T.StructType, Selection], Layout] = {}
         self._compaction: Compaction | None = None
         session = SparkSession.getActiveSession()
         if session is not None and hasattr(session, "_jsparkSession"):
@@ -76,27 +77,23 @@ class Sink:
         df: DataFrame,
         store: str,
         *,
-        key: str | Sequence[str],
-        value: str | Sequence[str] | None = None,
-        order_by: str | Sequence[str] | None = None,
-        delete: str | None = None,
         writer: str | None = None,
         store_begins_here: bool = False,
+        **columns: Unpack[ColumnArguments],
     ) -> SinkWriter:
         """A writer of ``df`` to a store; give it a checkpoint location and start it.
 
-        ``key`` names the key's column or columns, ``value`` the columns of the value (all others by default),
-        ``order_by`` the columns that determine which of a key's rows in one batch is the latest (for a versioned
-        store, the one timestamp column from which a version is valid), ``delete`` a boolean column that marks
-        tombstones. ``writer`` is the writer's name, by default the store's: two queries that write one store need
-        different names. ``store_begins_here`` lets a query go on from its checkpoint into a log that has nothing
-        of it: keys that do not change stay missing. Raises ``SinkError`` naming the column or the store.
+        ``columns`` are ``key=`` and, if need be, ``value=``, ``flatten=``, ``order_by=``, ``delete=`` and
+        ``null_keys=``; see ``ColumnArguments``. ``writer`` is the writer's name, by default the store's: two
+        queries that write one store need different names. ``store_begins_here`` lets a query go on from its
+        checkpoint into a log that has nothing of it: keys that do not change stay missing. Raises ``SinkError``
+        naming the column or the store.
         """
         session = _classic_session(df)
         if not df.isStreaming:
             raise SinkError("The sink writes streaming DataFrames; this one is not streaming.")
         spec = self._writable(store, session)
-        layout = lay_out(df, spec, key, value, order_by, delete)
+        layout = lay_out(df, spec, Selection.of(columns))
         write = Write(self._log, layout, writer or store, Slots(spec.partitions), begins_here=store_begins_here)
         self._listen(session)
         return SinkWriter(df, write)
@@ -107,12 +104,9 @@ class Sink:
         batch_id: int,
         store: str,
         *,
-        key: str | Sequence[str],
-        value: str | Sequence[str] | None = None,
-        order_by: str | Sequence[str] | None = None,
-        delete: str | None = None,
         writer: str | None = None,
         store_begins_here: bool = False,
+        **columns: Unpack[ColumnArguments],
     ) -> None:
         """Write a micro-batch to a store, from a ``foreachBatch`` function that also does other things.
 
@@ -123,18 +117,17 @@ class Sink:
                 batch.unpersist()
 
         The arguments are those of ``write``. A batch of which one output failed is repeated by the query, which
-        changes nothing here. Heartbeats come with the query's progress, as for ``write``. Raises ``SinkError``, which
-        must end the query: after a batch that was left out, the store takes no other.
+        changes nothing here. Heartbeats come with the query's progress, as for ``write``. Raises ``SinkError``,
+        which must end the query: after a batch that was left out, the store takes no other.
         """
         session = _classic_session(df)
         run, is_new = current_run(df)
         if is_new:
             self._follow(run, session)
-        form = (store, df.schema, *(_hashable(names) for names in (key, value, order_by)), delete)
+        form = (store, df.schema, chosen := Selection.of(columns))
         layout = self._layouts.get(form)
         if layout is None:
-            spec = self._writable(store, session)
-            layout = self._layouts[form] = lay_out(df, spec, key, value, order_by, delete)
+            layout = self._layouts[form] = lay_out(df, self._writable(store, session), chosen)
         name = writer or store
         write = self._batch_writes.get((store, name))
         if write is None:
@@ -220,7 +213,3 @@ def _classic_session(df: DataFrame) -> SparkSession:
     if (context.master or "").startswith("local"):
         context.pythonExec = os.environ.get("PYSPARK_PYTHON") or sys.executable
     return session
-
-
-def _hashable(names: str | Sequence[str] | None) -> object:
-    return tuple(names) if isinstance(names, list) else names
