@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -645,6 +646,64 @@ def test_a_function_of_ones_own_writes_several_stores_and_repeats_a_batch_of_whi
     finally:
         query.stop()
     assert laid_out == ["latest", "by_number"]
+
+
+def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    texts = ["", "a", "bc", "def", "ghij", "klmno", 'ä€𝄞\\"/\n\t\x00', "x" * 1000]
+    rows = [(text, n, n * 2**40, text.encode(), n % 2 == 0) for n, text in enumerate(texts, -3)]
+    df = spark.createDataFrame(rows, "s string, i int, l bigint, b binary, f boolean")
+
+    def written(df: Any, store: str, **columns: Any) -> list[Any]:
+        return sink.kafka_columns(df, store, **columns).collect()
+
+    for store, key in (("latest", "s"), ("by_number", "i"), ("by_long", "l"), ("by_pair", ["s", "l", "f"])):
+        spec = sink.topology.stores[store]
+        for row, record in zip(df.collect(), written(df, store, key=key, value="i"), strict=True):
+            plain = spec.key_codec.from_json([row[name] for name in key] if isinstance(key, list) else row[key])
+            assert (bytes(record.key), bytes(record.value)) == (plain, b'{"i":%d}' % row.i)
+            assert record.partition == Murmur2Partitioner().partition(plain, 3)
+    start, end = (F.timestamp_millis(F.lit(ms)).alias(name) for name, ms in (("start", 0), ("end", 3_600_000)))
+    windows = df.withColumn("w", F.struct(start, end))
+    for row, record in zip(df.collect(), written(windows, "hours", key="s", value="i"), strict=True):
+        assert bytes(record.key) == row.s.encode() + bytes(8)
+        assert record.partition == Murmur2Partitioner().partition(row.s.encode(), 3)
+    versions = df.select("s", F.timestamp_millis(F.lit(5)).alias("at"), F.lit(True).alias("gone"), "i")
+    (record,) = written(versions.where("s = 'a'"), "prices", key="s", order_by="at", value="i", delete="gone")
+    assert (record.value, record.headers) == (None, [("forebay-valid-from-ms", (5).to_bytes(8, "big"))])
+    schema = T.StructType().add("s", T.StringType()).add("l", T.LongType())
+    for (text, number), store, expected in (
+        ((None, 1), "latest", "a row has a null key (column 's')"),
+        ((heartbeat_key("w").decode(), 1), "latest", "reserved for heartbeats"),
+        (("a\x0b", 1), "by_pair", "control character"),
+        (("a", 2**53), "by_pair", "an integer beyond 2^53"),
+    ):
+        with pytest.raises(Exception, match=re.escape(expected)):
+            written(
+                spark.createDataFrame([(text, number)], schema),
+                store,
+                key=["s", "l"] if store == "by_pair" else "s",
+                value="l",
+            )
+    kept = spark.createDataFrame([(None, 1)], schema)
+    (record,) = written(kept, "by_pair", key=["s", "l"], value=[], null_keys="keep")
+    assert (bytes(record.key), bytes(record.value)) == (b"[null,1]", b"{}")
+    with pytest.raises(SinkError, match="order_by= has no effect"):
+        sink.kafka_columns(df, "latest", key="s", order_by="i")
+
+
+def test_a_store_that_a_query_writes_by_itself_has_an_age(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    memory = source.df.writeStream.format("memory").queryName("by_itself")
+    query = memory.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        sink.heartbeats(query, "latest", writer="theirs")
+        wait_until(lambda: len(as_ofs(sink)) > 1, "heartbeats of the idle query")
+        assert {beat["query_id"] for beat in beats(sink)} == {str(query.id)}
+    finally:
+        query.stop()
 
 
 def test_totals_sets_bare_values_and_keys_with_a_null_have_their_forms(spark, sink, tmp_path):

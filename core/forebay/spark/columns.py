@@ -105,6 +105,7 @@ class Layout:
     """The order's columns, named as in ``encode``, and their types."""
     emitted: bool
     """Whether ``EMITTED`` in the order is no column of the DataFrame."""
+    key_types: tuple[T.DataType, ...]
 
     @property
     def key_columns(self) -> KeyColumns:
@@ -117,7 +118,7 @@ class Layout:
         """Columns ``key``, ``suffix`` (windowed stores), ``value``, ``timestamp_ms``, and the order's."""
         if self.null_keys == "drop":
             for name in self.key:
-                batch = batch.where(F.col(_quoted(name)).isNotNull())
+                batch = batch.where(F.col(quoted(name)).isNotNull())
         return batch.select(*self._columns)
 
     @cached_property
@@ -125,7 +126,7 @@ class Layout:
         """Created once: each takes many calls into the JVM."""
         value = self._value().cast("binary")
         if self.delete is not None:
-            value = F.when(F.col(_quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
+            value = F.when(F.col(quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
         columns = [self._key().alias("key")]
         if self.window is not None:
             columns.append(self._suffix(self.window).alias("suffix"))
@@ -137,12 +138,12 @@ class Layout:
 
     def _order(self, name: str) -> Column:
         # It grows within each task, which has all rows of a key that one operator has emitted.
-        return F.monotonically_increasing_id() if self.emitted and name == EMITTED else F.col(_quoted(name))
+        return F.monotonically_increasing_id() if self.emitted and name == EMITTED else F.col(quoted(name))
 
     def _value(self) -> Column:
         if not self.value:
             return F.lit("{}")
-        columns = [F.col(_quoted(name)) for name in self.value]
+        columns = [F.col(quoted(name)) for name in self.value]
         if not self.flatten:
             return F.to_json(F.struct(*columns), _JSON_OPTIONS)
         # Spark has no JSON for single numbers and texts: {"v":1} without what surrounds the 1.
@@ -153,24 +154,24 @@ class Layout:
         if not self.key:
             return F.lit(TOTAL_KEYS[self.spec.key]).cast("binary")
         if self.spec.key == "json":
-            return F.struct(*(F.col(_quoted(name)) for name in self.key))
-        column = F.col(_quoted(self.key[0]))
+            return F.struct(*(F.col(quoted(name)) for name in self.key))
+        column = F.col(quoted(self.key[0]))
         if self.spec.key == "int32":
-            return F.unhex(F.substring(_hex64(column), 9, 8))
+            return F.unhex(F.substring(hex64(column), 9, 8))
         if self.spec.key == "int64":
-            return F.unhex(_hex64(column))
+            return F.unhex(hex64(column))
         return column.cast("binary")
 
     def _timestamp(self) -> Column:
         """A version's valid-from is its record's timestamp (KIP-889); otherwise it is the time of writing."""
         if self.spec.kind == "versioned":
-            return F.unix_millis(F.col(_quoted(self.order_by[0])))
+            return F.unix_millis(F.col(quoted(self.order_by[0])))
         return F.unix_millis(F.current_timestamp())
 
     def _suffix(self, window: str) -> Column:
-        start, end = (F.unix_millis(F.col(_quoted(window))[name]) for name in ("start", "end"))
+        start, end = (F.unix_millis(F.col(quoted(window))[name]) for name in ("start", "end"))
         if self.spec.kind == "session":
-            return F.unhex(F.concat(_hex64(end), _hex64(start)))
+            return F.unhex(F.concat(hex64(end), hex64(start)))
         size_ms = self.spec.window_size_ms
         assert size_ms is not None
         # The store keeps only a window's start, and computes its end.
@@ -179,17 +180,18 @@ class Layout:
             "them equal; a different length needs a new store.",
             end - start,
         )
-        return F.when((end - start).eqNullSafe(size_ms), F.unhex(_hex64(start))).otherwise(
+        return F.when((end - start).eqNullSafe(size_ms), F.unhex(hex64(start))).otherwise(
             F.raise_error(refusal).cast("binary")
         )
 
 
-def _hex64(column: Column) -> Column:
+def hex64(column: Column) -> Column:
     """The 16 hexadecimal digits of a 64-bit two's complement integer."""
     return F.lpad(F.hex(column.cast("long")), 16, "0")
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name as Spark reads it, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -236,6 +238,7 @@ def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
         chosen.null_keys,
         order_types,
         emitted,
+        tuple(df.schema[name].dataType for name in chosen.key),
     )
 
 
@@ -372,11 +375,13 @@ def _check_no_window(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> 
 
 def _check_length(df: DataFrame, spec: StoreSpec, window: str) -> None:
     """The store keeps only a window's start, and computes its end."""
-    lengths_ms = window_lengths_ms(df) if TIME_WINDOW in df.schema[window].metadata else frozenset()
+    # Spark Connect does not show the plan: there each row is checked only.
+    shown = TIME_WINDOW in df.schema[window].metadata and hasattr(df, "_jdf")
+    lengths_ms = window_lengths_ms(df) if shown else frozenset()
     if lengths_ms and spec.window_size_ms not in lengths_ms:
-        shown = " and ".join(f"{length} ms" for length in sorted(lengths_ms))
+        found = " and ".join(f"{length} ms" for length in sorted(lengths_ms))
         raise SinkError(
-            f"The windows in {window!r} for {spec.name!r} last {shown}, but window_size_ms of the store is "
+            f"The windows in {window!r} for {spec.name!r} last {found}, but window_size_ms of the store is "
             f"{spec.window_size_ms}. Make them equal; a different length needs a new store."
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forebay.spark.write import Write
+    from forebay.spark.store_writer import StoreWriter
 
 Output = tuple[str, str, str]
 """The changelog's URL, the topic and the writer's name."""
@@ -24,7 +24,7 @@ class QueryRun:
     query_id: str
     run_id: str
     as_of_limit_ms: int | None = None
-    writes: dict[Output, Write] = field(default_factory=dict)
+    writers: dict[Output, StoreWriter] = field(default_factory=dict)
     written: dict[Output, int] = field(default_factory=dict)
     """The last batch that was written."""
     failed: dict[Output, int] = field(default_factory=dict)

@@ -12,6 +12,7 @@ import pyspark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.streaming.query import StreamingQuery
 
 from forebay import partitioning
 from forebay.changelog import heartbeat_keys, open_changelog, record_headers
@@ -20,13 +21,15 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor
-from forebay.spark.columns import ColumnArguments, Layout, Selection, lay_out
+from forebay.spark.columns import ColumnArguments, Selection, lay_out
 from forebay.spark.compaction import Compaction
 from forebay.spark.heartbeats import HeartbeatListener
+from forebay.spark.kafka_columns import kafka_columns
 from forebay.spark.query_runs import QUERY_RUNS, QueryRun
 from forebay.spark.sink_writer import SinkWriter, complete_mode
 from forebay.spark.slots import Slots
-from forebay.spark.write import SinkLog, Write, beat_run, current_run
+from forebay.spark.store_writer import SinkLog, StoreWriter, beat_run
+from forebay.spark.write import Write, attempt, current_run
 from forebay.topology import StoreSpec, Topology, load_topology
 
 log = logging.getLogger(__name__)
@@ -60,9 +63,9 @@ class Sink:
             if not spec.foreign:
                 self._changelog.ensure(spec, create=create_topics)
         self._listeners: dict[SparkSession, HeartbeatListener] = {}
-        self._batch_writes: dict[tuple[str, str], Write] = {}
-        """By store and writer, for functions of the user's own."""
-        self._layouts: dict[tuple[str, T.StructType, Selection], Layout] = {}
+        self._batch_writers: dict[tuple[str, str], StoreWriter] = {}
+        self._batch_writes: dict[tuple[str, T.StructType, Selection, str], Write] = {}
+        """For functions of the user's own: laid out once for each schema."""
         self._compaction: Compaction | None = None
         session = SparkSession.getActiveSession()
         if session is not None and hasattr(session, "_jsparkSession"):
@@ -94,9 +97,9 @@ class Sink:
             raise SinkError("The sink writes streaming DataFrames; this one is not streaming.")
         spec = self._writable(store, session)
         layout = lay_out(df, spec, Selection.of(columns))
-        write = Write(self._log, layout, writer or store, Slots(spec.partitions), begins_here=store_begins_here)
         self._listen(session)
-        return SinkWriter(df, write)
+        store_writer = StoreWriter(self._log, spec, writer or store, store_begins_here)
+        return SinkWriter(df, Write(store_writer, layout, Slots(spec.partitions)))
 
     def write_batch(
         self,
@@ -120,21 +123,56 @@ class Sink:
         changes nothing here. Heartbeats come with the query's progress, as for ``write``. Raises ``SinkError``,
         which must end the query: after a batch that was left out, the store takes no other.
         """
-        session = _classic_session(df)
+        session, spec, chosen = _classic_session(df), self._spec(store), Selection.of(columns)
         run, is_new = current_run(df)
-        if is_new:
-            self._follow(run, session)
-        form = (store, df.schema, chosen := Selection.of(columns))
-        layout = self._layouts.get(form)
-        if layout is None:
-            layout = self._layouts[form] = lay_out(df, self._writable(store, session), chosen)
-        name = writer or store
-        write = self._batch_writes.get((store, name))
-        if write is None:
-            slots = Slots(layout.spec.partitions)
-            write = self._batch_writes[store, name] = Write(self._log, layout, name, slots)
-        write.layout, write.begins_here = layout, store_begins_here
-        write.write(df, run, batch_id)
+        store_writer = self._batch_writers.setdefault(
+            (store, writer or store), StoreWriter(self._log, spec, writer or store)
+        )
+        store_writer.begins_here = store_begins_here
+        with attempt(run, store_writer, batch_id):
+            if is_new:
+                self._follow(run)
+            write = self._batch_writes.get(form := (store, df.schema, chosen, store_writer.name))
+            if write is None:
+                layout = lay_out(df, self._writable(store, session), chosen)
+                write = self._batch_writes[form] = Write(store_writer, layout, Slots(spec.partitions))
+            write.append(df, run.query_id, batch_id)
+
+    def kafka_columns(self, df: DataFrame, store: str, **columns: Unpack[ColumnArguments]) -> DataFrame:
+        """A DataFrame's rows as records of a store, for Spark's own Kafka sink.
+
+        That is for queries without ``foreachBatch``, in real-time mode and through Spark Connect:
+
+            records = sink.kafka_columns(delays, "carrier_delays", key="carrier")
+            options = {"kafka.bootstrap.servers": "broker-1:9092", "topic": "flights-carrier_delays-changelog"}
+            writer = records.writeStream.format("kafka").outputMode("update").options(**options)
+            query = writer.option("checkpointLocation", "…").start()
+            sink.heartbeats(query, "carrier_delays")
+
+        The columns are ``key``, ``value``, ``partition`` and, for versioned stores, ``headers``. Rows that cannot
+        be written fail the query. Nothing refuses a second query of the same store, nor one that goes on into a
+        log that has nothing of it. Raises ``SinkError``.
+        """
+        spec = self._spec(store)
+        self._check_codecs(spec)
+        return kafka_columns(df, lay_out(df, spec, Selection.of(columns)))
+
+    def heartbeats(self, query: StreamingQuery, store: str, *, writer: str | None = None) -> None:
+        """Give age to a store that a query writes without this sink, until the query ends.
+
+        The age advances only with what the query's progress shows: a batch after which its sources, which must
+        state their latest offset, had nothing left; or an idle query. ``writer`` is the writer's name, by default
+        the store's. Raises ``SinkError``.
+        """
+        spec = self._spec(store)
+        if not hasattr(query, "_jsq"):
+            raise SinkError(
+                "Heartbeats need a classic Spark session: through Spark Connect, the age of the store is unknown."
+            )
+        run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
+        store_writer = StoreWriter(self._log, spec, writer or store, begins_here=True)
+        run.writers.setdefault(store_writer.output, store_writer)
+        self._follow(run, query)
 
     def position(self, store: str) -> str | None:
         """The position token of the last batch written to a store, None before the first.
@@ -153,13 +191,16 @@ class Sink:
         """The store, if the sink can write it from a session; raises ``SinkError``."""
         spec = self._spec(store)
         self._log.destination.check(session)
+        self._check_codecs(spec)
+        return spec
+
+    def _check_codecs(self, spec: StoreSpec) -> None:
         if spec.value != "json":
-            raise SinkError(f"{store!r} has the value codec {spec.value!r}; the sink writes 'json'.")
+            raise SinkError(f"{spec.name!r} has the value codec {spec.value!r}; the sink writes 'json'.")
         if spec.stream_partitioner is None:
-            raise SinkError(f"{store!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
+            raise SinkError(f"{spec.name!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
         if spec.foreign:
             self._changelog.ensure(spec, create=False)
-        return spec
 
     def _listen(self, session: SparkSession) -> None:
         if session in self._listeners:
@@ -169,28 +210,31 @@ class Sink:
         listener = self._listeners[session] = HeartbeatListener(self._beat, self._keep_house)
         session.streams.addListener(listener)
 
-    def _follow(self, run: QueryRun, session: SparkSession) -> None:
+    def _follow(self, run: QueryRun, query: StreamingQuery | None = None) -> None:
         """Have heartbeats for a run that was started elsewhere; raises ``SinkError`` for its output mode.
 
-        A batch's own session is a copy of the one that its query was started in.
+        A batch's own session is a copy of the one that its query was started in, which may not be known.
         """
-        for known in [*self._listeners, SparkSession.builder.getOrCreate()]:
-            query = next((query for query in known.streams.active if str(query.runId) == run.run_id), None)
-            if query is not None:
-                break
-        else:
+        sessions = [*self._listeners, SparkSession.builder.getOrCreate()]
+        runs = ((session, one) for session in sessions for one in session.streams.active)
+        session, found = next(
+            ((session, one) for session, one in runs if str(one.runId) == run.run_id), (None, None)
+        )
+        if session is None and query is not None:
+            session, found = SparkSession(sessions[-1].sparkContext, query._jsq.sparkSession()), query
+        if session is None or found is None:
             log.warning(
                 "query %s was started in a session that the sink does not know, so the age of its stores is "
-                "unknown: start it in the default session",
+                "unknown: start it in the default session, or call sink.heartbeats",
                 run.query_id,
             )
             return
-        self._listen(known)
-        execution = query._jsq.streamingQuery()
+        self._listen(session)
+        execution = found._jsq.streamingQuery()
         if execution.outputMode().toString() == "Complete":
             raise SinkError(complete_mode(run.query_id))
         if execution.trigger().toString() == "AvailableNowTrigger":
-            run.as_of_limit_ms = self._listeners[known].started_ms.get(run.run_id, -1)
+            run.as_of_limit_ms = self._listeners[session].started_ms.get(run.run_id, -1)
 
     def _beat(self, query_id: str, as_of_ms: int, batch_id: int) -> None:
         run = QUERY_RUNS.of(query_id)
@@ -206,7 +250,10 @@ def _classic_session(df: DataFrame) -> SparkSession:
     """The DataFrame's session; Python workers on this machine are set to this interpreter."""
     session = df.sparkSession
     if not hasattr(session, "_jsparkSession"):
-        raise SinkError("The sink needs a classic Spark session: Spark Connect has no foreachBatch on the driver.")
+        raise SinkError(
+            "The sink needs a classic Spark session: Spark Connect has no foreachBatch on the driver. Over a "
+            "kafka:// changelog, Spark's own Kafka sink can write sink.kafka_columns(df, store, key=…)."
+        )
     for module in _BY_VALUE:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     context = session.sparkContext

@@ -26,17 +26,17 @@ class SinkWriter(DataStreamWriter):
         super().__init__(df)
         self._write_to = write
         self._available_now = False
-        self._name = write.writer
+        self._name = write.writer.name
         self._checkpoint: str | None = None
-        self.queryName(write.writer)
-        by_update = write.spec.kind != "session" and mode_refusal(df, "update") is None
+        self.queryName(write.writer.name)
+        by_update = write.writer.spec.kind != "session" and mode_refusal(df, "update") is None
         self.outputMode("update" if by_update else "append")
         super().foreachBatch(write.batch)
 
     @property
     def store(self) -> str:
         """The store written to."""
-        return self._write_to.spec.name
+        return self._write_to.writer.spec.name
 
     def outputMode(self, outputMode: str) -> SinkWriter:
         """Update or append; complete mode, and what Spark does not support, is refused with ``SinkError``."""
@@ -119,12 +119,12 @@ class SinkWriter(DataStreamWriter):
         self.options(**options)
         query_id = continued_query(self._df.sparkSession, self._checkpoint_location())
         if query_id is not None:
-            self._write_to.check_continuity(query_id, continued=True)
+            self._write_to.writer.check_continuity(query_id, continued=True)
         begun_ms = time.time_ns() // 1_000_000
         query = super().start(partitionBy=partitionBy)
         run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
         run.as_of_limit_ms = begun_ms if self._available_now else None
-        run.writes[self._write_to.output] = self._write_to
+        run.writers[self._write_to.writer.output] = self._write_to.writer
         return query
 
     def _checkpoint_location(self) -> str:
