@@ -17,7 +17,7 @@ import pytest
 from forebay.changelog import Record
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.changelog.sqlite.partition import heartbeat_key
+from forebay.changelog.sqlite.partition import has_retired, heartbeat_key
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position
@@ -646,6 +646,57 @@ def test_a_function_of_ones_own_writes_several_stores_and_repeats_a_batch_of_whi
     finally:
         query.stop()
     assert laid_out == ["latest", "by_number"]
+
+
+def test_a_store_is_filled_once_for_each_name_and_a_snapshot_deletes_what_it_lacks(
+    spark, sink, tmp_path, monkeypatch
+):
+    def table(**rows: int) -> Any:
+        return spark.createDataFrame(list(rows.items()), "k string, n int")
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1}, {"k": "b", "n": 1}, {"k": "c", "n": 1})
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    destination, write = sink._log.destination, sink._log.destination.write
+
+    def failing(*of: Any) -> None:
+        write(*of)
+        raise OSError("the driver is gone")
+
+    monkeypatch.setattr(destination, "write", failing)
+    correction = {"df": table(a=2, d=2), "store": "latest", "key": "k", "name": "correction"}
+    with pytest.raises(OSError, match="the driver is gone"):
+        sink.fill(**correction)
+    monkeypatch.setattr(destination, "write", write)
+    assert {beat["as_of_ms"] for beat in beats(sink) if beat["query_id"] == "fill-correction"} == {None}
+    sink.fill(**correction)
+    before = log_of(sink, "latest")
+    assert {key: value["n"] for key, value in content(sink, "latest").items()} == {
+        b"a": 2,
+        b"b": 1,
+        b"c": 1,
+        b"d": 2,
+    }
+    assert sum(map(len, before.values())) == 3 + 2
+    sink.fill(table(a=3), "latest", key="k", name="correction")
+    assert log_of(sink, "latest") == before
+    sink.fill(table(a=4, e=4), "latest", key="k", name="snapshot", snapshot=True)
+    assert content(sink, "latest") == {b"a": {"n": 4}, b"e": {"n": 4}}
+    assert all(r[2] is None for rs in log_of(sink, "latest").values() for r in rs if r[1] in (b"b", b"c", b"d"))
+    for partition in range(3):
+        path = sink._changelog.path(TopicPartition("t-latest-changelog", partition))
+        assert all(has_retired(path, f"fill-{name}") for name in ("correction", "snapshot"))
+        assert not has_retired(path, "latest")
+    sink.fill(table(), "latest", key="k", name="nothing", snapshot=True)
+    assert content(sink, "latest") == {}
+    # The stream goes on.
+    source.add({"k": "b", "n": 5})
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    assert content(sink, "latest")[b"b"] == {"n": 5}
+    with pytest.raises(SinkError, match="this one, which is streaming"):
+        sink.fill(source.df, "latest", key="k", name="stream")
+    with pytest.raises(SinkError, match="'prices' is a versioned store"):
+        sink.fill(table(), "prices", key="k", name="prices", snapshot=True)
 
 
 def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):

@@ -178,6 +178,10 @@ class Changelog(Protocol):
         """
         ...
 
+    def has_retired(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired. Raises ``ChangelogError``."""
+        ...
+
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
         ...

@@ -33,7 +33,7 @@ from forebay.spark.batch_murmur2 import murmur2_partitions
 
 Batches = Iterable["pa.RecordBatch"]
 
-_END = (1 << 31) - 1
+END = (1 << 31) - 1
 """The partition of the row that follows a task's last one. If a task is cancelled, Spark ends its rows between two
 Arrow batches, as if there were no more: without this row, what had come of them would be committed."""
 _SAFE_INTEGER = (1 << 53) - 1
@@ -222,14 +222,14 @@ def _several_rows(key: bytes, batch_id: int, write_name: str) -> WriteRefused:
 
 def _ends(schema: pa.Schema, slots: list[int]) -> pa.RecordBatch:
     """For each slot the row that ends its rows: it sorts after all of them."""
-    columns = {"slot": slots, "partition": [_END] * len(slots), "key": [b""] * len(slots)}
+    columns = {"slot": slots, "partition": [END] * len(slots), "key": [b""] * len(slots)}
     arrays = [pa.array(columns.get(field.name, [None] * len(slots)), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _without_ends(batch: pa.RecordBatch) -> pa.RecordBatch:
     count = len(batch)
-    while count and batch.column("partition")[count - 1].as_py() == _END:
+    while count and batch.column("partition")[count - 1].as_py() == END:
         count -= 1
     return batch.slice(0, count)
 

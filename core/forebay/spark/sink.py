@@ -23,6 +23,7 @@ from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
 from forebay.spark.compaction import Compaction
+from forebay.spark.fill import fill
 from forebay.spark.heartbeats import HeartbeatListener
 from forebay.spark.kafka_columns import kafka_columns
 from forebay.spark.query_runs import QUERY_RUNS, QueryRun
@@ -137,6 +138,38 @@ class Sink:
                 layout = lay_out(df, self._writable(store, session), chosen)
                 write = self._batch_writes[form] = Write(store_writer, layout, Slots(spec.partitions))
             write.append(df, run.query_id, batch_id)
+
+    def fill(
+        self,
+        df: DataFrame,
+        store: str,
+        *,
+        name: str,
+        snapshot: bool = False,
+        **columns: Unpack[ColumnArguments],
+    ) -> None:
+        """Write a batch DataFrame to a store: what its stream lacks, or a correction.
+
+            sink.fill(customers, "customers", key="customer", name="customers-2026-08-01")
+
+        With ``snapshot`` the store then contains what the DataFrame has: other keys of the log are deleted, which
+        are collected in the driver's memory. ``columns`` are those of ``write``.
+
+        ``name`` is what is filled in: once it is through, another call of that name does nothing, and one that
+        failed is continued by the next. The rows replace those of a stream that writes the same keys meanwhile, or
+        are replaced by them. Until it is through, the age of the store is unknown. Raises ``SinkError``.
+        """
+        session = _classic_session(df)
+        if df.isStreaming:
+            raise SinkError("sink.fill writes batch DataFrames; for this one, which is streaming, use sink.write.")
+        spec = self._writable(store, session)
+        if snapshot and spec.kind == "versioned":
+            raise SinkError(
+                f"{store!r} is a versioned store: a snapshot cannot say since when other keys are gone."
+            )
+        layout = lay_out(df, spec, Selection.of(columns))
+        writer = StoreWriter(self._log, spec, f"fill-{name}", begins_here=True)
+        fill(Write(writer, layout, Slots(spec.partitions)), df, snapshot=snapshot)
 
     def kafka_columns(self, df: DataFrame, store: str, **columns: Unpack[ColumnArguments]) -> DataFrame:
         """A DataFrame's rows as records of a store, for Spark's own Kafka sink.

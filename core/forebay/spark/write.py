@@ -47,23 +47,31 @@ class Write:
 
     def append(self, df: DataFrame, query_id: str, batch_id: int) -> None:
         """The part of ``batch`` that a batch may fail at."""
-        writer, spec, order = self.writer, self.layout.spec, self.layout.order_types
+        writer = self.writer
         writer.patiently(lambda: writer.check_continuity(query_id, continued=batch_id > 0))
-        partitioner = spec.stream_partitioner
-        vectorised = isinstance(partitioner, Murmur2Partitioner)
-        slots = self.slots.by_partition(df.sparkSession)
-        columns = T.StructType(_PLACED.fields + [T.StructField(name, kind) for name, kind in order.items()])
-        placed = self.layout.encode(df).mapInArrow(
-            partition_rows(self.layout.key_columns, spec.partitions, slots, None if vectorised else partitioner),
-            columns,
-        )
-        # By the value last, so that a repeat of the batch has equally ordered rows in the same order.
-        by = ("partition", "key", *order, "value")
-        rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions(*by)
-        ordered = bool(self.layout.order_by)
         if writer.log.destination.claims_first:
             writer.patiently(lambda: writer.beat(query_id, None, batch_id - 1))
-        writer.log.destination.write(rows, spec, BatchId(query_id, batch_id, writer.name, ordered))
+        self.append_placed(self.place(df), query_id, batch_id)
+
+    def place(self, df: DataFrame) -> DataFrame:
+        """The records of a DataFrame's rows, with the partition of each, and the slot of its task."""
+        spec, partitioner = self.writer.spec, self.writer.spec.stream_partitioner
+        vectorised = isinstance(partitioner, Murmur2Partitioner)
+        slots = self.slots.by_partition(df.sparkSession)
+        order = [T.StructField(name, kind) for name, kind in self.layout.order_types.items()]
+        place = partition_rows(
+            self.layout.key_columns, spec.partitions, slots, None if vectorised else partitioner
+        )
+        return self.layout.encode(df).mapInArrow(place, T.StructType(_PLACED.fields + order))
+
+    def append_placed(self, placed: DataFrame, query_id: str, batch_id: int) -> None:
+        """Write what ``place`` returned, then a heartbeat to every partition."""
+        writer, slots = self.writer, self.slots.by_partition(placed.sparkSession)
+        # By the value last, so that a repeat of the batch has equally ordered rows in the same order.
+        by = ("partition", "key", *self.layout.order_types, "value")
+        rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions(*by)
+        batch = BatchId(query_id, batch_id, writer.name, ordered=bool(self.layout.order_by))
+        writer.log.destination.write(rows, writer.spec, batch)
         writer.patiently(lambda: writer.beat(query_id, None, batch_id))
 
 

@@ -401,8 +401,10 @@ def test_a_topic_knows_the_queries_that_wrote_to_it_until_it_is_reset(changelog)
     for query, known in (("first", True), ("second", True), ("third", False)):
         assert has_written("w", query) is known, query
     assert has_written("another", "first") is False
+    assert not changelog.has_retired(store.topic, "w")
     changelog.retire_writer(store.topic, "w")
     assert has_written("w", "first") is None, "its rows may still be there"
+    assert changelog.has_retired(store.topic, "w")
     changelog.reset(store)
     assert has_written("w", "first") is False
 

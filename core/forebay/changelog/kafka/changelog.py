@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 
 from confluent_kafka import KafkaException
 
 from forebay.changelog.base import Consumer
-from forebay.changelog.kafka.claims import has_written
+from forebay.changelog.kafka.claims import has_retired, has_written
 from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.heartbeats import HeartbeatWriter
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
@@ -70,11 +72,13 @@ class KafkaChangelog:
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
         """Whether the log has what a query wrote under a name; see ``Changelog``."""
-        try:
+        with _reading_heartbeats(topic, writer):
             return has_written(self.kafka, topic, writer, query_id)
-        except KafkaException as error:
-            said = f"The heartbeats of {writer!r} in {topic!r} could not be read: {error.args[0].str()}."
-            raise (ChangelogUnreachable(said) if passes(error.args[0]) else ChangelogError(said)) from None
+
+    def has_retired(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired; see ``Changelog``."""
+        with _reading_heartbeats(topic, writer):
+            return has_retired(self.kafka, topic, writer)
 
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""
@@ -103,3 +107,13 @@ class KafkaChangelog:
             if time.monotonic() > deadline:
                 raise ChangelogError(f"The topic {spec.topic!r} could not be recreated: {why}")
             time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _reading_heartbeats(topic: str, writer: str) -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        kafka_error = error.args[0]
+        said = f"The heartbeats of {writer!r} in {topic!r} could not be read: {kafka_error.str()}."
+        raise (ChangelogUnreachable(said) if passes(kafka_error) else ChangelogError(said)) from None

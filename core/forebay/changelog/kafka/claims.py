@@ -65,6 +65,12 @@ def has_written(url: KafkaUrl, topic: str, writer: str, query_id: str) -> bool |
     return None if claimed is None else query_id in (claimed.query_id, *claimed.superseded)
 
 
+def has_retired(url: KafkaUrl, topic: str, writer: str) -> bool:
+    """Whether the last heartbeat of a writer that the topic has is its tombstone. Raises ``KafkaException``."""
+    last = _last_heartbeat(url, topic, writer).heartbeat
+    return last is not None and last.value() is None
+
+
 def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
     """The writers that are not retired; None if the topic may not be read, or is too long to be read for this.
 

@@ -197,6 +197,12 @@ class SqliteChangelog:
             with naming(path := self.path(TopicPartition(topic, partition))):
                 sqlite_partition.retire_writer(path, writer)
 
+    def has_retired(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired; see ``Changelog``."""
+        # It is the last to be told.
+        with naming(path := self.path(TopicPartition(topic, self.partitions(topic) - 1))):
+            return sqlite_partition.has_retired(path, writer)
+
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
         topic = spec.topic

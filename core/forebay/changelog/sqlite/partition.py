@@ -340,6 +340,16 @@ def retire_writer(path: str, writer: str) -> None:
         connection.execute("DELETE FROM writer WHERE writer = ?", (writer,))
 
 
+def has_retired(path: str, writer: str) -> bool:
+    """Whether the last heartbeat of a writer that the log has is its tombstone."""
+    with contextlib.closing(connect(path)) as connection:
+        last = connection.execute(
+            "SELECT value IS NULL FROM log WHERE heartbeat AND key = ? ORDER BY offset DESC LIMIT 1",
+            (heartbeat_key(writer),),
+        ).fetchone()
+        return last is not None and bool(last[0])
+
+
 def reset(path: str, identity: str) -> None:
     """Empty the partition and give it a new identity, in place: open readers see it at their next poll."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
