@@ -38,6 +38,11 @@ class SinkWriter(DataStreamWriter):
         """The store written to."""
         return self._write_to.writer.spec.name
 
+    @property
+    def mode(self) -> str:
+        """The output mode, as the sink or ``outputMode`` has set it."""
+        return self._mode
+
     def outputMode(self, outputMode: str) -> SinkWriter:
         """Update or append; complete mode, and what Spark does not support, is refused with ``SinkError``."""
         if outputMode.lower() not in ("update", "append"):
@@ -48,6 +53,7 @@ class SinkWriter(DataStreamWriter):
                 f"{self.store!r}: Spark does not run this query in the output mode {outputMode!r}: {refusal}."
             )
         super().outputMode(outputMode)
+        self._mode = outputMode.lower()
         return self
 
     def queryName(self, queryName: str) -> SinkWriter:
