@@ -27,6 +27,7 @@ from tests.cluster import wait_until
 
 pytestmark = pytest.mark.spark
 
+FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 TOPOLOGY = {
     "application_id": "t",
     "subtopology": [
@@ -58,6 +59,8 @@ def spark() -> Iterator[Any]:
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.sql.session.timeZone", "America/New_York")
         .config("spark.ui.enabled", False)
+        # Without Hadoop's native library the default starts a process for each file it renames.
+        .config("spark.sql.streaming.checkpointFileManagerClass", FILE_MANAGER)
         # By default each query that is idle lists its source's directory a hundred times a second.
         .config("spark.sql.streaming.pollingDelay", "50ms")
         .getOrCreate()
@@ -437,7 +440,7 @@ def test_a_join_of_streams_is_written_as_spark_runs_it(spark, sink, tmp_path):
     run(writer, tmp_path)
     assert content(sink, "latest") == {b"a": {"t": "2026-01-01T00:00:30.000000Z"}}
     unlimited = clicks.df.join(views.df, F.col("k") == F.col("v"), "left")
-    with pytest.raises(SinkError, match=r"in the output mode 'append': .*outer"):
+    with pytest.raises(SinkError, match=r"in the output mode 'append': .*[Oo]uter"):
         sink.write(unlimited, "latest", key="k", value="t")
 
 
@@ -682,7 +685,8 @@ def test_a_store_is_filled_once_for_each_name_and_a_snapshot_deletes_what_it_lac
     assert log_of(sink, "latest") == before
     sink.fill(table(a=4, e=4), "latest", key="k", name="snapshot", snapshot=True)
     assert content(sink, "latest") == {b"a": {"n": 4}, b"e": {"n": 4}}
-    assert all(r[2] is None for rs in log_of(sink, "latest").values() for r in rs if r[1] in (b"b", b"c", b"d"))
+    deleted = [r[1] for records in log_of(sink, "latest").values() for r in records if r[2] is None]
+    assert sorted(deleted) == [b"b", b"c", b"d"]
     for partition in range(3):
         path = sink._changelog.path(TopicPartition("t-latest-changelog", partition))
         assert all(has_retired(path, f"fill-{name}") for name in ("correction", "snapshot"))

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _MOST_RECORDS = 100_000
 _PATIENCE_S = 60.0
 """How long to wait for a log that delivers nothing."""
+_ENDS = T.StructType().add("slot", T.IntegerType()).add("partition", T.IntegerType()).add("key", T.BinaryType())
 _KEYS = T.StructType().add("partition", T.IntegerType()).add("key", T.BinaryType())
 
 
@@ -55,8 +56,8 @@ def _tombstones(write: Write, placed: DataFrame) -> DataFrame:
     now = F.unix_millis(F.current_timestamp())
     tombstones = absent.select(slot.alias("slot"), "partition", "key", now.alias("timestamp_ms"))
     # A DataFrame without rows has no rows that end those of a task, either.
-    ends = session.createDataFrame([(slot, END, bytearray(), None) for slot in set(slots)], tombstones.schema)
-    return tombstones.union(ends)
+    ends = session.createDataFrame([(slot, END, bytearray()) for slot in set(slots)], _ENDS)
+    return tombstones.unionByName(ends, allowMissingColumns=True)
 
 
 def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec) -> DataFrame:

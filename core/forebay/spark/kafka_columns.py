@@ -35,14 +35,13 @@ def kafka_columns(df: DataFrame, layout: Layout) -> DataFrame:
             "batch has one row of each, or use sink.write(…)."
         )
     encoded = layout.encode(df)
-    # Columns that the key is computed from more than once.
-    encoded = encoded.withColumn("key", _json_key(layout) if layout.key_columns.as_json else F.col("key"))
-    encoded = encoded.withColumn("key", _checked(layout, F.col("key")))
-    key = F.concat("key", "suffix") if layout.window is not None else F.col("key")
+    # Under names of their own: within a lambda, Spark takes a name for a column of the same select.
+    encoded = encoded.withColumn("text", _json_key(layout) if layout.key_columns.as_json else F.col("key"))
+    encoded = encoded.withColumn("plain", _checked(layout, F.col("text")))
     columns = [
-        key.alias("key"),
+        (F.concat("plain", "suffix") if layout.window is not None else F.col("plain")).alias("key"),
         F.col("value"),
-        murmur2_partition(F.col("key"), spec.partitions).alias("partition"),
+        murmur2_partition(F.col("plain"), spec.partitions).alias("partition"),
     ]
     if spec.kind == "versioned":
         columns.append(_valid_from(layout).alias("headers"))
