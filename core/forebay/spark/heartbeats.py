@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -109,10 +110,34 @@ class HeartbeatListener(QueryListener):
 
 
 def left_no_backlog(progress: StreamingQueryProgress) -> bool:
-    """Whether a batch took everything its sources had; False for a source that does not report it."""
+    """Whether a batch took all that its sources had when it began; False for a source that does not report it."""
     return all(
-        source.latestOffset is not None and _offset(source.latestOffset) == _offset(source.endOffset)
+        source.latestOffset is not None and _reached(_offset(source.endOffset), _offset(source.latestOffset))
         for source in progress.sources
+    )
+
+
+def _reached(end: Any, latest: Any) -> bool:
+    """Whether an end is at least the latest offset.
+
+    In real-time mode it may be further: a batch goes on with what arrives after the source was asked. Only Kafka's
+    offsets, by topic and partition, can be compared.
+    """
+    if end == latest:
+        return True
+    if not (_is_of_kafka(end) and _is_of_kafka(latest)):
+        return False
+    return all(
+        end.get(topic, {}).get(partition, -1) >= offset
+        for topic, partitions in latest.items()
+        for partition, offset in partitions.items()
+    )
+
+
+def _is_of_kafka(offset: Any) -> bool:
+    return isinstance(offset, dict) and all(
+        isinstance(partitions, dict) and all(isinstance(at, int) for at in partitions.values())
+        for partitions in offset.values()
     )
 
 
@@ -122,4 +147,10 @@ def epoch_ms_of(timestamp: str) -> int:
 
 
 def _offset(text: Any) -> Any:
-    return text.strip() if isinstance(text, str) else text
+    """What an offset's JSON says; as it is if it is none."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip()
