@@ -178,6 +178,28 @@ def test_an_operator_fills_its_store(spark, sink, tmp_path, row):  # noqa: F811
     assert content(sink, STORES[store]) == expected
 
 
+def test_rows_are_numbered_within_an_operator_as_the_sinks_page_shows(spark, sink, tmp_path):  # noqa: F811
+    from pyspark.sql.streaming import StatefulProcessor
+
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    (recipe,) = re.findall(r"```python\n(class Numbered.*?)```", page, re.S)
+    names: dict[str, Any] = {"StatefulProcessor": StatefulProcessor}
+    exec(recipe, names)
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 5}, {"k": "a", "n": 3})
+    source.add({"k": "a", "n": 4})
+    schema = "k string, n int, sequence bigint"
+    numbered = source.df.groupBy("k").transformWithStateInPandas(names["Numbered"](), schema, "Update", "None")
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    try:
+        run(sink.write(numbered.repartition(3), "latest", key="k", order_by="sequence"), tmp_path)
+    finally:
+        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    written = [json.loads(r[2]) for records in log_of(sink, "latest").values() for r in records]
+    assert [row["sequence"] for row in written] == [0, 1, 2]
+    assert content(sink, "latest")[b"a"] == {"n": 4, "sequence": 2}
+
+
 def test_every_type_has_the_form_that_the_page_shows(spark, sink, tmp_path):  # noqa: F811
     rows = table("Types")
     source = Source(spark, tmp_path / "in", "k string")
