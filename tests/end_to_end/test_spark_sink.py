@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from forebay.changelog import Record
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.changelog.sqlite.partition import heartbeat_key
+from forebay.changelog.sqlite.partition import has_retired, heartbeat_key
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position
@@ -26,6 +27,7 @@ from tests.cluster import wait_until
 
 pytestmark = pytest.mark.spark
 
+FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 TOPOLOGY = {
     "application_id": "t",
     "subtopology": [
@@ -57,6 +59,8 @@ def spark() -> Iterator[Any]:
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.sql.session.timeZone", "America/New_York")
         .config("spark.ui.enabled", False)
+        # Without Hadoop's native library the default starts a process for each file it renames.
+        .config("spark.sql.streaming.checkpointFileManagerClass", FILE_MANAGER)
         # By default each query that is idle lists its source's directory a hundred times a second.
         .config("spark.sql.streaming.pollingDelay", "50ms")
         .getOrCreate()
@@ -181,8 +185,10 @@ def test_windows_and_sessions_carry_their_times_in_the_key(spark, sink, tmp_path
     run(sink.write(hours, "hours", key="k"), tmp_path, "c1")
     starts = {int.from_bytes(key[1:], "big", signed=True) for key in content(sink, "hours") if key[:1] == b"a"}
     assert starts == {0, 3_600_000, 86_400_000}
-    longer = watermarked.groupBy(F.window("t", "2 hours"), "k").agg(F.count("*").alias("n"))
-    message = refusal(sink.write(longer, "hours", key="k"), tmp_path, "longer")
+    # Of windows without Spark's mark, only their rows show how long they are.
+    ends = (F.col("t") + F.expr("INTERVAL 2 HOURS")).alias("end")
+    longer = source.df.select("k", F.struct(F.col("t").alias("start"), ends).alias("w"))
+    message = refusal(sink.write(longer, "hours", key="k", value="k"), tmp_path, "longer")
     assert "hours: a window of 7200000 ms was written, but window_size_ms of the store is 3600000. Make" in message
     visits = watermarked.groupBy(F.session_window("t", "1 minute"), "k").agg(F.count("*").alias("n"))
     run(sink.write(visits, "visits", key="k"), tmp_path, "c2")
@@ -266,6 +272,27 @@ def test_two_rows_of_a_key_need_an_order(spark, sink, tmp_path):
     assert content(sink, "latest") == {b"a": {"n": 10}}
 
 
+def test_of_rows_that_a_query_emits_for_a_key_the_last_is_the_latest(spark, sink, tmp_path):
+    import pandas
+
+    def emit(key: Any, frames: Any, state: Any) -> Any:
+        for _ in frames:
+            for n in (2, 10, 1):
+                yield pandas.DataFrame({"k": [key[0]], "n": [n]})
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add(*({"k": f"k{i}", "n": 0} for i in range(20)))
+    emitted = source.df.groupBy("k").applyInPandasWithState(
+        emit, "k string, n int", "n int", "update", "NoTimeout"
+    )
+    assert "more than one row for the key" in refusal(sink.write(emitted, "latest", key="k"), tmp_path)
+    run(sink.write(emitted, "latest", key="k", order_by="emitted"), tmp_path, "other")
+    assert content(sink, "latest") == {b"k%d" % i: {"n": 1} for i in range(20)}
+    named = source.df.selectExpr("k", "n as emitted").union(source.df.selectExpr("k", "-1 as emitted"))
+    run(sink.write(named, "latest", key="k", order_by="emitted", writer="named"), tmp_path, "named")
+    assert content(sink, "latest") == {b"k%d" % i: {"emitted": 0} for i in range(20)}
+
+
 def test_a_refusal_in_one_task_leaves_no_half_of_what_another_writes(spark, sink, tmp_path):
     # The other task has many Arrow batches, and is cancelled in the middle of them.
     keys = {0: [], 1: [], 2: []}
@@ -329,6 +356,94 @@ def test_a_checkpoint_from_before_what_the_log_has_brings_no_old_value_back(spar
     assert log_of(sink, "latest") == before
 
 
+def test_a_query_goes_on_into_a_log_that_has_nothing_of_it_only_if_the_store_is_to_begin_there(
+    spark, sink, tmp_path
+):
+    import shutil
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    source.add({"k": "b", "n": 1})
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    sink._changelog.reset(sink.topology.stores["latest"])
+    source.add({"k": "c", "n": 1})
+    with pytest.raises(
+        SinkError, match=r"goes on from its checkpoint, but the log 't-latest-changelog' has nothing"
+    ):
+        run(sink.write(source.df, "latest", key="k"), tmp_path)
+    # Without its commits a checkpoint does not show that it is continued, but the batch does.
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "uncommitted")
+    shutil.rmtree(tmp_path / "uncommitted" / "commits")
+    assert "store_begins_here=True" in refusal(sink.write(source.df, "latest", key="k"), tmp_path, "uncommitted")
+    assert ends(sink) == dict.fromkeys(ends(sink), 0)
+    run(sink.write(source.df, "latest", key="k", store_begins_here=True), tmp_path)
+    assert content(sink, "latest") == {b"c": {"n": 1}}
+    source.add({"k": "d", "n": 1})
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    assert set(content(sink, "latest")) == {b"c", b"d"}
+
+
+def test_a_log_that_is_reset_under_a_query_gets_no_more_of_it(spark, sink, tmp_path, caplog):
+    from pyspark.errors import StreamingQueryException
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    checkpoint = str(tmp_path / "checkpoint")
+    query = sink.write(source.df, "latest", key="k").option("checkpointLocation", checkpoint).start()
+    wait_until(lambda: as_ofs(sink), "an idle heartbeat")
+    sink._changelog.reset(sink.topology.stores["latest"])
+    wait_until(lambda: "was reset or replaced while" in caplog.text, "a heartbeat that is refused")
+    source.add({"k": "b", "n": 1})
+    with pytest.raises(StreamingQueryException, match="was reset or replaced while query"):
+        query.awaitTermination(60)
+    assert content(sink, "latest") == {}
+    # Before Spark's traceback, in one line.
+    (line,) = (record for record in caplog.records if record.name == "forebay.spark.write")
+    assert line.levelname == "ERROR"
+    assert line.getMessage().startswith("batch 1 of latest was refused: latest: the log 't-latest-changelog' was")
+
+
+def test_a_query_needs_a_checkpoint_location_of_its_own_or_its_sessions(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    with pytest.raises(SinkError, match="'latest': the query has no checkpoint location"):
+        sink.write(source.df, "latest", key="k").start()
+    writer = sink.write(source.df, "latest", key="k").trigger(availableNow=True)
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "all"))
+    try:
+        for _ in range(2):
+            writer.start().awaitTermination(60)
+            sink._changelog.reset(sink.topology.stores["latest"])
+            with pytest.raises(SinkError, match="has nothing of it"):
+                sink.write(source.df, "latest", key="k").start()
+            writer.queryName("another")
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["another", "latest"]
+    assert writer.start(checkpointLocation=str(tmp_path / "own")).awaitTermination(60)
+
+
+def test_a_join_of_streams_is_written_as_spark_runs_it(spark, sink, tmp_path):
+    from pyspark.sql import functions as F
+
+    clicks = Source(spark, tmp_path / "clicks", "k string, t timestamp")
+    views = Source(spark, tmp_path / "views", "v string, seen timestamp")
+    clicks.add({"k": "a", "t": "2026-01-01T00:00:30Z"})
+    views.add({"v": "a", "seen": "2026-01-01T00:00:00Z"})
+    within = (F.col("k") == F.col("v")) & F.expr("t BETWEEN seen AND seen + INTERVAL 1 MINUTE")
+    joined = clicks.df.withWatermark("t", "1 minute").join(views.df.withWatermark("seen", "1 minute"), within)
+    writer = sink.write(joined, "latest", key="k", value="t")
+    with pytest.raises(
+        SinkError, match=r"'latest': Spark does not run this query in the output mode 'update': .*[Jj]oin"
+    ):
+        writer.outputMode("update")
+    run(writer, tmp_path)
+    assert content(sink, "latest") == {b"a": {"t": "2026-01-01T00:00:30.000000Z"}}
+    unlimited = clicks.df.join(views.df, F.col("k") == F.col("v"), "left")
+    with pytest.raises(SinkError, match=r"in the output mode 'append': .*[Oo]uter"):
+        sink.write(unlimited, "latest", key="k", value="t")
+
+
 def test_null_keys_fail_the_batch_with_column_and_count(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": None, "n": 1}, {"k": "a", "n": 2}, {"k": None, "n": 3})
@@ -353,6 +468,11 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
     alike = df.withColumnsRenamed({"k": "N"})
     twice = df.select("k", "n", df["x"].alias("n"))
     nested = df.withColumn("deep", F.array(F.struct("n", df["x"].alias("n"))))
+    now = F.current_timestamp()
+    hour, half, sliding = (
+        df.withColumn("w", F.window(now, *of)) for of in (("1 hour",), ("30 minutes",), ("2 hours", "1 hour"))
+    )
+    visit = df.withColumn("w", F.session_window(now, "1 minute"))
     local = df.withColumn("w", F.window(F.lit("2026-01-01").cast("timestamp_ntz"), "1 hour"))
     for bad, expected in (
         (lambda: sink.write(df, "nope", key="k"), "no store 'nope'"),
@@ -366,12 +486,37 @@ def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, 
         (lambda: sink.write(df, "by_pair", key=["k", "x"]), "'x' of 'by_pair' is double"),
         (lambda: sink.write(df, "latest", key="k", delete="n"), "'n' must be boolean"),
         (lambda: sink.write(df, "hours", key="k"), "window store and needs one column"),
+        (
+            lambda: sink.write(hour, "latest", key="k"),
+            "'w' was made by window(), but 'latest' is a key-value store",
+        ),
+        (lambda: sink.write(visit, "latest", key="k"), "made by session_window(), but 'latest' is a key-value"),
+        (lambda: sink.write(visit, "hours", key="k"), "made by session_window(), but 'hours' is a window store"),
+        (lambda: sink.write(hour, "visits", key="k"), "made by window(), but 'visits' is a session store"),
+        (
+            lambda: sink.write(half, "hours", key="k"),
+            "last 1800000 ms, but window_size_ms of the store is 3600000",
+        ),
+        (lambda: sink.write(sliding, "hours", key="k"), "last 7200000 ms, but window_size_ms of the store is"),
         (lambda: sink.write(twice, "latest", key="k"), "'n' occurs twice"),
         (lambda: sink.write(alike, "latest", key="x"), "'N' occurs twice"),
         (lambda: sink.write(nested, "latest", key="k", value="deep"), "struct in which 'n' occurs twice"),
         (lambda: sink.write(df, "latest", key="k", value=["n", "x", "n"]), "'n' for 'latest' twice"),
         (lambda: sink.write(local, "hours", key="k"), "cast the event time to timestamp"),
-        (lambda: sink.write(df, "latest", key=[]), "name one with key="),
+        (
+            lambda: sink.write(df, "by_number", key=[]),
+            "needs the key codec 'string' or 'json', not 'int32'; name a",
+        ),
+        (
+            lambda: sink.write(df, "latest", key="k", value=["n", "x"], flatten=True),
+            "one value column, named by value=, not n, x",
+        ),
+        (lambda: sink.write(df, "latest", key="k", null_keys="keep"), "whose keys have no null"),
+        (
+            lambda: sink.write(df, "latest", key="k", null_keys="no"),
+            "null_keys is one of refuse, drop, keep, not 'no'",
+        ),
+        (lambda: sink.write(df, "prices", key="k", order_by="emitted"), "must name one timestamp column"),
         (lambda: sink.write(maps, "latest", key="k", value="m"), "keys of the type date"),
         (lambda: sink.write(maps, "latest", key="k", value="deep"), "keys of the type binary"),
         (lambda: sink.write(maps, "latest", key="k", value="n", order_by="m"), "cannot be ordered"),
@@ -466,6 +611,234 @@ def test_a_query_that_asks_its_sources_once_says_no_more_than_when_it_did(spark,
     assert as_ofs(sink)[-1] <= ended_ms
 
 
+def test_a_function_of_ones_own_writes_several_stores_and_repeats_a_batch_of_which_one_failed(
+    spark, sink, tmp_path, monkeypatch
+):
+    import forebay.spark.sink as module
+
+    laid_out, lay_out = [], module.lay_out
+    monkeypatch.setattr(
+        module, "lay_out", lambda df, spec, *rest: laid_out.append(spec.name) or lay_out(df, spec, *rest)
+    )
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1}, {"k": "b", "n": 2})
+    away = [RuntimeError("the other output is away")]
+
+    def outputs(batch: Any, batch_id: int) -> None:
+        sink.write_batch(batch, batch_id, "latest", key="k")
+        if away:
+            raise away.pop()
+        sink.write_batch(batch, batch_id, "by_number", key=["n"], value="k", writer="numbers")
+
+    writer = source.df.writeStream.foreachBatch(outputs)
+    assert "the other output is away" in refusal(writer, tmp_path)
+    before = log_of(sink, "latest")
+    assert content(sink, "by_number") == {}
+    run(writer, tmp_path)
+    assert log_of(sink, "latest") == before
+    assert content(sink, "by_number") == {n.to_bytes(4, "big"): {"k": k} for n, k in ((1, "a"), (2, "b"))}
+    query = writer.trigger(processingTime="0 seconds").start()
+    try:
+        source.add({"k": "a", "n": 3})
+        wait_until(lambda: content(sink, "latest").get(b"a") == {"n": 3}, "the next batch")
+        heard = len(as_ofs(sink)), len(as_ofs(sink, "by_number"))
+        wait_until(
+            lambda: len(as_ofs(sink)) > heard[0] and len(as_ofs(sink, "by_number")) > heard[1],
+            "heartbeats of both",
+        )
+    finally:
+        query.stop()
+    assert laid_out == ["latest", "by_number"]
+
+
+def test_a_store_is_filled_once_for_each_name_and_a_snapshot_deletes_what_it_lacks(
+    spark, sink, tmp_path, monkeypatch
+):
+    def table(**rows: int) -> Any:
+        return spark.createDataFrame(list(rows.items()), "k string, n int")
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1}, {"k": "b", "n": 1}, {"k": "c", "n": 1})
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    destination, write = sink._log.destination, sink._log.destination.write
+
+    def failing(*of: Any) -> None:
+        write(*of)
+        raise OSError("the driver is gone")
+
+    monkeypatch.setattr(destination, "write", failing)
+    correction = {"df": table(a=2, d=2), "store": "latest", "key": "k", "name": "correction"}
+    with pytest.raises(OSError, match="the driver is gone"):
+        sink.fill(**correction)
+    monkeypatch.setattr(destination, "write", write)
+    assert {beat["as_of_ms"] for beat in beats(sink) if beat["query_id"] == "fill-correction"} == {None}
+    sink.fill(**correction)
+    before = log_of(sink, "latest")
+    assert {key: value["n"] for key, value in content(sink, "latest").items()} == {
+        b"a": 2,
+        b"b": 1,
+        b"c": 1,
+        b"d": 2,
+    }
+    assert sum(map(len, before.values())) == 3 + 2
+    sink.fill(table(a=3), "latest", key="k", name="correction")
+    assert log_of(sink, "latest") == before
+    sink.fill(table(a=4, e=4), "latest", key="k", name="snapshot", snapshot=True)
+    assert content(sink, "latest") == {b"a": {"n": 4}, b"e": {"n": 4}}
+    deleted = [r[1] for records in log_of(sink, "latest").values() for r in records if r[2] is None]
+    assert sorted(deleted) == [b"b", b"c", b"d"]
+    for partition in range(3):
+        path = sink._changelog.path(TopicPartition("t-latest-changelog", partition))
+        assert all(has_retired(path, f"fill-{name}") for name in ("correction", "snapshot"))
+        assert not has_retired(path, "latest")
+    sink.fill(table(), "latest", key="k", name="nothing", snapshot=True)
+    assert content(sink, "latest") == {}
+    # The stream goes on.
+    source.add({"k": "b", "n": 5})
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    assert content(sink, "latest")[b"b"] == {"n": 5}
+    with pytest.raises(SinkError, match="this one, which is streaming"):
+        sink.fill(source.df, "latest", key="k", name="stream")
+    with pytest.raises(SinkError, match="'prices' is a versioned store"):
+        sink.fill(table(), "prices", key="k", name="prices", snapshot=True)
+
+
+def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    texts = ["", "a", "bc", "def", "ghij", "klmno", 'ä€𝄞\\"/\n\t\x00', "x" * 1000]
+    rows = [(text, n, n * 2**40, text.encode(), n % 2 == 0) for n, text in enumerate(texts, -3)]
+    df = spark.createDataFrame(rows, "s string, i int, l bigint, b binary, f boolean")
+
+    def written(df: Any, store: str, **columns: Any) -> list[Any]:
+        return sink.kafka_columns(df, store, **columns).collect()
+
+    for store, key in (("latest", "s"), ("by_number", "i"), ("by_long", "l"), ("by_pair", ["s", "l", "f"])):
+        spec = sink.topology.stores[store]
+        for row, record in zip(df.collect(), written(df, store, key=key, value="i"), strict=True):
+            plain = spec.key_codec.from_json([row[name] for name in key] if isinstance(key, list) else row[key])
+            assert (bytes(record.key), bytes(record.value)) == (plain, b'{"i":%d}' % row.i)
+            assert record.partition == Murmur2Partitioner().partition(plain, 3)
+    start, end = (F.timestamp_millis(F.lit(ms)).alias(name) for name, ms in (("start", 0), ("end", 3_600_000)))
+    windows = df.withColumn("w", F.struct(start, end))
+    for row, record in zip(df.collect(), written(windows, "hours", key="s", value="i"), strict=True):
+        assert bytes(record.key) == row.s.encode() + bytes(8)
+        assert record.partition == Murmur2Partitioner().partition(row.s.encode(), 3)
+    versions = df.select("s", F.timestamp_millis(F.lit(5)).alias("at"), F.lit(True).alias("gone"), "i")
+    (record,) = written(versions.where("s = 'a'"), "prices", key="s", order_by="at", value="i", delete="gone")
+    assert (record.value, record.headers) == (None, [("forebay-valid-from-ms", (5).to_bytes(8, "big"))])
+    schema = T.StructType().add("s", T.StringType()).add("l", T.LongType())
+    for (text, number), store, expected in (
+        ((None, 1), "latest", "a row has a null key (column 's')"),
+        ((heartbeat_key("w").decode(), 1), "latest", "reserved for heartbeats"),
+        (("a\x0b", 1), "by_pair", "control character"),
+        (("a", 2**53), "by_pair", "an integer beyond 2^53"),
+    ):
+        with pytest.raises(Exception, match=re.escape(expected)):
+            written(
+                spark.createDataFrame([(text, number)], schema),
+                store,
+                key=["s", "l"] if store == "by_pair" else "s",
+                value="l",
+            )
+    kept = spark.createDataFrame([(None, 1)], schema)
+    (record,) = written(kept, "by_pair", key=["s", "l"], value=[], null_keys="keep")
+    assert (bytes(record.key), bytes(record.value)) == (b"[null,1]", b"{}")
+    with pytest.raises(SinkError, match="order_by= has no effect"):
+        sink.kafka_columns(df, "latest", key="s", order_by="i")
+
+
+def test_a_store_that_a_query_writes_by_itself_has_an_age(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    memory = source.df.writeStream.format("memory").queryName("by_itself")
+    query = memory.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        sink.heartbeats(query, "latest", writer="theirs")
+        wait_until(lambda: len(as_ofs(sink)) > 1, "heartbeats of the idle query")
+        assert {beat["query_id"] for beat in beats(sink)} == {str(query.id)}
+    finally:
+        query.stop()
+
+
+def test_totals_sets_bare_values_and_keys_with_a_null_have_their_forms(spark, sink, tmp_path):
+    from pyspark.sql import functions as F
+
+    source = Source(spark, tmp_path / "in", "k string, n int, p struct<a: int, b: string>, tags array<string>")
+    source.add({"k": 'é"', "n": 1, "p": {"a": 1}, "tags": ["t"]}, {"k": None, "n": 2})
+
+    def forms(batch: Any, batch_id: int) -> None:
+        def write(df: Any, store: str, **columns: Any) -> None:
+            writes.append(store)
+            sink.write_batch(df, batch_id, store, writer=f"w{len(writes)}", **columns)
+
+        writes: list[str] = []
+        write(batch.groupBy().count(), "latest", key=())
+        write(batch.where("n = 1").select(F.lit("set").alias("k")), "latest", key="k")
+        for name in ("p", "tags", "n", "k", "none"):
+            named = batch.withColumn("none", F.lit(None)).withColumn("name", F.when(F.col("n") == 1, F.lit(name)))
+            write(named, "latest", key="name", value=name, flatten=True, null_keys="drop")
+        write(batch, "by_pair", key=["k", "n"], value=[], null_keys="keep")
+        write(batch.groupBy().count(), "by_pair", key=None)
+
+    run(source.df.writeStream.foreachBatch(forms), tmp_path)
+    written = {r[1]: r[2] for records in log_of(sink, "latest").values() for r in records}
+    assert written == {
+        b"all": b'{"count":2}',
+        b"set": b"{}",
+        b"p": b'{"a":1,"b":null}',
+        b"tags": b'["t"]',
+        b"n": b"1",
+        b"k": '"é\\""'.encode(),
+        b"none": b"null",
+    }
+    pairs = {'["é\\"",1]'.encode(): {}, b"[null,2]": {}, b"[]": {"count": 2}}
+    assert content(sink, "by_pair") == pairs
+    # As a reader writes them.
+    codec = sink.topology.stores["by_pair"].key_codec
+    assert {codec.from_json(key) for key in (['é"', 1], [None, 2], [])} == pairs.keys()
+
+
+def test_a_function_of_ones_own_leaves_no_batch_out_and_writes_none_twice(spark, sink, tmp_path, caplog):
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": None, "n": 1})
+    source.add({"k": "a", "n": 2})
+
+    def swallowing(batch: Any, batch_id: int) -> None:
+        try:
+            sink.write_batch(batch, batch_id, "latest", key="k")
+        except SinkError:
+            if batch_id > 0:
+                raise
+
+    said = refusal(source.df.writeStream.foreachBatch(swallowing), tmp_path)
+    assert "batch 0 was not written, and batch 1 would leave its rows out" in said
+    assert (content(sink, "latest"), as_ofs(sink)) == ({}, [])
+
+    def twice(batch: Any, batch_id: int) -> None:
+        for _ in range(2):
+            sink.write_batch(batch.where("k IS NOT NULL"), batch_id, "latest", key="k")
+
+    assert "batch 0 was already written under the writer 'latest'" in refusal(
+        source.df.writeStream.foreachBatch(twice), tmp_path, "twice"
+    )
+
+    def once(batch: Any, batch_id: int) -> None:
+        sink.write_batch(batch.where("k IS NOT NULL"), batch_id, "latest", key="k")
+
+    counts = source.df.groupBy("k").count().writeStream.outputMode("complete").foreachBatch(once)
+    assert "the output mode 'complete'" in refusal(counts, tmp_path, "complete")
+    query = run(source.df.writeStream.foreachBatch(once), tmp_path, "once")
+    ended_ms = time.time() * 1000
+    # A source that tells its latest offset says that nothing was left, but was asked for it at the start.
+    sink._beat(str(query.id), int(ended_ms) + 3_600_000, 1)
+    assert 0 < as_ofs(sink)[-1] <= ended_ms
+    with pytest.raises(
+        SinkError, match=r"use sink.write\(…\).start\(\), or sink.write_batch\(…\) within foreachBatch"
+    ):
+        sink.write_batch(spark.range(1), 0, "latest", key="id")
+
+
 class Told:
     """A listener's methods: keeps what it is told of each batch."""
 
@@ -521,17 +894,17 @@ def ends(sink: Any) -> dict[TopicPartition, int]:
     return sink._changelog.end_offsets([TopicPartition("t-latest-changelog", partition) for partition in range(3)])
 
 
-def beats(sink: Any) -> list[dict[str, Any]]:
-    """The heartbeats of the store ``latest``, of one partition."""
+def beats(sink: Any, store: str = "latest") -> list[dict[str, Any]]:
+    """The heartbeats of a store, of one partition."""
     consumer = sink._changelog.consumer()
-    consumer.assign(TopicPartition("t-latest-changelog", 0), 0)
+    consumer.assign(TopicPartition(f"t-{store}-changelog", 0), 0)
     (batch,) = consumer.poll(100_000)
     consumer.close()
     return [json.loads(record[2]) for record in batch.records if record[4]]
 
 
-def as_ofs(sink: Any) -> list[int]:
-    found = [beat["as_of_ms"] for beat in beats(sink)]
+def as_ofs(sink: Any, store: str = "latest") -> list[int]:
+    found = [beat["as_of_ms"] for beat in beats(sink, store)]
     return sorted({as_of for as_of in found if as_of is not None})
 
 
@@ -573,6 +946,5 @@ def test_a_session_without_the_kafka_connector_is_told_how_to_get_it(spark, kafk
 
     own = {**TOPOLOGY, "application_id": f"t-{secrets.token_hex(4)}"}
     source = Source(spark, tmp_path / "in", "k string, n bigint")
-    source.add({"k": "a", "n": 1})
-    said = refusal(Sink(parse_topology(own), changelog=kafka_url).write(source.df, "latest", key="k"), tmp_path)
-    assert "SinkError: Spark has no Kafka connector. Start it with spark.jars.packages=org.apache.spark" in said
+    with pytest.raises(SinkError, match=r"no Kafka connector. Start it with spark.jars.packages=org.apache.spark"):
+        Sink(parse_topology(own), changelog=kafka_url).write(source.df, "latest", key="k")

@@ -214,6 +214,30 @@ def test_a_plain_jobs_keys_are_found_wherever_spark_put_them(spark, cluster, tmp
     assert httpx.get(f"http://{router}/v1/stores/latest/keys/absent").status_code == 404
 
 
+def test_what_sparks_own_kafka_sink_wrote_is_where_its_keys_are_and_has_an_age(spark, sink, cluster, tmp_path):
+    now_s = int(time.time()) // 60 * 60
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
+    source = Source(spark, tmp_path / "in", "k string, at timestamp")
+    source.add(*({"k": f"k{i}", "at": at} for i in range(20)))
+    counts = source.df.selectExpr("k", "window(at, '1 minute') AS w").groupBy("k", "w").count()
+    records = sink.kafka_columns(counts, "minutes", key="k")
+    options = {
+        "kafka.bootstrap.servers": cluster.changelog.kafka.bootstrap_servers,
+        "topic": cluster.topology.stores["minutes"].topic,
+        "checkpointLocation": str(tmp_path / "checkpoint"),
+    }
+    query = records.writeStream.format("kafka").outputMode("update").options(**options).start()
+    try:
+        sink.heartbeats(query, "minutes")
+        url = f"http://{served(cluster)}/v1/stores/minutes/keys"
+        for i in range(20):
+            parameters = {"max_age_ms": 60_000, "wait_ms": 30_000}
+            windows = httpx.get(f"{url}/k{i}/windows", params=parameters, timeout=40).json()["windows"]
+            assert [window["value"] for window in windows] == [{"count": 1}]
+    finally:
+        query.stop()
+
+
 def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_path):
     now_s = int(time.time())
     source = Source(spark, tmp_path / "in", "k string, price bigint, at timestamp")

@@ -209,11 +209,22 @@ class Changelog(Protocol):
         """A writer's newest heartbeat; None if it has written none, or was retired. Raises ``ChangelogError``."""
         ...
 
+    def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
+        """Whether the log has a batch or a heartbeat of a query under a writer's name; None if that is not known.
+
+        False for a log of which a partition was lost. Raises ``ChangelogError``.
+        """
+        ...
+
     def retire_writer(self, topic: str, writer: str) -> None:
         """Remove a writer that is gone for good from the store's age.
 
         Raises ``ChangelogError`` if it is known that nothing was written under that name.
         """
+        ...
+
+    def has_retired(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired. Raises ``ChangelogError``."""
         ...
 
     def reset(self, spec: StoreSpec) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, Required, TypedDict, get_args
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -12,6 +13,7 @@ from pyspark.sql import types as T
 
 from forebay.errors import SinkError
 from forebay.spark.executor import KeyColumns
+from forebay.spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
 from forebay.topology import StoreSpec
 
 _TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
@@ -21,6 +23,11 @@ _TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
     "bytes": (T.BinaryType,),
     "json": (T.StringType, T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType),
 }
+TOTAL_KEYS = {"string": "all", "json": "[]"}
+"""By key codec, the key of rows that have no key column, such as totals."""
+EMITTED = "emitted"
+"""In ``order_by``, unless a column is called so: the order in which the query emits rows."""
+NullKeys = Literal["refuse", "drop", "keep"]
 _MAP_KEYS = (T.StringType, T.BooleanType, T.IntegralType)
 _UNORDERED = (T.MapType, T.VariantType, T.CalendarIntervalType, T.YearMonthIntervalType)
 """By the last, Arrow cannot carry what Spark could order."""
@@ -32,6 +39,56 @@ _JSON_OPTIONS = {
 }
 
 
+class ColumnArguments(TypedDict, total=False):
+    """Which columns of a DataFrame are written, and how: the arguments that all ways into a store share.
+
+    ``key`` names the key's column or columns; () or None gives all rows one key (``TOTAL_KEYS``). ``value`` names
+    the columns of the value, by default all others, () for none. With ``flatten`` the value is that of its one
+    column instead of an object. ``order_by`` names the columns that determine which of a key's rows in one batch
+    is the latest (for a versioned store, the one timestamp column from which a version is valid); ``EMITTED``
+    stands for the order in which the query emits rows. ``delete`` names a boolean column that marks tombstones.
+    ``null_keys`` says what becomes of rows whose key has a null: ``refuse`` the batch, ``drop`` them or, in keys
+    of the codec ``json``, ``keep`` it.
+    """
+
+    key: Required[str | Sequence[str] | None]
+    value: str | Sequence[str] | None
+    flatten: bool
+    order_by: str | Sequence[str] | None
+    delete: str | None
+    null_keys: NullKeys
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The arguments of a write, checked as far as they can be without a DataFrame; raises ``SinkError``."""
+
+    key: tuple[str, ...]
+    value: tuple[str, ...] | None
+    flatten: bool
+    order_by: tuple[str, ...]
+    delete: str | None
+    null_keys: NullKeys
+
+    @classmethod
+    def of(cls, arguments: ColumnArguments) -> Selection:
+        """The selection that arguments make."""
+        unknown = set(arguments) - ColumnArguments.__annotations__.keys()
+        if unknown or "key" not in arguments:
+            raise TypeError(f"unexpected arguments: {unknown}" if unknown else "key= is missing")
+        value, null_keys = arguments.get("value"), arguments.get("null_keys", "refuse")
+        if null_keys not in get_args(NullKeys):
+            raise SinkError(f"null_keys is one of {', '.join(get_args(NullKeys))}, not {null_keys!r}.")
+        return cls(
+            _names("key", arguments["key"]),
+            None if value is None else _names("value", value),
+            arguments.get("flatten", False),
+            _names("order_by", arguments.get("order_by")),
+            arguments.get("delete"),
+            null_keys,
+        )
+
+
 @dataclass(frozen=True)
 class Layout:
     """The columns of one write: those of the key, the window, the value, the order and the tombstones."""
@@ -40,55 +97,81 @@ class Layout:
     key: tuple[str, ...]
     window: str | None
     value: tuple[str, ...]
+    flatten: bool
     order_by: tuple[str, ...]
     delete: str | None
+    null_keys: NullKeys
     order_types: dict[str, T.DataType]
     """The order's columns, named as in ``encode``, and their types."""
+    emitted: bool
+    """Whether ``EMITTED`` in the order is no column of the DataFrame."""
+    key_types: tuple[T.DataType, ...]
 
     @property
     def key_columns(self) -> KeyColumns:
         """The key's description for the executor."""
-        return KeyColumns(self.key, self.spec.key == "json", self.window is not None, self.spec.key == "string")
+        as_json = self.spec.key == "json" and bool(self.key)
+        keep = self.null_keys == "keep"
+        return KeyColumns(self.key, as_json, self.window is not None, self.spec.key == "string", keep)
 
     def encode(self, batch: DataFrame) -> DataFrame:
         """Columns ``key``, ``suffix`` (windowed stores), ``value``, ``timestamp_ms``, and the order's."""
+        if self.null_keys == "drop":
+            for name in self.key:
+                batch = batch.where(F.col(quoted(name)).isNotNull())
         return batch.select(*self._columns)
 
     @cached_property
     def _columns(self) -> list[Column]:
         """Created once: each takes many calls into the JVM."""
-        value = F.to_json(F.struct(*(F.col(_quoted(name)) for name in self.value)), _JSON_OPTIONS).cast("binary")
+        value = self._value().cast("binary")
         if self.delete is not None:
-            value = F.when(F.col(_quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
+            value = F.when(F.col(quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
         columns = [self._key().alias("key")]
         if self.window is not None:
             columns.append(self._suffix(self.window).alias("suffix"))
         columns += [value.alias("value"), self._timestamp().alias("timestamp_ms")]
         columns += [
-            F.col(_quoted(name)).alias(order) for name, order in zip(self.order_by, self.order_types, strict=True)
+            self._order(name).alias(order) for name, order in zip(self.order_by, self.order_types, strict=True)
         ]
         return columns
 
+    def _order(self, name: str) -> Column:
+        # It grows within each task, which has all rows of a key that one operator has emitted.
+        return F.monotonically_increasing_id() if self.emitted and name == EMITTED else F.col(quoted(name))
+
+    def _value(self) -> Column:
+        if not self.value:
+            return F.lit("{}")
+        columns = [F.col(quoted(name)) for name in self.value]
+        if not self.flatten:
+            return F.to_json(F.struct(*columns), _JSON_OPTIONS)
+        # Spark has no JSON for single numbers and texts: {"v":1} without what surrounds the 1.
+        text = F.to_json(F.struct(columns[0].alias("v")), _JSON_OPTIONS)
+        return F.substr(text, F.lit(6), F.length(text) - F.lit(6))
+
     def _key(self) -> Column:
+        if not self.key:
+            return F.lit(TOTAL_KEYS[self.spec.key]).cast("binary")
         if self.spec.key == "json":
-            return F.struct(*(F.col(_quoted(name)) for name in self.key))
-        column = F.col(_quoted(self.key[0]))
+            return F.struct(*(F.col(quoted(name)) for name in self.key))
+        column = F.col(quoted(self.key[0]))
         if self.spec.key == "int32":
-            return F.unhex(F.substring(_hex64(column), 9, 8))
+            return F.unhex(F.substring(hex64(column), 9, 8))
         if self.spec.key == "int64":
-            return F.unhex(_hex64(column))
+            return F.unhex(hex64(column))
         return column.cast("binary")
 
     def _timestamp(self) -> Column:
         """A version's valid-from is its record's timestamp (KIP-889); otherwise it is the time of writing."""
         if self.spec.kind == "versioned":
-            return F.unix_millis(F.col(_quoted(self.order_by[0])))
+            return F.unix_millis(F.col(quoted(self.order_by[0])))
         return F.unix_millis(F.current_timestamp())
 
     def _suffix(self, window: str) -> Column:
-        start, end = (F.unix_millis(F.col(_quoted(window))[name]) for name in ("start", "end"))
+        start, end = (F.unix_millis(F.col(quoted(window))[name]) for name in ("start", "end"))
         if self.spec.kind == "session":
-            return F.unhex(F.concat(_hex64(end), _hex64(start)))
+            return F.unhex(F.concat(hex64(end), hex64(start)))
         size_ms = self.spec.window_size_ms
         assert size_ms is not None
         # The store keeps only a window's start, and computes its end.
@@ -97,59 +180,66 @@ class Layout:
             "them equal; a different length needs a new store.",
             end - start,
         )
-        return F.when((end - start).eqNullSafe(size_ms), F.unhex(_hex64(start))).otherwise(
+        return F.when((end - start).eqNullSafe(size_ms), F.unhex(hex64(start))).otherwise(
             F.raise_error(refusal).cast("binary")
         )
 
 
-def _hex64(column: Column) -> Column:
+def hex64(column: Column) -> Column:
     """The 16 hexadecimal digits of a 64-bit two's complement integer."""
     return F.lpad(F.hex(column.cast("long")), 16, "0")
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name as Spark reads it, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def lay_out(
-    df: DataFrame,
-    spec: StoreSpec,
-    key: str | Sequence[str],
-    value: str | Sequence[str] | None,
-    order_by: str | Sequence[str] | None,
-    delete: str | None,
-) -> Layout:
+def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
     """Check a write's columns against the DataFrame and the store; raises ``SinkError`` naming the column."""
     names = [field.name for field in df.schema.fields]
     alike = names if _case_sensitive(df) else [name.lower() for name in names]
     twice = [name for name, plain in zip(names, alike, strict=True) if alike.count(plain) > 1]
     if twice:
         raise SinkError(f"The column {twice[0]!r} occurs twice among the columns for {spec.name!r}; rename one.")
-    keys, order, values = _names("key", key), _names("order_by", order_by), _names("value", value)
-    if not keys:
-        raise SinkError(f"There is no key column for {spec.name!r}; name one with key=.")
-    for name in (*keys, *order, *values, *([delete] if delete else ())):
+    emitted = EMITTED in chosen.order_by and EMITTED not in names
+    order, delete = tuple(name for name in chosen.order_by if not emitted or name != EMITTED), chosen.delete
+    for name in (*chosen.key, *order, *(chosen.value or ()), *([delete] if delete else ())):
         if name not in names:
             raise SinkError(f"There is no column {name!r} for {spec.name!r}; there are {', '.join(names)}.")
-    _check_key(df, spec, keys)
+    _check_key(df, spec, chosen)
     if delete is not None and not isinstance(df.schema[delete].dataType, T.BooleanType):
         raise SinkError(f"The column {delete!r} must be boolean; it marks the rows that delete.")
     if spec.kind == "versioned":
-        _check_valid_from(df, spec, order)
-    window = _window_column(df, spec)
-    used = {*keys, window, delete}
-    chosen = values if value is not None else tuple(name for name in names if name not in used)
-    repeated = next((name for name in chosen if chosen.count(name) > 1), None)
+        _check_valid_from(df, spec, order if order == chosen.order_by else ())
+    window = _window_column(df, spec, order)
+    used = {*chosen.key, window, delete}
+    value = chosen.value if chosen.value is not None else tuple(name for name in names if name not in used)
+    repeated = next((name for name in value if value.count(name) > 1), None)
     if repeated is not None:
         raise SinkError(f"value= names the column {repeated!r} for {spec.name!r} twice.")
-    if not chosen:
-        raise SinkError(f"No column is left for the value of {spec.name!r}; name some with value=.")
-    for name in chosen:
+    if chosen.flatten and len(value) != 1:
+        shown = ", ".join(value) or "none"
+        raise SinkError(f"flatten=True for {spec.name!r} takes one value column, named by value=, not {shown}.")
+    for name in value:
         _check_value(spec, name, df.schema[name].dataType)
     for name in order:
         _check_order(spec, name, df.schema[name].dataType)
-    order_types = {f"order_{i}": df.schema[name].dataType for i, name in enumerate(order)}
-    return Layout(spec, keys, window, chosen, order, delete, order_types)
+    types = [T.LongType() if emitted and name == EMITTED else df.schema[name].dataType for name in chosen.order_by]
+    order_types = {f"order_{i}": kind for i, kind in enumerate(types)}
+    return Layout(
+        spec,
+        chosen.key,
+        window,
+        value,
+        chosen.flatten,
+        chosen.order_by,
+        delete,
+        chosen.null_keys,
+        order_types,
+        emitted,
+        tuple(df.schema[name].dataType for name in chosen.key),
+    )
 
 
 def _case_sensitive(df: DataFrame) -> bool:
@@ -198,13 +288,23 @@ def _check_order(spec: StoreSpec, name: str, kind: T.DataType) -> None:
         )
 
 
-def _check_key(df: DataFrame, spec: StoreSpec, keys: tuple[str, ...]) -> None:
-    if len(keys) > 1 and spec.key != "json":
+def _check_key(df: DataFrame, spec: StoreSpec, chosen: Selection) -> None:
+    if not chosen.key and spec.key not in TOTAL_KEYS:
+        raise SinkError(
+            f"There is no key column for {spec.name!r}, and one key for all rows needs the key codec "
+            f"{' or '.join(map(repr, TOTAL_KEYS))}, not {spec.key!r}; name a column with key=."
+        )
+    if len(chosen.key) > 1 and spec.key != "json":
         raise SinkError(
             f'{spec.name!r} has the key codec {spec.key!r}, which takes one column; several need key = "json" '
             "in the topology."
         )
-    for name in keys:
+    if chosen.null_keys == "keep" and spec.key != "json":
+        raise SinkError(
+            f"{spec.name!r} has the key codec {spec.key!r}, whose keys have no null: null_keys is 'refuse' or "
+            "'drop'."
+        )
+    for name in chosen.key:
         found = df.schema[name].dataType
         if not isinstance(found, _TYPES_BY_CODEC[spec.key]):
             fitting = ", ".join(kind.typeName() for kind in _TYPES_BY_CODEC[spec.key])
@@ -222,9 +322,15 @@ def _check_valid_from(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) ->
         )
 
 
-def _window_column(df: DataFrame, spec: StoreSpec) -> str | None:
+def _window_column(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> str | None:
+    if spec.kind == "key-value":
+        _check_no_window(df, spec, order)
     if spec.kind not in ("window", "session"):
         return None
+    made_by, other = {
+        "window": ("window()", (SESSION_WINDOW, "session_window()")),
+        "session": ("session_window()", (TIME_WINDOW, "window()")),
+    }[spec.kind]
     starts = {
         field.name: field.dataType["start"].dataType
         for field in df.schema.fields
@@ -239,10 +345,45 @@ def _window_column(df: DataFrame, spec: StoreSpec) -> str | None:
         )
     if len(windows) != 1:
         raise SinkError(
-            f"{spec.name!r} is a {spec.kind} store and needs one column made by window() or session_window(); "
-            f"there are {len(windows)}."
+            f"{spec.name!r} is a {spec.kind} store and needs one column made by {made_by}; there are "
+            f"{len(windows)}."
         )
+    mark, made_by_other = other
+    if mark in df.schema[windows[0]].metadata:
+        raise SinkError(
+            f"The column {windows[0]!r} was made by {made_by_other}, but {spec.name!r} is a {spec.kind} store, "
+            f"which needs one made by {made_by}."
+        )
+    if spec.kind == "window":
+        _check_length(df, spec, windows[0])
     return windows[0]
+
+
+def _check_no_window(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> None:
+    for field in df.schema.fields:
+        for mark, kind, made_by in (
+            (TIME_WINDOW, "window", "window()"),
+            (SESSION_WINDOW, "session", "session_window()"),
+        ):
+            if mark in field.metadata and isinstance(field.dataType, T.StructType) and field.name not in order:
+                raise SinkError(
+                    f"The column {field.name!r} was made by {made_by}, but {spec.name!r} is a "
+                    f'key-value store, which keeps one row of each key. Give the store kind = "{kind}" in the '
+                    f"topology, or keep each key's latest window with order_by={field.name!r}."
+                )
+
+
+def _check_length(df: DataFrame, spec: StoreSpec, window: str) -> None:
+    """The store keeps only a window's start, and computes its end."""
+    # Spark Connect does not show the plan: there each row is checked only.
+    shown = TIME_WINDOW in df.schema[window].metadata and hasattr(df, "_jdf")
+    lengths_ms = window_lengths_ms(df) if shown else frozenset()
+    if lengths_ms and spec.window_size_ms not in lengths_ms:
+        found = " and ".join(f"{length} ms" for length in sorted(lengths_ms))
+        raise SinkError(
+            f"The windows in {window!r} for {spec.name!r} last {found}, but window_size_ms of the store is "
+            f"{spec.window_size_ms}. Make them equal; a different length needs a new store."
+        )
 
 
 def _names(argument: str, given: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -30,7 +30,6 @@ _REDACTED = "spark.sql.redaction.options.regex"
 _SECRETS = r"ssl\.(keystore|truststore|key)\.(key|password)|sasl\.jaas\.config"
 _REFUSAL = re.compile(r"WriteRefused: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _TOO_LARGE = re.compile(r"RecordTooLargeException|max\.request\.size")
-_NO_CONNECTOR = "Failed to find data source: kafka"
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,8 @@ class KafkaDestination:
         self._options = url.spark()
 
     def check(self, session: SparkSession) -> None:
-        """Refuse speculation: a lost attempt keeps producing, after what came later.
+        """Refuse speculation: a lost attempt keeps producing, after what came later. Refuse to go without Spark's
+        Kafka connector.
 
         Makes Spark redact the secrets among the options from its plans, event logs and user interface.
         """
@@ -134,6 +134,15 @@ class KafkaDestination:
             raise SinkError(
                 "A kafka:// changelog needs spark.speculation=false: a lost attempt would keep writing."
             )
+        assert session._jvm is not None
+        sources = session._jvm.org.apache.spark.sql.execution.datasources.DataSource
+        try:
+            sources.lookupDataSource("kafka", session._jsparkSession.sessionState().conf())
+        except (PySparkException, Py4JJavaError) as error:
+            raise SinkError(
+                "Spark has no Kafka connector. Start it with spark.jars.packages="
+                f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}."
+            ) from error
         redacted = session.conf.get(_REDACTED) or ""
         if _SECRETS not in redacted:
             session.conf.set(_REDACTED, f"{redacted}|{_SECRETS}" if redacted else _SECRETS)
@@ -163,11 +172,6 @@ def _refusing(spec: StoreSpec, act: Callable[[], T]) -> T:
     try:
         return act()
     except (PySparkException, Py4JJavaError) as error:
-        if _NO_CONNECTOR in str(error):
-            raise SinkError(
-                "Spark has no Kafka connector. Start it with spark.jars.packages="
-                f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}."
-            ) from None
         if _TOO_LARGE.search(str(error)):
             raise SinkError(
                 f"{spec.name}: a record is larger than Kafka takes. Set message.max.bytes in the changelog's URL "

@@ -33,7 +33,7 @@ from forebay.spark.batch_murmur2 import murmur2_partitions
 
 Batches = Iterable["pa.RecordBatch"]
 
-_END = (1 << 31) - 1
+END = (1 << 31) - 1
 """The partition of the row that follows a task's last one. If a task is cancelled, Spark ends its rows between two
 Arrow batches, as if there were no more: without this row, what had come of them would be committed."""
 _SAFE_INTEGER = (1 << 53) - 1
@@ -51,6 +51,8 @@ class KeyColumns:
     suffix: bool
     as_text: bool
     """Whether the key is text, which must be UTF-8."""
+    nulls: bool = False
+    """Whether a column of a JSON key may be null."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def partition_rows(
         if nulls:
             shown = ", ".join(repr(name) for name in columns.names)
             raise WriteRefused(
-                f"{nulls} rows of this task have a null key (column {shown}). Filter them before the sink."
+                f"{nulls} rows of this task have a null key (column {shown}). Filter them before the sink, "
+                "or choose null_keys='drop' or, for the key codec json, 'keep'."
             )
         if timeless:
             raise WriteRefused(
@@ -219,14 +222,14 @@ def _several_rows(key: bytes, batch_id: int, write_name: str) -> WriteRefused:
 
 def _ends(schema: pa.Schema, slots: list[int]) -> pa.RecordBatch:
     """For each slot the row that ends its rows: it sorts after all of them."""
-    columns = {"slot": slots, "partition": [_END] * len(slots), "key": [b""] * len(slots)}
+    columns = {"slot": slots, "partition": [END] * len(slots), "key": [b""] * len(slots)}
     arrays = [pa.array(columns.get(field.name, [None] * len(slots)), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _without_ends(batch: pa.RecordBatch) -> pa.RecordBatch:
     count = len(batch)
-    while count and batch.column("partition")[count - 1].as_py() == _END:
+    while count and batch.column("partition")[count - 1].as_py() == END:
         count -= 1
     return batch.slice(0, count)
 
@@ -263,7 +266,7 @@ def _keys(batch: pa.RecordBatch, columns: KeyColumns) -> tuple[Any, int]:
                 column.cast(pa.large_string() if pa.types.is_large_binary(column.type) else pa.string())
             return column, column.null_count
         parts = [column.field(i) for i in range(len(columns.names))]
-        nulls = int(np.count_nonzero(np.any([pc.is_null(part).to_numpy(False) for part in parts], axis=0)))
+        nulls = 0 if columns.nulls else _rows_with_null(parts)
         rows = zip(*(part.to_pylist() for part in parts), strict=True)
         return pa.array([_json_key(row) for row in rows], pa.binary()), nulls
     except (pa.ArrowInvalid, UnicodeDecodeError):
@@ -274,8 +277,12 @@ def _keys(batch: pa.RecordBatch, columns: KeyColumns) -> tuple[Any, int]:
         ) from None
 
 
+def _rows_with_null(parts: list[Any]) -> int:
+    return int(np.count_nonzero(np.any([pc.is_null(part).to_numpy(False) for part in parts], axis=0)))
+
+
 def _json_key(row: tuple[Any, ...]) -> bytes:
-    """RFC 8785 canonical JSON of an array of strings, integers and booleans."""
+    """RFC 8785 canonical JSON of an array of strings, integers, booleans and nulls."""
     for part in row:
         if isinstance(part, int) and abs(part) > _SAFE_INTEGER:
             raise WriteRefused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -37,6 +38,8 @@ class HeartbeatListener(QueryListener):
     """
 
     def __init__(self, beat: Beat, keep_house: Callable[[], None]) -> None:
+        self.started_ms: dict[str, int] = {}
+        """By run, when it was started, before it asked its sources for anything."""
         self._beat = beat
         self._keep_house = keep_house
         self._lock = threading.Lock()
@@ -48,7 +51,8 @@ class HeartbeatListener(QueryListener):
         self._writer = ThreadPoolExecutor(1, "forebay-heartbeats")
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to report yet."""
+        """Spark calls this before it asks the sources for their offsets."""
+        self.started_ms[str(event.runId)] = epoch_ms_of(event.timestamp)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """After a batch that left no backlog."""
@@ -64,6 +68,7 @@ class HeartbeatListener(QueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """A stopped query sends no heartbeats, and its age grows."""
+        self.started_ms.pop(str(event.runId), None)
 
     def _look_after(self) -> None:
         try:
@@ -105,10 +110,34 @@ class HeartbeatListener(QueryListener):
 
 
 def left_no_backlog(progress: StreamingQueryProgress) -> bool:
-    """Whether a batch took everything its sources had; False for a source that does not report it."""
+    """Whether a batch took all that its sources had when it began; False for a source that does not report it."""
     return all(
-        source.latestOffset is not None and _offset(source.latestOffset) == _offset(source.endOffset)
+        source.latestOffset is not None and _reached(_offset(source.endOffset), _offset(source.latestOffset))
         for source in progress.sources
+    )
+
+
+def _reached(end: Any, latest: Any) -> bool:
+    """Whether an end is at least the latest offset.
+
+    In real-time mode it may be further: a batch goes on with what arrives after the source was asked. Only Kafka's
+    offsets, by topic and partition, can be compared.
+    """
+    if end == latest:
+        return True
+    if not (_is_of_kafka(end) and _is_of_kafka(latest)):
+        return False
+    return all(
+        end.get(topic, {}).get(partition, -1) >= offset
+        for topic, partitions in latest.items()
+        for partition, offset in partitions.items()
+    )
+
+
+def _is_of_kafka(offset: Any) -> bool:
+    return isinstance(offset, dict) and all(
+        isinstance(partitions, dict) and all(isinstance(at, int) for at in partitions.values())
+        for partitions in offset.values()
     )
 
 
@@ -118,4 +147,10 @@ def epoch_ms_of(timestamp: str) -> int:
 
 
 def _offset(text: Any) -> Any:
-    return text.strip() if isinstance(text, str) else text
+    """What an offset's JSON says; as it is if it is none."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import pyspark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.streaming.query import StreamingQuery
 
 from forebay import partitioning
 from forebay.changelog import heartbeat_keys, open_changelog, record_headers
@@ -18,13 +21,19 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor
-from forebay.spark.columns import lay_out
+from forebay.spark.columns import ColumnArguments, Selection, lay_out
 from forebay.spark.compaction import Compaction
+from forebay.spark.fill import fill
 from forebay.spark.heartbeats import HeartbeatListener
-from forebay.spark.sink_writer import SinkWriter
+from forebay.spark.kafka_columns import kafka_columns
+from forebay.spark.query_runs import QUERY_RUNS, QueryRun
+from forebay.spark.sink_writer import SinkWriter, complete_mode
 from forebay.spark.slots import Slots
-from forebay.spark.write import WRITES, SinkLog, Write
+from forebay.spark.store_writer import SinkLog, StoreWriter, beat_run
+from forebay.spark.write import Write, attempt, current_run
 from forebay.topology import StoreSpec, Topology, load_topology
+
+log = logging.getLogger(__name__)
 
 _LEAST_SPARK = (4, 0)
 _BY_VALUE = (
@@ -54,8 +63,15 @@ class Sink:
             # Others write those; a query that does needs them when it starts.
             if not spec.foreign:
                 self._changelog.ensure(spec, create=create_topics)
-        self._listening: list[SparkSession] = []
+        self._listeners: dict[SparkSession, HeartbeatListener] = {}
+        self._batch_writers: dict[tuple[str, str], StoreWriter] = {}
+        self._batch_writes: dict[tuple[str, T.StructType, Selection, str], Write] = {}
+        """For functions of the user's own: laid out once for each schema."""
         self._compaction: Compaction | None = None
+        session = SparkSession.getActiveSession()
+        if session is not None and hasattr(session, "_jsparkSession"):
+            # Queries with a function of the user's own take their settings, and report themselves, at their start.
+            self._listen(session)
         # Kafka compacts its topics itself.
         if isinstance(self._changelog, SqliteChangelog):
             self._compaction = Compaction(self._changelog, self.topology.stores.values())
@@ -65,33 +81,131 @@ class Sink:
         df: DataFrame,
         store: str,
         *,
-        key: str | Sequence[str],
-        value: str | Sequence[str] | None = None,
-        order_by: str | Sequence[str] | None = None,
-        delete: str | None = None,
         writer: str | None = None,
+        store_begins_here: bool = False,
+        **columns: Unpack[ColumnArguments],
     ) -> SinkWriter:
         """A writer of ``df`` to a store; give it a checkpoint location and start it.
 
-        ``key`` names the key's column or columns, ``value`` the columns of the value (all others by default),
-        ``order_by`` the columns that determine which of a key's rows in one batch is the latest (for a versioned
-        store, the one timestamp column from which a version is valid), ``delete`` a boolean column that marks
-        tombstones. ``writer`` is the writer's name, by default the store's: two queries that write one store need
-        different names. Raises ``SinkError`` naming the column or the store.
+        ``columns`` are ``key=`` and, if need be, ``value=``, ``flatten=``, ``order_by=``, ``delete=`` and
+        ``null_keys=``; see ``ColumnArguments``. ``writer`` is the writer's name, by default the store's: two
+        queries that write one store need different names. ``store_begins_here`` lets a query go on from its
+        checkpoint into a log that has nothing of it: keys that do not change stay missing. Raises ``SinkError``
+        naming the column or the store.
+        """
+        session = _classic_session(df)
+        if not df.isStreaming:
+            raise SinkError("The sink writes streaming DataFrames; this one is not streaming.")
+        spec = self._writable(store, session)
+        layout = lay_out(df, spec, Selection.of(columns))
+        self._listen(session)
+        store_writer = StoreWriter(self._log, spec, writer or store, store_begins_here)
+        return SinkWriter(df, Write(store_writer, layout, Slots(spec.partitions)))
+
+    def write_batch(
+        self,
+        df: DataFrame,
+        batch_id: int,
+        store: str,
+        *,
+        writer: str | None = None,
+        store_begins_here: bool = False,
+        **columns: Unpack[ColumnArguments],
+    ) -> None:
+        """Write a micro-batch to a store, from a ``foreachBatch`` function that also does other things.
+
+            def outputs(batch: DataFrame, batch_id: int) -> None:
+                batch.persist()
+                sink.write_batch(batch, batch_id, "carrier_delays", key="carrier")
+                batch.write.mode("append").parquet("/data/delays")
+                batch.unpersist()
+
+        The arguments are those of ``write``. A batch of which one output failed is repeated by the query, which
+        changes nothing here. Heartbeats come with the query's progress, as for ``write``. Raises ``SinkError``,
+        which must end the query: after a batch that was left out, the store takes no other.
+        """
+        session, spec, chosen = _classic_session(df), self._spec(store), Selection.of(columns)
+        run, is_new = current_run(df)
+        store_writer = self._batch_writers.setdefault(
+            (store, writer or store), StoreWriter(self._log, spec, writer or store)
+        )
+        store_writer.begins_here = store_begins_here
+        with attempt(run, store_writer, batch_id):
+            if is_new:
+                self._follow(run)
+            write = self._batch_writes.get(form := (store, df.schema, chosen, store_writer.name))
+            if write is None:
+                layout = lay_out(df, self._writable(store, session), chosen)
+                write = self._batch_writes[form] = Write(store_writer, layout, Slots(spec.partitions))
+            write.append(df, run.query_id, batch_id)
+
+    def fill(
+        self,
+        df: DataFrame,
+        store: str,
+        *,
+        name: str,
+        snapshot: bool = False,
+        **columns: Unpack[ColumnArguments],
+    ) -> None:
+        """Write a batch DataFrame to a store: what its stream lacks, or a correction.
+
+            sink.fill(customers, "customers", key="customer", name="customers-2026-08-01")
+
+        With ``snapshot`` the store then contains what the DataFrame has: other keys of the log are deleted, which
+        are collected in the driver's memory. ``columns`` are those of ``write``.
+
+        ``name`` is what is filled in: once it is through, another call of that name does nothing, and one that
+        failed is continued by the next. The rows replace those of a stream that writes the same keys meanwhile, or
+        are replaced by them. Until it is through, the age of the store is unknown. Raises ``SinkError``.
+        """
+        session = _classic_session(df)
+        if df.isStreaming:
+            raise SinkError("sink.fill writes batch DataFrames; for this one, which is streaming, use sink.write.")
+        spec = self._writable(store, session)
+        if snapshot and spec.kind == "versioned":
+            raise SinkError(
+                f"{store!r} is a versioned store: a snapshot cannot say since when other keys are gone."
+            )
+        layout = lay_out(df, spec, Selection.of(columns))
+        writer = StoreWriter(self._log, spec, f"fill-{name}", begins_here=True)
+        fill(Write(writer, layout, Slots(spec.partitions)), df, snapshot=snapshot)
+
+    def kafka_columns(self, df: DataFrame, store: str, **columns: Unpack[ColumnArguments]) -> DataFrame:
+        """A DataFrame's rows as records of a store, for Spark's own Kafka sink.
+
+        That is for queries without ``foreachBatch``, in real-time mode and through Spark Connect:
+
+            records = sink.kafka_columns(delays, "carrier_delays", key="carrier")
+            options = {"kafka.bootstrap.servers": "broker-1:9092", "topic": "flights-carrier_delays-changelog"}
+            writer = records.writeStream.format("kafka").outputMode("update").options(**options)
+            query = writer.option("checkpointLocation", "…").start()
+            sink.heartbeats(query, "carrier_delays")
+
+        The columns are ``key``, ``value``, ``partition`` and, for versioned stores, ``headers``. Rows that cannot
+        be written fail the query. Nothing refuses a second query of the same store, nor one that goes on into a
+        log that has nothing of it. Raises ``SinkError``.
         """
         spec = self._spec(store)
-        session = _classic_session(df)
-        self._log.destination.check(session)
-        if spec.value != "json":
-            raise SinkError(f"{store!r} has the value codec {spec.value!r}; the sink writes 'json'.")
-        if spec.stream_partitioner is None:
-            raise SinkError(f"{store!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
-        if spec.foreign:
-            self._changelog.ensure(spec, create=False)
-        layout = lay_out(df, spec, key, value, order_by, delete)
-        write = Write(self._log, layout, writer or store, Slots(session, spec.partitions))
-        self._listen(session)
-        return SinkWriter(df, write)
+        self._check_codecs(spec)
+        return kafka_columns(df, lay_out(df, spec, Selection.of(columns)))
+
+    def heartbeats(self, query: StreamingQuery, store: str, *, writer: str | None = None) -> None:
+        """Give age to a store that a query writes without this sink, until the query ends.
+
+        The age advances only with what the query's progress shows: a batch after which its sources, which must
+        state their latest offset, had nothing left; or an idle query. ``writer`` is the writer's name, by default
+        the store's. Raises ``SinkError``.
+        """
+        spec = self._spec(store)
+        if not hasattr(query, "_jsq"):
+            raise SinkError(
+                "Heartbeats need a classic Spark session: through Spark Connect, the age of the store is unknown."
+            )
+        run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
+        store_writer = StoreWriter(self._log, spec, writer or store, begins_here=True)
+        run.writers.setdefault(store_writer.output, store_writer)
+        self._follow(run, query)
 
     def position(self, store: str) -> str | None:
         """The position token of the last batch written to a store, None before the first.
@@ -106,18 +220,59 @@ class Sink:
             raise SinkError(f"There is no store {store!r} in the topology; there are {names}.")
         return self.topology.stores[store]
 
+    def _writable(self, store: str, session: SparkSession) -> StoreSpec:
+        """The store, if the sink can write it from a session; raises ``SinkError``."""
+        spec = self._spec(store)
+        self._log.destination.check(session)
+        self._check_codecs(spec)
+        return spec
+
+    def _check_codecs(self, spec: StoreSpec) -> None:
+        if spec.value != "json":
+            raise SinkError(f"{spec.name!r} has the value codec {spec.value!r}; the sink writes 'json'.")
+        if spec.stream_partitioner is None:
+            raise SinkError(f"{spec.name!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
+        if spec.foreign:
+            self._changelog.ensure(spec, create=False)
+
     def _listen(self, session: SparkSession) -> None:
-        if session in self._listening:
+        if session in self._listeners:
             return
         # With the default, an idle stream's age would grow to 10 s.
         session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "1000")
-        session.streams.addListener(HeartbeatListener(self._beat, self._keep_house))
-        self._listening.append(session)
+        listener = self._listeners[session] = HeartbeatListener(self._beat, self._keep_house)
+        session.streams.addListener(listener)
+
+    def _follow(self, run: QueryRun, query: StreamingQuery | None = None) -> None:
+        """Have heartbeats for a run that was started elsewhere; raises ``SinkError`` for its output mode.
+
+        A batch's own session is a copy of the one that its query was started in, which may not be known.
+        """
+        sessions = [*self._listeners, SparkSession.builder.getOrCreate()]
+        runs = ((session, one) for session in sessions for one in session.streams.active)
+        session, found = next(
+            ((session, one) for session, one in runs if str(one.runId) == run.run_id), (None, None)
+        )
+        if session is None and query is not None:
+            session, found = SparkSession(sessions[-1].sparkContext, query._jsq.sparkSession()), query
+        if session is None or found is None:
+            log.warning(
+                "query %s was started in a session that the sink does not know, so the age of its stores is "
+                "unknown: start it in the default session, or call sink.heartbeats",
+                run.query_id,
+            )
+            return
+        self._listen(session)
+        execution = found._jsq.streamingQuery()
+        if execution.outputMode().toString() == "Complete":
+            raise SinkError(complete_mode(run.query_id))
+        if execution.trigger().toString() == "AvailableNowTrigger":
+            run.as_of_limit_ms = self._listeners[session].started_ms.get(run.run_id, -1)
 
     def _beat(self, query_id: str, as_of_ms: int, batch_id: int) -> None:
-        write = WRITES.get(query_id)
-        if write is not None and write.log is self._log:
-            write.beat(query_id, as_of_ms, batch_id)
+        run = QUERY_RUNS.of(query_id)
+        if run is not None:
+            beat_run(run, self._log, as_of_ms, batch_id)
 
     def _keep_house(self) -> None:
         if self._compaction is not None:
@@ -128,9 +283,10 @@ def _classic_session(df: DataFrame) -> SparkSession:
     """The DataFrame's session; Python workers on this machine are set to this interpreter."""
     session = df.sparkSession
     if not hasattr(session, "_jsparkSession"):
-        raise SinkError("The sink needs a classic Spark session: Spark Connect has no foreachBatch on the driver.")
-    if not df.isStreaming:
-        raise SinkError("The sink writes streaming DataFrames; this one is not streaming.")
+        raise SinkError(
+            "The sink needs a classic Spark session: Spark Connect has no foreachBatch on the driver. Over a "
+            "kafka:// changelog, Spark's own Kafka sink can write sink.kafka_columns(df, store, key=…)."
+        )
     for module in _BY_VALUE:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     context = session.sparkContext

@@ -10,34 +10,68 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from forebay.errors import SinkError
-from forebay.spark.write import WRITES, Write
+from forebay.spark.plan import mode_refusal
+from forebay.spark.query_checkpoint import continued_query
+from forebay.spark.query_runs import QUERY_RUNS
+from forebay.spark.write import Write
 
 
 class SinkWriter(DataStreamWriter):
-    """Spark's own writer, set up for the sink: update mode (append for session stores), named by its writer."""
+    """Spark's own writer, set up for the sink and named by its writer.
+
+    Its output mode is update; append for session stores, and for a DataFrame that Spark runs in append mode only.
+    """
 
     def __init__(self, df: DataFrame, write: Write) -> None:
         super().__init__(df)
         self._write_to = write
         self._available_now = False
-        session_store = write.spec.kind == "session"
-        self.queryName(write.writer)
-        self.outputMode("append" if session_store else "update")
+        self._name = write.writer.name
+        self._checkpoint: str | None = None
+        self.queryName(write.writer.name)
+        by_update = write.writer.spec.kind != "session" and mode_refusal(df, "update") is None
+        self.outputMode("update" if by_update else "append")
         super().foreachBatch(write.batch)
 
     @property
     def store(self) -> str:
         """The store written to."""
-        return self._write_to.spec.name
+        return self._write_to.writer.spec.name
+
+    @property
+    def mode(self) -> str:
+        """The output mode, as the sink or ``outputMode`` has set it."""
+        return self._mode
 
     def outputMode(self, outputMode: str) -> SinkWriter:
-        """Update or append; complete mode is refused with ``SinkError``."""
+        """Update or append; complete mode, and what Spark does not support, is refused with ``SinkError``."""
         if outputMode.lower() not in ("update", "append"):
+            raise SinkError(complete_mode(self.store))
+        refusal = mode_refusal(self._df, outputMode.lower())
+        if refusal is not None:
             raise SinkError(
-                f"{self._write_to.spec.name!r}: the output mode {outputMode!r} would write every key in every "
-                "batch and never report deletions; use 'update' or 'append'."
+                f"{self.store!r}: Spark does not run this query in the output mode {outputMode!r}: {refusal}."
             )
         super().outputMode(outputMode)
+        self._mode = outputMode.lower()
+        return self
+
+    def queryName(self, queryName: str) -> SinkWriter:
+        """The query's name, as for Spark's own writer; by default the sink's ``writer``."""
+        super().queryName(queryName)
+        self._name = queryName
+        return self
+
+    def option(self, key: str, value: Any) -> SinkWriter:
+        """An option, as for Spark's own writer."""
+        return self.options(**{key: value})
+
+    def options(self, **options: Any) -> SinkWriter:
+        """Options, as for Spark's own writer."""
+        super().options(**options)
+        # Spark's options have no case.
+        by_name = {name.lower(): value for name, value in options.items()}
+        self._checkpoint = by_name.get("checkpointlocation", self._checkpoint)
         return self
 
     def foreachBatch(self, func: Any) -> NoReturn:
@@ -77,12 +111,44 @@ class SinkWriter(DataStreamWriter):
         queryName: str | None = None,
         **options: Any,
     ) -> StreamingQuery:
-        """Start the query, as Spark's own writer does."""
+        """Start the query, as Spark's own writer does.
+
+        Raises ``SinkError`` without a checkpoint location, and if the query goes on from its checkpoint into a log
+        that has nothing of it.
+        """
         if path is not None or format is not None:
             raise self._elsewhere("start(path, format)")
         if outputMode is not None:
             self.outputMode(outputMode)
-        self._write_to.as_of_limit_ms = time.time_ns() // 1_000_000 if self._available_now else None
-        query = super().start(None, None, None, partitionBy, queryName, **options)
-        WRITES[str(query.id)] = self._write_to
+        if queryName is not None:
+            self.queryName(queryName)
+        self.options(**options)
+        query_id = continued_query(self._df.sparkSession, self._checkpoint_location())
+        if query_id is not None:
+            self._write_to.writer.check_continuity(query_id, continued=True)
+        begun_ms = time.time_ns() // 1_000_000
+        query = super().start(partitionBy=partitionBy)
+        run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
+        run.as_of_limit_ms = begun_ms if self._available_now else None
+        run.writers[self._write_to.writer.output] = self._write_to.writer
         return query
+
+    def _checkpoint_location(self) -> str:
+        if self._checkpoint:
+            return self._checkpoint
+        below = self._df.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+        if below:
+            return f"{below}/{self._name}"
+        raise SinkError(
+            f"{self.store!r}: the query has no checkpoint location, so when it is started again it would count "
+            "from nothing and write that over what the store has. Set .option('checkpointLocation', …), or "
+            "spark.sql.streaming.checkpointLocation for all queries of the session."
+        )
+
+
+def complete_mode(what: str) -> str:
+    """Why a query in complete mode is not written."""
+    return (
+        f"{what!r}: the output mode 'complete' would write every key in every batch and never report deletions; "
+        "use 'update' or 'append'."
+    )

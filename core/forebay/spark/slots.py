@@ -8,16 +8,15 @@ from pyspark.sql import SparkSession
 class Slots:
     """Which task writes which partitions: no more tasks than cores, since each costs some 50 ms."""
 
-    def __init__(self, session: SparkSession, partitions: int) -> None:
-        self._session = session
+    def __init__(self, partitions: int) -> None:
         self._partitions = partitions
         self._slots: tuple[int, ...] = ()
 
-    def by_partition(self) -> tuple[int, ...]:
+    def by_partition(self, session: SparkSession) -> tuple[int, ...]:
         """For each partition, a number that Spark's hash shuffles to the partition's task."""
-        count = min(self._partitions, self._session.sparkContext.defaultParallelism)
+        count = min(self._partitions, session.sparkContext.defaultParallelism)
         if len(set(self._slots)) != count:
-            by_task = _slots(self._session, count)
+            by_task = _slots(session, count)
             self._slots = tuple(by_task[partition % count] for partition in range(self._partitions))
         return self._slots
 

@@ -1,30 +1,26 @@
-"""How a query's micro-batches and heartbeats get into the log of a store."""
+"""How a query's micro-batches get into the log of a store."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import threading
-import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from forebay.changelog import Changelog, Heartbeat
-from forebay.errors import ChangelogUnreachable, SinkError
+from forebay.errors import ForebayError, SinkError
 from forebay.partitioning import Murmur2Partitioner
-from forebay.position import Position, encode_position, later_position, log_digest
 from forebay.spark.columns import Layout
-from forebay.spark.destinations import BatchId, open_destination
+from forebay.spark.destinations import BatchId
 from forebay.spark.executor import partition_rows
+from forebay.spark.query_runs import QUERY_RUNS, QueryRun
 from forebay.spark.slots import Slots
-from forebay.topology import StoreSpec
+from forebay.spark.store_writer import StoreWriter
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 120.0
-"""How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
-_PAUSE_S = 1.0
 _PLACED = (
     T.StructType()
     .add("slot", T.IntegerType())
@@ -35,110 +31,86 @@ _PLACED = (
 )
 
 
-class SinkLog:
-    """The changelog that a sink writes to, and how far it has written each store's."""
-
-    def __init__(self, changelog: Changelog) -> None:
-        self.changelog = changelog
-        self.destination = open_destination(changelog)
-        self._lock = threading.Lock()
-        self._positions: dict[str, str] = {}
-
-    def position(self, store: str) -> str | None:
-        """The token of the end of the last batch written to a store, None before the first."""
-        return self._positions.get(store)
-
-    def wrote(self, store: str, position: Position) -> None:
-        """A batch of a store ends at a position; another query's newer batch may have been first."""
-        with self._lock:
-            newest = later_position(self._positions.get(store), encode_position(position))
-            assert newest is not None
-            self._positions[store] = newest
-
-
 @dataclass
 class Write:
     """One query's way into one store."""
 
-    log: SinkLog
+    writer: StoreWriter
     layout: Layout
-    writer: str
     slots: Slots
-    as_of_ms: dict[str, int] = field(default_factory=dict)
-    """By query: a new one of the same writer inherits nothing from the old one."""
-    as_of_limit_ms: int | None = None
-    """When its query was started, if it asks its sources for their offsets only then."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def spec(self) -> StoreSpec:
-        """The store written to."""
-        return self.layout.spec
 
     def batch(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch, then a heartbeat to every partition; raises ``SinkError``."""
-        session = df.sparkSession
-        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if query_id is None:
-            raise SinkError("The sink writes streaming queries only; use sink.write(...).start().")
-        WRITES[query_id] = self
-        partitioner = self.spec.stream_partitioner
+        run, _ = current_run(df)
+        with attempt(run, self.writer, batch_id):
+            self.append(df, run.query_id, batch_id)
+
+    def append(self, df: DataFrame, query_id: str, batch_id: int) -> None:
+        """The part of ``batch`` that a batch may fail at."""
+        writer = self.writer
+        writer.patiently(lambda: writer.check_continuity(query_id, continued=batch_id > 0))
+        if writer.log.destination.claims_first:
+            writer.patiently(lambda: writer.beat(query_id, None, batch_id - 1))
+        self.append_placed(self.place(df), query_id, batch_id)
+
+    def place(self, df: DataFrame) -> DataFrame:
+        """The records of a DataFrame's rows, with the partition of each, and the slot of its task."""
+        spec, partitioner = self.writer.spec, self.writer.spec.stream_partitioner
         vectorised = isinstance(partitioner, Murmur2Partitioner)
-        slots = self.slots.by_partition()
-        order = self.layout.order_types
-        columns = T.StructType(_PLACED.fields + [T.StructField(name, kind) for name, kind in order.items()])
-        placed = self.layout.encode(df).mapInArrow(
-            partition_rows(
-                self.layout.key_columns, self.spec.partitions, slots, None if vectorised else partitioner
-            ),
-            columns,
+        slots = self.slots.by_partition(df.sparkSession)
+        order = [T.StructField(name, kind) for name, kind in self.layout.order_types.items()]
+        place = partition_rows(
+            self.layout.key_columns, spec.partitions, slots, None if vectorised else partitioner
         )
+        return self.layout.encode(df).mapInArrow(place, T.StructType(_PLACED.fields + order))
+
+    def append_placed(self, placed: DataFrame, query_id: str, batch_id: int) -> None:
+        """Write what ``place`` returned, then a heartbeat to every partition."""
+        writer, slots = self.writer, self.slots.by_partition(placed.sparkSession)
         # By the value last, so that a repeat of the batch has equally ordered rows in the same order.
-        by = ("partition", "key", *order, "value")
+        by = ("partition", "key", *self.layout.order_types, "value")
         rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions(*by)
-        ordered = bool(self.layout.order_by)
-        if self.log.destination.claims_first:
-            self._beat_patiently(query_id, batch_id - 1)
-        self.log.destination.write(rows, self.spec, BatchId(query_id, batch_id, self.writer, ordered))
-        self._beat_patiently(query_id, batch_id)
+        batch = BatchId(query_id, batch_id, writer.name, ordered=bool(self.layout.order_by))
+        writer.log.destination.write(rows, writer.spec, batch)
+        writer.patiently(lambda: writer.beat(query_id, None, batch_id))
 
-    def _beat_patiently(self, query_id: str, batch_id: int) -> None:
-        """A batch's heartbeat: a short outage of the brokers must not end the query."""
-        begun, told = time.monotonic(), False
-        while True:
-            try:
-                return self.beat(query_id, None, batch_id)
-            except ChangelogUnreachable as error:
-                if time.monotonic() - begun > _PATIENCE_S:
-                    raise
-                if not told:
-                    log.warning("%s The batch waits for it.", error)
-                told = True
-                time.sleep(_PAUSE_S)
 
-    def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
-        """Append a heartbeat to every partition, and record the log's position after it.
-
-        ``as_of_ms`` is None if it did not advance. Raises ``ChangelogError``.
-        """
-        with self._lock:
-            known = self.as_of_ms.get(query_id)
-            if as_of_ms is not None:
-                as_of_ms = as_of_ms if self.as_of_limit_ms is None else min(as_of_ms, self.as_of_limit_ms)
-                known = as_of_ms if known is None else max(as_of_ms, known)
-            changelog = self.log.changelog
-            offsets = changelog.append_heartbeat(
-                self.spec.topic,
-                writer=self.writer,
-                query_id=query_id,
-                value=Heartbeat(known, query_id, batch_id).value(),
+@contextlib.contextmanager
+def attempt(run: QueryRun, writer: StoreWriter, batch_id: int) -> Iterator[None]:
+    """An attempt at a run's batch; raises ``SinkError`` if it was already written, or an earlier one was not."""
+    store = writer.spec.name
+    run.writers[writer.output] = writer
+    try:
+        if run.written.get(writer.output) == batch_id:
+            raise SinkError(
+                f"{store}: batch {batch_id} was already written under the writer {writer.name!r}, and two writes "
+                "of one batch would replace each other. Unite the rows, or give each its own writer=."
             )
-            if known is not None:
-                self.as_of_ms[query_id] = known
-            digest = log_digest(changelog.identity(self.spec.topic))
-            self.log.wrote(self.spec.name, Position(digest, offsets))
+        failed = run.failed.get(writer.output)
+        if failed is not None and failed < batch_id:
+            raise SinkError(
+                f"{store}: batch {failed} was not written, and batch {batch_id} would leave its rows out. Let the "
+                "error end the query, so that Spark repeats that batch when it is started again."
+            )
+        yield
+    except BaseException as error:
+        run.failed.setdefault(writer.output, batch_id)
+        if isinstance(error, ForebayError):
+            # Spark repeats it at the end of a traceback of its own.
+            log.error("batch %d of %s was refused: %s", batch_id, store, error)
+        raise
+    run.written[writer.output] = batch_id
+    run.failed.pop(writer.output, None)
 
 
-WRITES: dict[str, Write] = {}
-"""By query, the newest write: if a query was started again with another sink, heartbeats of the first one's would
-supersede it."""
+def current_run(df: DataFrame) -> tuple[QueryRun, bool]:
+    """The run whose micro-batch is being written, and whether it is new; raises ``SinkError`` outside of one."""
+    context = df.sparkSession.sparkContext
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        raise SinkError(
+            "The sink writes the micro-batches of streaming queries: use sink.write(…).start(), or "
+            "sink.write_batch(…) within foreachBatch."
+        )
+    # Spark names the job group of a run by its id.
+    return QUERY_RUNS.enter(query_id, context.getLocalProperty("spark.jobGroup.id") or "")

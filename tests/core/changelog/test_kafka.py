@@ -384,6 +384,31 @@ def test_a_superseded_query_that_is_restarted_does_not_take_the_name_back(change
     assert beat("first"), "nobody has the name of a retired writer"
 
 
+def test_a_topic_knows_the_queries_that_wrote_to_it_until_it_is_reset(changelog):
+    store = spec(partitions=2)
+    changelog.ensure(store)
+
+    def beat(query: str) -> None:
+        value = Heartbeat(1, query, 1).value()
+        changelog.append_heartbeat(store.topic, writer="w", query_id=query, value=value)
+
+    def has_written(writer: str, query: str) -> bool | None:
+        return changelog.has_written(store.topic, writer=writer, query_id=query)
+
+    assert has_written("w", "first") is False
+    beat("first")
+    beat("second")
+    for query, known in (("first", True), ("second", True), ("third", False)):
+        assert has_written("w", query) is known, query
+    assert has_written("another", "first") is False
+    assert not changelog.has_retired(store.topic, "w")
+    changelog.retire_writer(store.topic, "w")
+    assert has_written("w", "first") is None, "its rows may still be there"
+    assert changelog.has_retired(store.topic, "w")
+    changelog.reset(store)
+    assert has_written("w", "first") is False
+
+
 @pytest.mark.parametrize("timeout", ["delivery", "request", "socket", "message"])
 def test_a_long_timeout_of_the_urls_keeps_no_heartbeat_from_being_written(changelog, kafka_url, timeout):
     store = spec()

@@ -409,6 +409,35 @@ def test_a_partition_that_was_lost_is_of_no_position_of_its_topics(tmp_path: Pat
     assert changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v") == {0: 1}
 
 
+def test_a_log_knows_the_queries_that_wrote_to_it_until_it_is_reset(changelog: SqliteChangelog) -> None:
+    def has_written(writer: str, query: str) -> bool:
+        return changelog.has_written("t", writer=writer, query_id=query)
+
+    assert not has_written("w", "q")
+    changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v")
+    assert has_written("w", "q")
+    assert not has_written("another", "q")
+    assert not has_written("w", "another")
+    names = {"writer": "w", "query_id": "q", "write_name": "w"}
+    sqlite_partition.append_batch(changelog.path(ONE), [(b"a", b"1", 1)], batch_id=0, **names)
+    changelog.append_heartbeat("t", writer="w", query_id="another", value=b"v")
+    assert has_written("w", "q"), "it was superseded, which is another error"
+    changelog.retire_writer("t", "w")
+    assert has_written("w", "q"), "its rows are still there"
+    changelog.reset(SPEC)
+    assert not has_written("w", "q")
+
+
+def test_a_log_that_lost_a_partition_does_not_have_what_a_query_wrote(changelog: SqliteChangelog) -> None:
+    changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v")
+    os.unlink(changelog.path(ONE))
+    again = SqliteChangelog(changelog.directory)
+    again.ensure(SPEC)
+    assert not again.has_written("t", writer="w", query_id="q")
+    again.append_heartbeat("t", writer="w", query_id="q", value=b"v")
+    assert again.has_written("t", writer="w", query_id="q"), "it has gone on since"
+
+
 def test_what_only_looks_makes_nothing_of_what_is_lost(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1", 0)
     os.unlink(changelog.path(ONE))

@@ -70,3 +70,32 @@ def test_a_heartbeat_that_keeps_failing_is_reported_once(caplog):
     wait_until(lambda: "the log is away" in caplog.text, "another reason")
     assert len(caplog.records) == 2
     assert caplog.text.count("two queries write as 'a'") == 1
+
+
+KAFKA = '{"in":{"0":5,"1":7}}'
+
+
+@pytest.mark.parametrize(
+    ("end", "latest", "nothing_left"),
+    [
+        ("3", "3", True),
+        (" 3\n", "3", True),
+        ("2", "3", False),
+        ("4", "3", False),
+        ("x", "x", True),
+        ({"logOffset": 2}, {"logOffset": 1}, False),
+        (KAFKA, None, False),
+        (KAFKA, KAFKA, True),
+        (KAFKA, {"in": {"0": 5, "1": 6}}, True),
+        (KAFKA, {"in": {"0": 6, "1": 1}}, False),
+        (KAFKA, {"in": {"0": 5, "2": 1}}, False),
+        (KAFKA, {"other": {"0": 1}}, False),
+    ],
+)
+def test_a_batch_left_nothing_if_it_reached_its_sources_latest_offset(end, latest, nothing_left):
+    from forebay.spark.heartbeats import left_no_backlog
+
+    source = SimpleNamespace(endOffset=end, latestOffset=latest)
+    assert left_no_backlog(SimpleNamespace(sources=[source])) is nothing_left
+    up_to_date = SimpleNamespace(endOffset="1", latestOffset="1")
+    assert left_no_backlog(SimpleNamespace(sources=[up_to_date, source])) is nothing_left

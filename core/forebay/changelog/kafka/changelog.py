@@ -7,14 +7,16 @@ import threading
 import time
 from collections.abc import Iterator
 
+from confluent_kafka import KafkaException
+
 from forebay.changelog.base import Consumer, Heartbeat, Rows
-from forebay.changelog.kafka.claims import last_heartbeat
+from forebay.changelog.kafka.claims import has_retired, has_written, last_heartbeat
 from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
-from forebay.changelog.kafka.topics import KafkaTopics
+from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.errors import ChangelogError
+from forebay.errors import ChangelogError, ChangelogUnreachable
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 
@@ -81,7 +83,8 @@ class KafkaChangelog:
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         """A writer's newest heartbeat; see ``Changelog``."""
-        return last_heartbeat(self.kafka, topic, writer)
+        with _reading_heartbeats(topic, writer):
+            return last_heartbeat(self.kafka, topic, writer)
 
     @contextlib.contextmanager
     def _writing(self, topic: str, writer: str) -> Iterator[dict[str, HeartbeatWriter]]:
@@ -93,6 +96,16 @@ class KafkaChangelog:
             if topic not in self._partitions:
                 self._partitions[topic] = self._topics.describe(topic).partitions
             yield queries
+
+    def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
+        """Whether the log has what a query wrote under a name; see ``Changelog``."""
+        with _reading_heartbeats(topic, writer):
+            return has_written(self.kafka, topic, writer, query_id)
+
+    def has_retired(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired; see ``Changelog``."""
+        with _reading_heartbeats(topic, writer):
+            return has_retired(self.kafka, topic, writer)
 
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""
@@ -127,3 +140,13 @@ def _supersede(queries: dict[str, HeartbeatWriter]) -> None:
     """Have the writers of earlier queries refuse what they are given from now on."""
     for writer in queries.values():
         writer.supersede()
+
+
+@contextlib.contextmanager
+def _reading_heartbeats(topic: str, writer: str) -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        kafka_error = error.args[0]
+        said = f"The heartbeats of {writer!r} in {topic!r} could not be read: {kafka_error.str()}."
+        raise (ChangelogUnreachable(said) if passes(kafka_error) else ChangelogError(said)) from None

@@ -16,10 +16,9 @@ from forebay.changelog.base import Heartbeat
 from forebay.changelog.heartbeat_keys import writer_of
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.disposal import close
-from forebay.changelog.kafka.topics import ELECTING, passes
+from forebay.changelog.kafka.topics import ELECTING
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import SUPERSEDED_HEADER
-from forebay.errors import ChangelogError, ChangelogUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +54,25 @@ def claim(url: KafkaUrl, topic: str, writer: str, query_id: str) -> Claim | None
     return Claim(query_id, (last.query_id, *last.superseded)[:_MOST_SUPERSEDED])
 
 
+def has_written(url: KafkaUrl, topic: str, writer: str, query_id: str) -> bool | None:
+    """Whether the topic has a heartbeat of a query under a name, or of one that superseded it there.
+
+    None if that is not known: the topic may not be read, the writer was retired, or its last heartbeat is too far
+    from the end. Raises ``KafkaException``.
+    """
+    last = _last_heartbeat(url, topic, writer)
+    if last.heartbeat is None:
+        return False if last.searched_all else None
+    claimed = _claim_of(last.heartbeat)
+    return None if claimed is None else query_id in (claimed.query_id, *claimed.superseded)
+
+
+def has_retired(url: KafkaUrl, topic: str, writer: str) -> bool:
+    """Whether the last heartbeat of a writer that the topic has is its tombstone. Raises ``KafkaException``."""
+    last = _last_heartbeat(url, topic, writer).heartbeat
+    return last is not None and last.value() is None
+
+
 def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
     """The writers that are not retired; None if the topic may not be read, or is too long to be read for this.
 
@@ -76,35 +94,29 @@ def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
 def last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> Heartbeat | None:
     """A writer's newest heartbeat, however far from the end; None if there is none or the writer was retired.
 
-    Raises ``ChangelogError``.
+    Raises ``KafkaException``.
     """
-    try:
-        found = _last_message(url, topic, writer, (*_LOOKS_BACK, _EVERYTHING))
-    except KafkaException as error:
-        said = f"The heartbeats of {writer!r} in {topic!r} cannot be read: {error.args[0].str()}."
-        raise ChangelogUnreachable(said) if passes(error.args[0]) else ChangelogError(said) from None
+    found = _search(url, topic, writer, (*_LOOKS_BACK, _EVERYTHING)).heartbeat
     value = None if found is None else found.value()
     return None if value is None else Heartbeat.parse(value)
 
 
-def _last_message(url: KafkaUrl, topic: str, writer: str, look_back: tuple[int, ...]) -> Message | None:
-    """The writer's newest heartbeat within so many offsets from the end, tried in turn. Raises
-    ``KafkaException``."""
-    with _consumer(url) as consumer:
-        beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
-        for offsets in look_back:
-            start = max(beginning, end - offsets)
-            found = _last_heartbeats(consumer, TopicPartition(topic, 0, start)).get(writer)
-            if found is not None or start == beginning:
-                return found
-    return None
+class _LastHeartbeat(NamedTuple):
+    heartbeat: Message | None
+    searched_all: bool
+    """Whether it was looked for from the topic's beginning on."""
 
 
 def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
     """The claim in the writer's last heartbeat, None if there is none near the end or the writer was retired."""
+    last = _last_heartbeat(url, topic, writer).heartbeat
+    return None if last is None else _claim_of(last)
+
+
+def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
+    """The writer's last heartbeat near the end of the topic, if it may be read."""
     try:
-        found = _last_message(url, topic, writer, _LOOKS_BACK)
-        return None if found is None else _claim_of(found)
+        return _search(url, topic, writer, _LOOKS_BACK)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise
@@ -113,7 +125,19 @@ def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
             topic,
             writer,
         )
-    return None
+        return _LastHeartbeat(None, searched_all=False)
+
+
+def _search(url: KafkaUrl, topic: str, writer: str, look_back: tuple[int, ...]) -> _LastHeartbeat:
+    """The writer's last heartbeat within so many offsets from the end, tried in turn."""
+    with _consumer(url) as consumer:
+        beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
+        for offsets in look_back:
+            start = max(beginning, end - offsets)
+            found = _last_heartbeats(consumer, TopicPartition(topic, 0, start)).get(writer)
+            if found is not None or start == beginning:
+                return _LastHeartbeat(found, start == beginning)
+    return _LastHeartbeat(None, searched_all=False)
 
 
 @contextlib.contextmanager

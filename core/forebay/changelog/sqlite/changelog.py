@@ -204,6 +204,18 @@ class SqliteChangelog:
             value = sqlite_partition.last_heartbeat(path, writer)
         return None if value is None else Heartbeat.parse(value)
 
+    def has_written(self, topic: str, *, writer: str, query_id: str) -> bool:
+        """Whether the log has what a query wrote under a name; see ``Changelog``."""
+        log, found = self.identity(topic), False
+        for partition in range(self.partitions(topic)):
+            with naming(path := self.path(TopicPartition(topic, partition))):
+                identity, here = sqlite_partition.has_written(path, writer, query_id)
+            # It was lost and recreated.
+            if not here and identity != log:
+                return False
+            found = found or here
+        return found
+
     def retire_writer(self, topic: str, writer: str) -> None:
         """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
         partitions = range(self.partitions(topic))
@@ -216,6 +228,12 @@ class SqliteChangelog:
         for partition in partitions:
             with naming(path := self.path(TopicPartition(topic, partition))):
                 sqlite_partition.retire_writer(path, writer)
+
+    def has_retired(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired; see ``Changelog``."""
+        # It is the last to be told.
+        with naming(path := self.path(TopicPartition(topic, self.partitions(topic) - 1))):
+            return sqlite_partition.has_retired(path, writer)
 
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""

@@ -334,6 +334,17 @@ def last_heartbeat(path: str, writer: str) -> bytes | None:
         return None if found is None else found[0]
 
 
+def has_written(path: str, writer: str, query_id: str) -> tuple[str, bool]:
+    """The partition's identity, and whether a batch or a heartbeat of a query was written here under a name."""
+    with contextlib.closing(connect(path)) as connection:
+        identity, found = connection.execute(
+            "SELECT identity, EXISTS (SELECT 1 FROM writer WHERE writer = :writer AND query_id = :query_id) "
+            "OR EXISTS (SELECT 1 FROM batch WHERE write_name = :writer AND query_id = :query_id) FROM state",
+            {"writer": writer, "query_id": query_id},
+        ).fetchone()
+        return str(identity), bool(found)
+
+
 def writers(path: str) -> set[str]:
     """The names of all writers so far."""
     with contextlib.closing(connect(path)) as connection:
@@ -348,6 +359,16 @@ def retire_writer(path: str, writer: str) -> None:
         connection.execute(_INSERT, _row(offset, heartbeat_key(writer), None, int(time.time() * 1000), 1))
         connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
         connection.execute("DELETE FROM writer WHERE writer = ?", (writer,))
+
+
+def has_retired(path: str, writer: str) -> bool:
+    """Whether the last heartbeat of a writer that the log has is its tombstone."""
+    with contextlib.closing(connect(path)) as connection:
+        last = connection.execute(
+            "SELECT value IS NULL FROM log WHERE heartbeat AND key = ? ORDER BY offset DESC LIMIT 1",
+            (heartbeat_key(writer),),
+        ).fetchone()
+        return last is not None and bool(last[0])
 
 
 def reset(path: str, identity: str) -> None:

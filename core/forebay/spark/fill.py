@@ -1,0 +1,88 @@
+"""Fills a store from a batch DataFrame: what its stream lacks, a correction, or all that it is to contain."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from forebay.changelog import Changelog
+from forebay.errors import SinkError
+from forebay.spark.executor import END
+from forebay.spark.write import Write
+from forebay.tasks import TopicPartition
+from forebay.topology import StoreSpec
+
+log = logging.getLogger(__name__)
+
+_MOST_RECORDS = 100_000
+_PATIENCE_S = 60.0
+"""How long to wait for a log that delivers nothing."""
+_ENDS = T.StructType().add("slot", T.IntegerType()).add("partition", T.IntegerType()).add("key", T.BinaryType())
+_KEYS = T.StructType().add("partition", T.IntegerType()).add("key", T.BinaryType())
+
+
+def fill(write: Write, df: DataFrame, *, snapshot: bool) -> None:
+    """Write all rows once under the writer's name, then retire it; see ``Sink.fill``."""
+    writer, changelog = write.writer, write.writer.log.changelog
+    topic, query_id = writer.spec.topic, writer.name
+    if changelog.has_retired(topic, writer.name):
+        log.info("%s: %s was already through", writer.spec.name, writer.name)
+        return
+    # Until it is through, the age of the store is unknown.
+    writer.patiently(lambda: writer.beat(query_id, None, -1))
+    placed = write.place(df).persist()
+    try:
+        rows = placed
+        if snapshot:
+            rows = placed.unionByName(_tombstones(write, placed), allowMissingColumns=True)
+        write.append_placed(rows, query_id, 0)
+    finally:
+        placed.unpersist()
+    changelog.retire_writer(topic, writer.name)
+
+
+def _tombstones(write: Write, placed: DataFrame) -> DataFrame:
+    """A row without a value for each key that the log has and the DataFrame lacks."""
+    session, spec = placed.sparkSession, write.writer.spec
+    slots = write.slots.by_partition(session)
+    # The row that ends a task's rows has none.
+    present = placed.where(F.col("timestamp_ms").isNotNull()).select("key")
+    absent = _keys_of_log(session, write.writer.log.changelog, spec).join(present, "key", "left_anti")
+    slot = F.element_at(F.array(*map(F.lit, slots)), F.col("partition") + 1)
+    now = F.unix_millis(F.current_timestamp())
+    tombstones = absent.select(slot.alias("slot"), "partition", "key", now.alias("timestamp_ms"))
+    # A DataFrame without rows has no rows that end those of a task, either.
+    ends = session.createDataFrame([(slot, END, bytearray()) for slot in set(slots)], _ENDS)
+    return tombstones.unionByName(ends, allowMissingColumns=True)
+
+
+def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec) -> DataFrame:
+    """Every key that has a value in a store's log as it is now, and its partition."""
+    ends = changelog.end_offsets([TopicPartition(spec.topic, partition) for partition in range(spec.partitions)])
+    live: dict[int, set[bytes]] = {partition: set() for partition in range(spec.partitions)}
+    positions = dict.fromkeys(live, 0)
+    consumer = changelog.consumer()
+    try:
+        for topic_partition in ends:
+            consumer.assign(topic_partition, 0)
+        progress = time.monotonic()
+        while len(ends) < spec.partitions or any(positions[tp.partition] < end for tp, end in ends.items()):
+            if len(ends) < spec.partitions or time.monotonic() - progress > _PATIENCE_S:
+                raise SinkError(
+                    f"{spec.name}: the log {spec.topic!r} cannot be read, so what it lacks is not known."
+                )
+            for batch in consumer.poll(_MOST_RECORDS):
+                partition = batch.topic_partition.partition
+                for _, key, value, _, heartbeat in batch.records:
+                    if not heartbeat:
+                        (live[partition].discard if value is None else live[partition].add)(key)
+                if batch.position > positions[partition]:
+                    positions[partition], progress = batch.position, time.monotonic()
+    finally:
+        consumer.close()
+    rows = [(partition, bytearray(key)) for partition, keys in live.items() for key in keys]
+    return session.createDataFrame(rows, _KEYS)

@@ -1,0 +1,80 @@
+"""What the analysed plan of a streaming DataFrame shows before its query starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+
+TIME_WINDOW = "spark.timeWindow"
+SESSION_WINDOW = "spark.sessionWindow"
+"""Spark's marks in the metadata of a column made by ``window()`` or ``session_window()``."""
+_CHECKED = "spark.sql.streaming.unsupportedOperationCheck"
+
+
+def mode_refusal(df: DataFrame, mode: str) -> str | None:
+    """Why Spark does not run a streaming DataFrame in an output mode, None if it does."""
+    session = df.sparkSession
+    if str(session.conf.get(_CHECKED, "true")).lower() != "true":
+        return None
+    jvm = session._jvm
+    assert jvm is not None
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(_analysed(df), modes.Append() if mode == "append" else modes.Update())
+    except AnalysisException as error:
+        # After it, Spark prints the whole plan.
+        return str(error).partition("\n")[0].rstrip(";. ")
+    return None
+
+
+def window_lengths_ms(df: DataFrame) -> frozenset[int]:
+    """The lengths of all windows that ``window()`` makes in a DataFrame's plan, empty if none is recognised.
+
+    Why from the plan: a window's column carries a mark, but not its length.
+    """
+    lengths = set()
+    for node in _descendants(_analysed(df)):
+        for expression in _elements(node.expressions()):
+            for one in _descendants(expression):
+                length_us = _length_us(one)
+                if length_us is not None:
+                    lengths.add(length_us // 1000)
+    return frozenset(lengths)
+
+
+def _analysed(df: DataFrame) -> Any:
+    return df._jdf.queryExecution().analyzed()
+
+
+def _length_us(expression: Any) -> int | None:
+    """The length of the window that an expression creates, None if it creates none: its end is its start plus a
+    literal."""
+    if expression.getClass().getSimpleName() != "CreateNamedStruct":
+        return None
+    names = [name.toString() for name in _elements(expression.nameExprs())]
+    if names != ["start", "end"]:
+        return None
+    end = expression.valExprs().apply(1)
+    while end.getClass().getSimpleName() in ("KnownNullable", "PreciseTimestampConversion"):
+        end = end.children().apply(0)
+    if end.getClass().getSimpleName() != "Add":
+        return None
+    length = end.right()
+    is_literal = length.getClass().getSimpleName() == "Literal"
+    return int(length.value()) if is_literal and isinstance(length.value(), int) else None
+
+
+def _descendants(node: Any) -> Iterator[Any]:
+    """A node of a tree, and all below it."""
+    yield node
+    for child in _elements(node.children()):
+        yield from _descendants(child)
+
+
+def _elements(sequence: Any) -> list[Any]:
+    """The elements of a Scala sequence."""
+    return [sequence.apply(i) for i in range(sequence.size())]

@@ -1,0 +1,147 @@
+"""What writes to a store's log under a name: its heartbeats, and the continuity of its queries."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forebay.changelog import Changelog, Heartbeat
+from forebay.errors import ChangelogUnreachable, ForebayError, SinkError
+from forebay.position import Position, encode_position, later_position, log_digest
+from forebay.spark.destinations import open_destination
+from forebay.spark.query_runs import Output, QueryRun
+from forebay.topology import StoreSpec
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 120.0
+"""How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
+_PAUSE_S = 1.0
+
+
+class SinkLog:
+    """The changelog that a sink writes to, and how far it has written each store's."""
+
+    def __init__(self, changelog: Changelog) -> None:
+        self.changelog = changelog
+        self.destination = open_destination(changelog)
+        self._lock = threading.Lock()
+        self._positions: dict[str, str] = {}
+
+    def position(self, store: str) -> str | None:
+        """The token of the end of the last batch written to a store, None before the first."""
+        return self._positions.get(store)
+
+    def wrote(self, store: str, position: Position) -> None:
+        """A batch of a store ends at a position; another query's newer batch may have been first."""
+        with self._lock:
+            newest = later_position(self._positions.get(store), encode_position(position))
+            assert newest is not None
+            self._positions[store] = newest
+
+
+@dataclass
+class StoreWriter:
+    """A store's writer: the queries that write to its log under one name, one after another."""
+
+    log: SinkLog
+    spec: StoreSpec
+    name: str
+    begins_here: bool = False
+    """Whether a query may go on from a checkpoint into a log that has nothing of it."""
+    as_of_ms: dict[str, int] = field(default_factory=dict)
+    """By query: a new one of the same writer inherits nothing from the old one."""
+    _logs: dict[str, str] = field(default_factory=dict)
+    """By query, the identity of the log that it goes on in."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def output(self) -> Output:
+        """What identifies it among all that this process writes."""
+        return self.log.changelog.url, self.spec.topic, self.name
+
+    def check_continuity(self, query_id: str, *, continued: bool) -> None:
+        """Raise ``SinkError`` if the log lacks what a query wrote before: unchanged keys would be missing.
+
+        ``continued`` says whether the query has an earlier batch. Raises ``ChangelogError``.
+        """
+        if self.begins_here:
+            return
+        topic, changelog = self.spec.topic, self.log.changelog
+        identity, known = changelog.identity(topic), self._logs.get(query_id)
+        if known is None and continued:
+            if changelog.has_written(topic, writer=self.name, query_id=query_id) is False:
+                raise self._discontinued(
+                    f"query {query_id} goes on from its checkpoint, but the log {topic!r} has nothing of it under "
+                    f"the writer {self.name!r}"
+                )
+        elif known is not None and known != identity:
+            raise self._discontinued(f"the log {topic!r} was reset or replaced while query {query_id} was running")
+        self._logs[query_id] = identity
+
+    def _discontinued(self, finding: str) -> SinkError:
+        return SinkError(
+            f"{self.spec.name}: {finding}. Keys that do not change would be missing, and no lag would show it. "
+            "Start the query with a new checkpoint and its source from the beginning, or with "
+            "store_begins_here=True if the store is to contain only what changes from now on."
+        )
+
+    def patiently(self, act: Callable[[], None]) -> None:
+        """Act for a batch; a short outage of the brokers must not end the query."""
+        begun, told = time.monotonic(), False
+        while True:
+            try:
+                return act()
+            except ChangelogUnreachable as error:
+                if time.monotonic() - begun > _PATIENCE_S:
+                    raise
+                if not told:
+                    log.warning("%s The batch waits for it.", error)
+                told = True
+                time.sleep(_PAUSE_S)
+
+    def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
+        """Append a heartbeat to every partition, and record the log's position after it.
+
+        ``as_of_ms`` is None if it did not advance. Raises ``ChangelogError``, and ``SinkError`` if the log was
+        replaced.
+        """
+        with self._lock:
+            self.check_continuity(query_id, continued=False)
+            known = self.as_of_ms.get(query_id)
+            if as_of_ms is not None:
+                known = as_of_ms if known is None else max(as_of_ms, known)
+            changelog = self.log.changelog
+            offsets = changelog.append_heartbeat(
+                self.spec.topic,
+                writer=self.name,
+                query_id=query_id,
+                value=Heartbeat(known, query_id, batch_id).value(),
+            )
+            if known is not None:
+                self.as_of_ms[query_id] = known
+            digest = log_digest(changelog.identity(self.spec.topic))
+            self.log.wrote(self.spec.name, Position(digest, offsets))
+
+
+def beat_run(run: QueryRun, log: SinkLog, progress_ms: int, batch_id: int) -> None:
+    """Append heartbeats to all that a run writes to a log, after a batch (-1: idle) that left no backlog.
+
+    None to what lacks a batch. Raises the first error, after trying all.
+    """
+    as_of_ms: int | None = progress_ms
+    if run.as_of_limit_ms is not None:
+        as_of_ms = min(progress_ms, run.as_of_limit_ms) if run.as_of_limit_ms >= 0 else None
+    errors = []
+    for output, writer in list(run.writers.items()):
+        failed = run.failed.get(output)
+        if writer.log is log and (failed is None or 0 <= batch_id < failed):
+            try:
+                writer.beat(run.query_id, as_of_ms, batch_id)
+            except ForebayError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]

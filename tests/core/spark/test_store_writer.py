@@ -1,0 +1,82 @@
+"""Heartbeats of all that a run of a query writes, in a real log."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.errors import SinkError
+from forebay.tasks import TopicPartition
+from forebay.topology import parse_topology
+
+pytestmark = pytest.mark.spark
+
+STORES = [{"name": "first"}, {"name": "second"}]
+TOPOLOGY = {"application_id": "t", "subtopology": [{"name": "all", "partitions": 1, "store": STORES}]}
+
+
+@pytest.fixture
+def changelog(tmp_path: Path) -> SqliteChangelog:
+    changelog = SqliteChangelog(tmp_path)
+    for spec in parse_topology(TOPOLOGY).stores.values():
+        changelog.ensure(spec)
+    return changelog
+
+
+@pytest.fixture
+def run(changelog: SqliteChangelog) -> Any:
+    """A run of a query that writes both stores, and its log."""
+    from forebay.spark.query_runs import QueryRun
+    from forebay.spark.store_writer import SinkLog, StoreWriter
+
+    log, run = SinkLog(changelog), QueryRun("q", "r")
+    for spec in parse_topology(TOPOLOGY).stores.values():
+        writer = StoreWriter(log, spec, "w")
+        run.writers[writer.output] = writer
+    return run, log
+
+
+def as_ofs(changelog: SqliteChangelog, store: str) -> list[int | None]:
+    consumer = changelog.consumer()
+    consumer.assign(TopicPartition(f"t-{store}-changelog", 0), 0)
+    found = [json.loads(record[2])["as_of_ms"] for batch in consumer.poll(100) for record in batch.records]
+    consumer.close()
+    return found
+
+
+def test_a_store_that_lacks_a_batch_gets_heartbeats_of_earlier_ones_only(changelog, run):
+    from forebay.spark.store_writer import beat_run
+
+    query_run, log = run
+    first = next(iter(query_run.writers))
+    query_run.failed[first] = 3
+    for as_of_ms, batch_id in ((1_000, 2), (2_000, 3), (3_000, 4), (4_000, -1)):
+        beat_run(query_run, log, as_of_ms, batch_id)
+    assert as_ofs(changelog, "first") == [1_000]
+    assert as_ofs(changelog, "second") == [1_000, 2_000, 3_000, 4_000]
+    del query_run.failed[first]
+    beat_run(query_run, log, 5_000, -1)
+    assert as_ofs(changelog, "first") == [1_000, 5_000]
+
+
+@pytest.mark.parametrize(("limit_ms", "expected"), [(None, 2_000), (1_500, 1_500), (-1, None)])
+def test_a_query_that_asked_its_sources_at_its_start_is_no_newer(changelog, run, limit_ms, expected):
+    from forebay.spark.store_writer import beat_run
+
+    query_run, log = run
+    query_run.as_of_limit_ms = limit_ms
+    beat_run(query_run, log, 2_000, 0)
+    assert as_ofs(changelog, "first") == [expected]
+
+
+def test_a_log_that_was_reset_keeps_no_other_from_its_heartbeats(changelog, run):
+    from forebay.spark.store_writer import beat_run
+
+    query_run, log = run
+    beat_run(query_run, log, 1_000, 0)
+    changelog.reset(parse_topology(TOPOLOGY).stores["first"])
+    with pytest.raises(SinkError, match="first: the log 't-first-changelog' was reset or replaced while query q"):
+        beat_run(query_run, log, 2_000, 1)
+    assert (as_ofs(changelog, "first"), as_ofs(changelog, "second")) == ([], [1_000, 2_000])

@@ -1,0 +1,61 @@
+"""What goes through Spark Connect, and what is refused there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forebay.partitioning import Murmur2Partitioner
+
+pytestmark = pytest.mark.spark
+
+PROGRAM = """
+import json, os, sys
+from pyspark.sql import SparkSession, functions as F
+from forebay.errors import SinkError
+from forebay.spark import Sink
+from forebay.topology import parse_topology
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
+stores = [{"name": "latest"}, {"name": "pairs", "key": "json"}]
+subtopology = {"name": "all", "partitions": 3, "store": stores}
+topology = parse_topology({"application_id": "t", "subtopology": [subtopology]})
+sink = Sink(topology, changelog="sqlite://" + sys.argv[1] + "/log")
+df = spark.createDataFrame([("a", 1), ("b", 2)], "k string, n int")
+for store, key in (("latest", "k"), ("pairs", ["k", "n"])):
+    for row in sink.kafka_columns(df, store, key=key, value="n").collect():
+        print(json.dumps([row.key.decode(), row.value.decode(), row.partition]))
+stream = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS k", "value AS n")
+records = sink.kafka_columns(stream, "latest", key="k")
+writer = records.writeStream.format("memory").queryName("records")
+query = writer.option("checkpointLocation", sys.argv[1] + "/checkpoint").start()
+for refused in (
+    lambda: sink.write(stream, "latest", key="k"),
+    lambda: sink.fill(df, "latest", key="k", name="n"),
+    lambda: sink.heartbeats(query, "latest"),
+):
+    try:
+        refused()
+    except SinkError as error:
+        print(json.dumps(str(error)))
+query.stop()
+# The server of such a session runs on in this process.
+os._exit(0)
+"""
+
+
+def test_records_for_sparks_kafka_sink_are_made_through_connect_and_the_rest_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-c", PROGRAM, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert said[:4] == [
+        [key, value, Murmur2Partitioner().partition(key.encode(), 3)]
+        for key, value in (("a", '{"n":1}'), ("b", '{"n":2}'), ('["a",1]', '{"n":1}'), ('["b",2]', '{"n":2}'))
+    ], done.stderr
+    write, fill, heartbeats = said[4:]
+    assert "Spark's own Kafka sink can write sink.kafka_columns(df, store, key=…)" in write
+    assert write == fill
+    assert "through Spark Connect, the age of the store is unknown" in heartbeats
