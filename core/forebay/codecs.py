@@ -20,6 +20,8 @@ import rfc8785
 from forebay.errors import BadKey
 from forebay.json_text import all_json, json_fault
 
+TOTAL_KEYS = {"string": "all", "json": "[]"}
+"""By key codec, the key of a value that has no key column, such as a total."""
 _AS_IT_IS_IN_JSON = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
 
 

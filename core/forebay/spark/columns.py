@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from forebay.codecs import TOTAL_KEYS
 from forebay.errors import SinkError
 from forebay.spark.executor import KeyColumns
 from forebay.spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
@@ -23,8 +24,6 @@ _TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
     "bytes": (T.BinaryType,),
     "json": (T.StringType, T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType),
 }
-TOTAL_KEYS = {"string": "all", "json": "[]"}
-"""By key codec, the key of rows that have no key column, such as totals."""
 EMITTED = "emitted"
 """In ``order_by``, unless a column is called so: the order in which the query emits rows."""
 NullKeys = Literal["refuse", "drop", "keep"]

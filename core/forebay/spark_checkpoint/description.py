@@ -70,10 +70,13 @@ class Table:
     def key_codec(self) -> str | None:
         """The key codec that its keys fit; None if there is none."""
         types = [field.type for field in self.key]
+        if not types:
+            # A total.
+            return "string"
         if len(types) == 1 and isinstance(types[0], AtomicType) and types[0].name in _KEY_CODECS:
             return _KEY_CODECS[types[0].name]
         fits = all(isinstance(item, AtomicType) and item.name in _JSON_KEYS for item in types)
-        return "json" if types and fits else None
+        return "json" if fits else None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from forebay.codecs import TOTAL_KEYS
 from forebay.errors import BadKey, TopologyError
 from forebay.spark_checkpoint.data_types import AtomicType, DataType, StructType
 from forebay.spark_checkpoint.description import (
@@ -87,12 +88,14 @@ class TableMapping:
     def plain_key(self, key: Row) -> bytes:
         """A key's plain bytes; raises ``KeyUnfit``."""
         parts = [field_at(key, path) for path in self._key_paths]
-        if None in parts:
-            raise KeyUnfit("it is null")
+        if not parts:
+            return TOTAL_KEYS[self.spec.key].encode()
         if self.spec.key == "json":
             if any(isinstance(part, int) and abs(part) > _SAFE_INTEGER for part in parts):
                 raise KeyUnfit(f"{parts!r} has an integer beyond 2^53, which a JSON key cannot: cast it to string")
             return _json_key(parts).encode()
+        if parts == [None]:
+            raise KeyUnfit("it is null")
         if self.spec.key == "bytes":
             return bytes(parts[0])
         try:
@@ -139,7 +142,9 @@ class TableMapping:
         types = [field.type for field in table.key]
         fitting = _KEY_TYPES[self.spec.key]
         fits = all(isinstance(kind, AtomicType) and kind.name in fitting for kind in types)
-        if not fits or not types or (len(types) > 1 and self.spec.key != "json"):
+        if not types:
+            fits = self.spec.key in TOTAL_KEYS
+        if not fits or (len(types) > 1 and self.spec.key != "json"):
             shown = ", ".join(f"{field.name} {field.type}" for field in table.key) or "none"
             remedy = f'Declare key = "{table.key_codec}".' if table.key_codec else "No key codec takes them."
             raise TopologyError(

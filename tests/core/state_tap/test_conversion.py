@@ -1,10 +1,12 @@
 """What becomes of changes that the checkpoints among the fixtures do not have."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from forebay.spark_checkpoint.changes import Change, Entry
+from forebay.spark_checkpoint.data_types import StructType
 from forebay.state_tap.conversion import open_conversion
 from forebay.state_tap.mapping import TableMapping
 from tests.core.state_tap.running_query import store
@@ -70,3 +72,23 @@ def test_a_key_that_the_codec_cannot_have_is_left_out_and_logged_once(spark_4_0,
     entries = [Entry("default", (key,), (None,)) for key in (None, "a", None)]
     assert [record.plain for record in conversion.load(entries, NOW_MS)] == [b"a"]
     assert caplog.text.count("'tapped' and is left out") == 1
+
+
+def converted(spec, operator, key: tuple[object, ...]) -> list[bytes]:
+    conversion = open_conversion(TableMapping(spec, operator))
+    return [record.plain for record in conversion.load([Entry("default", key, (None,))], NOW_MS)]
+
+
+def test_keys_of_the_codec_json_may_have_nulls(spark_4_0):
+    operator = spark_4_0.checkpoint("distinct-default").operator(0, 0)
+    assert converted(store(key="json"), operator, (None,)) == [b"[null]"]
+    assert converted(store(key="json"), operator, ("é",)) == ['["é"]'.encode()]
+
+
+@pytest.mark.parametrize(("codec", "plain"), [("string", b"all"), ("json", b"[]")])
+def test_a_total_has_the_key_that_the_sink_gives_it(spark_4_0, codec, plain):
+    operator = spark_4_0.checkpoint("distinct-default").operator(0, 0)
+    [held] = operator.stores
+    [family] = held.column_families
+    without_key = replace(held, column_families=(replace(family, key=StructType(())),))
+    assert converted(store(key=codec), replace(operator, stores=(without_key,)), ()) == [plain]
