@@ -50,12 +50,12 @@ os._exit(0)
 def test_records_for_sparks_kafka_sink_are_made_through_connect_and_the_rest_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-u", "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert said[:4] == [
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[:4] == [
         [key, value, Murmur2Partitioner().partition(key.encode(), 3)]
         for key, value in (("a", '{"n":1}'), ("b", '{"n":2}'), ('["a",1]', '{"n":1}'), ('["b",2]', '{"n":2}'))
     ], done.stderr
-    write, fill, heartbeats = said[4:]
+    write, fill, heartbeats = lines[4:]
     assert "Spark's own Kafka sink can write sink.kafka_columns(df, store, key=…)" in write
     assert write == fill
     assert "through Spark Connect, the age of the store is unknown" in heartbeats

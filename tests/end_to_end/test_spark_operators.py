@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,12 @@ CASES: dict[str, tuple[Any, dict[bytes, Any]]] = {
         },
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def interpreter(spark: Any) -> None:  # noqa: F811
+    """Python's own functions of a query are set to an interpreter before the sink has seen it."""
+    spark.sparkContext.pythonExec = sys.executable
 
 
 def test_every_operator_of_the_page_has_its_case():

@@ -280,6 +280,8 @@ def test_of_rows_that_a_query_emits_for_a_key_the_last_is_the_latest(spark, sink
             for n in (2, 10, 1):
                 yield pandas.DataFrame({"k": [key[0]], "n": [n]})
 
+    # The function is set to an interpreter before the sink has seen it.
+    spark.sparkContext.pythonExec = sys.executable
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add(*({"k": f"k{i}", "n": 0} for i in range(20)))
     emitted = source.df.groupBy("k").applyInPandasWithState(
@@ -641,9 +643,9 @@ def test_a_function_of_ones_own_writes_several_stores_and_repeats_a_batch_of_whi
     try:
         source.add({"k": "a", "n": 3})
         wait_until(lambda: content(sink, "latest").get(b"a") == {"n": 3}, "the next batch")
-        heard = len(as_ofs(sink)), len(as_ofs(sink, "by_number"))
+        counts = len(as_ofs(sink)), len(as_ofs(sink, "by_number"))
         wait_until(
-            lambda: len(as_ofs(sink)) > heard[0] and len(as_ofs(sink, "by_number")) > heard[1],
+            lambda: len(as_ofs(sink)) > counts[0] and len(as_ofs(sink, "by_number")) > counts[1],
             "heartbeats of both",
         )
     finally:
@@ -811,8 +813,8 @@ def test_a_function_of_ones_own_leaves_no_batch_out_and_writes_none_twice(spark,
             if batch_id > 0:
                 raise
 
-    said = refusal(source.df.writeStream.foreachBatch(swallowing), tmp_path)
-    assert "batch 0 was not written, and batch 1 would leave its rows out" in said
+    message = refusal(source.df.writeStream.foreachBatch(swallowing), tmp_path)
+    assert "batch 0 was not written, and batch 1 would leave its rows out" in message
     assert (content(sink, "latest"), as_ofs(sink)) == ({}, [])
 
     def twice(batch: Any, batch_id: int) -> None:
@@ -830,7 +832,7 @@ def test_a_function_of_ones_own_leaves_no_batch_out_and_writes_none_twice(spark,
     assert "the output mode 'complete'" in refusal(counts, tmp_path, "complete")
     query = run(source.df.writeStream.foreachBatch(once), tmp_path, "once")
     ended_ms = time.time() * 1000
-    # A source that tells its latest offset says that nothing was left, but was asked for it at the start.
+    # A source that states its latest offset shows that nothing was left, as of the start.
     sink._beat(str(query.id), int(ended_ms) + 3_600_000, 1)
     assert 0 < as_ofs(sink)[-1] <= ended_ms
     with pytest.raises(

@@ -238,6 +238,25 @@ def test_what_sparks_own_kafka_sink_wrote_is_where_its_keys_are_and_has_an_age(s
         query.stop()
 
 
+def test_a_store_is_filled_once_and_a_snapshot_deletes_what_it_lacks(spark, sink, cluster, tmp_path):
+    def table(**rows: int) -> Any:
+        return spark.createDataFrame(list(rows.items()), "k string, n int")
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add(*({"k": f"k{i}", "n": 1} for i in range(20)))
+    run(sink.write(source.df, "latest", key="k"), tmp_path)
+    sink.fill(table(k1=2), "latest", key="k", name="correction")
+    sink.fill(table(k1=3), "latest", key="k", name="correction")
+    topic = sink.topology.stores["latest"].topic
+    assert cluster.changelog.has_retired(topic, "fill-correction")
+    url = f"http://{served(cluster)}/v1/stores/latest/keys"
+    assert httpx.get(f"{url}/k1").json()["value"] == {"n": 2}
+    sink.fill(table(k2=4, new=4), "latest", key="k", name="snapshot", snapshot=True)
+    for key, expected in (("k2", {"n": 4}), ("new", {"n": 4}), ("k1", None), ("k19", None)):
+        parameters = {"min_position": sink.position("latest"), "wait_ms": 10_000}
+        assert httpx.get(f"{url}/{key}", params=parameters).json().get("value") == expected, key
+
+
 def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_path):
     now_s = int(time.time())
     source = Source(spark, tmp_path / "in", "k string, price bigint, at timestamp")

@@ -1969,5 +1969,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "Path(place).is_absolute() or",
         "False and",
         ("service/state/test_command.py::test_a_journal_moves_nothing_in_from_elsewhere_nor_out",),
+    # The sink: no hole in a store that its figures do not show.
+    Mutant(
+        "heartbeat-without-a-batch",
+        "a store that lacks a batch gets no heartbeat that includes it",
+        "forebay.spark.store_writer:beat_run",
+        "0 <= batch_id < failed",
+        "batch_id < failed",
+        ("core/spark/test_store_writer.py::test_a_store_that_lacks_a_batch_gets_heartbeats_of_earlier_ones_only",),
+    ),
+    Mutant(
+        "lost-partition-continued",
+        "a log that lost a partition does not have what a query wrote",
+        "forebay.changelog.sqlite.changelog:SqliteChangelog.has_written",
+        "not here and identity != log",
+        "False",
+        ("core/changelog/test_sqlite.py::test_a_log_that_lost_a_partition_does_not_have_what_a_query_wrote",),
     ),
 )

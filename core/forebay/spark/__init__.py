@@ -1,6 +1,7 @@
 """The Spark side: a sink that writes streaming queries' results to a changelog."""
 
+from forebay.spark.columns import ColumnArguments
 from forebay.spark.sink import Sink
 from forebay.spark.sink_writer import SinkWriter
 
-__all__ = ["Sink", "SinkWriter"]
+__all__ = ["ColumnArguments", "Sink", "SinkWriter"]

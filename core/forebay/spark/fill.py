@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from forebay.changelog import Changelog
+from forebay.changelog import Changelog, Wake
 from forebay.errors import SinkError
 from forebay.spark.executor import END
 from forebay.spark.write import Write
@@ -19,6 +19,7 @@ from forebay.topology import StoreSpec
 log = logging.getLogger(__name__)
 
 _MOST_RECORDS = 100_000
+_POLL_S = 0.1
 _PATIENCE_S = 60.0
 """How long to wait for a log that delivers nothing."""
 _ENDS = T.StructType().add("slot", T.IntegerType()).add("partition", T.IntegerType()).add("key", T.BinaryType())
@@ -65,7 +66,7 @@ def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec) -
     ends = changelog.end_offsets([TopicPartition(spec.topic, partition) for partition in range(spec.partitions)])
     live: dict[int, set[bytes]] = {partition: set() for partition in range(spec.partitions)}
     positions = dict.fromkeys(live, 0)
-    consumer = changelog.consumer()
+    consumer, wake = changelog.consumer(), Wake()
     try:
         for topic_partition in ends:
             consumer.assign(topic_partition, 0)
@@ -75,6 +76,7 @@ def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec) -
                 raise SinkError(
                     f"{spec.name}: the log {spec.topic!r} cannot be read, so what it lacks is not known."
                 )
+            consumer.wait(wake, _POLL_S)
             for batch in consumer.poll(_MOST_RECORDS):
                 partition = batch.topic_partition.partition
                 for _, key, value, _, heartbeat in batch.records:

@@ -91,16 +91,16 @@ class StoreWriter:
 
     def patiently(self, act: Callable[[], None]) -> None:
         """Act for a batch; a short outage of the brokers must not end the query."""
-        begun, told = time.monotonic(), False
+        begun, logged = time.monotonic(), False
         while True:
             try:
                 return act()
             except ChangelogUnreachable as error:
                 if time.monotonic() - begun > _PATIENCE_S:
                     raise
-                if not told:
+                if not logged:
                     log.warning("%s The batch waits for it.", error)
-                told = True
+                logged = True
                 time.sleep(_PAUSE_S)
 
     def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:

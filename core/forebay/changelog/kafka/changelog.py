@@ -148,5 +148,5 @@ def _reading_heartbeats(topic: str, writer: str) -> Iterator[None]:
         yield
     except KafkaException as error:
         kafka_error = error.args[0]
-        said = f"The heartbeats of {writer!r} in {topic!r} could not be read: {kafka_error.str()}."
-        raise (ChangelogUnreachable(said) if passes(kafka_error) else ChangelogError(said)) from None
+        message = f"The heartbeats of {writer!r} in {topic!r} could not be read: {kafka_error.str()}."
+        raise (ChangelogUnreachable(message) if passes(kafka_error) else ChangelogError(message)) from None

@@ -231,7 +231,7 @@ class SqliteChangelog:
 
     def has_retired(self, topic: str, writer: str) -> bool:
         """Whether the log still shows that a writer was retired; see ``Changelog``."""
-        # It is the last to be told.
+        # It is retired there last.
         with naming(path := self.path(TopicPartition(topic, self.partitions(topic) - 1))):
             return sqlite_partition.has_retired(path, writer)
 
