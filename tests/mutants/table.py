@@ -1969,6 +1969,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "Path(place).is_absolute() or",
         "False and",
         ("service/state/test_command.py::test_a_journal_moves_nothing_in_from_elsewhere_nor_out",),
+    ),
     # The sink: no hole in a store that its figures do not show.
     Mutant(
         "heartbeat-without-a-batch",
