@@ -185,6 +185,39 @@ def test_an_operator_fills_its_store(spark, sink, tmp_path, row):  # noqa: F811
     assert content(sink, STORES[store]) == expected
 
 
+def test_of_an_input_row_and_a_timer_that_meet_in_a_batch_the_timers_row_is_the_latest(spark, sink, tmp_path):  # noqa: F811
+    import pandas
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Presence(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            for _ in rows:
+                self.handle.registerTimer(timerValues.getCurrentWatermarkInMs() + 120_000)
+                yield pandas.DataFrame({"k": [key[0]], "state": ["here"]})
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+            yield pandas.DataFrame({"k": [key[0]], "state": ["gone"]})
+
+        def close(self) -> None:
+            pass
+
+    source = Source(spark, tmp_path / "in", SCHEMA)
+    for key, minute in (("b", "10"), ("a", "11"), ("b", "30"), ("a", "31")):
+        source.add({"k": key, "at": f"2026-01-01T00:{minute}:00Z"})
+    groups = source.df.withWatermark("at", "1 minute").groupBy("k")
+    states = groups.transformWithStateInPandas(Presence(), "k string, state string", "Update", "EventTime")
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    try:
+        run(sink.write(states, "latest", key="k", order_by="emitted"), tmp_path)
+    finally:
+        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    written = [(r[1], json.loads(r[2])["state"]) for records in log_of(sink, "latest").values() for r in records]
+    assert [state for key, state in written if key == b"a"] == ["here", "here", "gone"]
+
+
 def test_rows_are_numbered_within_an_operator_as_the_sinks_page_shows(spark, sink, tmp_path):  # noqa: F811
     from pyspark.sql.streaming import StatefulProcessor
 
