@@ -164,7 +164,7 @@ def sockets_to(host: str, port: int) -> int:
 @pytest.mark.parametrize(("command", "arguments"), [(query, ["counts", "a"]), (status, [])])
 def test_commands_reach_the_address_that_answers(command, arguments, cluster: Cluster, resolve):
     cluster.put("counts", {b"a": b"1"})
-    port = int(cluster.start_worker().rsplit(":", 1)[1])
+    port = int(cluster.start_worker(None, "--allowed-hosts", NAME).rsplit(":", 1)[1])
     resolve("127.0.0.2", "127.0.0.1")
     with dropping("127.0.0.2", port):
         started_s = time.monotonic()

@@ -261,7 +261,7 @@ def test_a_restore_process_leaves_a_bad_record_to_the_applier_and_goes_on_where_
 def test_a_key_that_no_store_could_hold_says_how_to_get_past_it(store, key):
     own = replace(store, foreign=False)
     with pytest.raises(BadRecord, match=r"offset 8 of 'clicks' .* set foreign = true on the store"):
-        Fold({}, {}, None).add(own, batch((b"12345678", b"1"), (key, b"1")).records)
+        Fold({}, {}, None, set()).add(own, batch((b"12345678", b"1"), (key, b"1")).records)
 
 
 def test_a_time_that_no_stored_key_can_hold_is_named():
