@@ -15,6 +15,7 @@ from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
 from forebay.console.data_routes import Console, add_console_routes
 from forebay.console.history import Bounds
+from forebay.console.page import add_console_page
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -141,6 +142,7 @@ def make_app(
     changes = counted(CHANGES_ROUTE, _changes_endpoint(router, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes)
     add_document_routes(app, router, whole.status_document, ROUTER_STATUS_SCHEMA)
+    add_console_page(app)
     add_console_routes(app, console, Bounds(ANSWER_MS, SERVED_BOUNDS), whole.samples)
     return app
 

@@ -14,6 +14,7 @@ from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
 from forebay.console.data_routes import Console, add_console_routes
 from forebay.console.history import StoreSample
+from forebay.console.page import add_console_page
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -146,6 +147,7 @@ def make_app(
     changes = counted(CHANGES_ROUTE, _changes_endpoint(worker, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes, worker=True)
     add_document_routes(app, worker, status_document, WORKER_STATUS_SCHEMA)
+    add_console_page(app)
     add_console_routes(app, console, None, samples)
     return app
 

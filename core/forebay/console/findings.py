@@ -67,6 +67,7 @@ _RULES = (
     ),
 )
 _MOST_SILENT = 8
+_MOST_NAMED = 5
 
 
 def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Finding]:
@@ -81,10 +82,10 @@ def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Findi
         )
     for survey in surveys.stores.values():
         yield from _failures(survey)
-        for rule in _RULES:
-            count = survey.conditions[rule.condition]
-            if count and (knows_all_replicas or rule.condition is not Condition.STANDBY):
-                yield _finding(survey, rule, count)
+    for rule in _RULES:
+        concerned = [survey for survey in surveys.stores.values() if survey.conditions[rule.condition]]
+        if concerned and (knows_all_replicas or rule.condition is not Condition.STANDBY):
+            yield _finding(concerned, rule)
 
 
 def _failures(survey: StoreSurvey) -> Iterator[Finding]:
@@ -99,11 +100,18 @@ def _failures(survey: StoreSurvey) -> Iterator[Finding]:
         )
 
 
-def _finding(survey: StoreSurvey, rule: _Rule, count: int) -> Finding:
+def _finding(concerned: list[StoreSurvey], rule: _Rule) -> Finding:
+    """One finding for all stores: a lost worker concerns many at once."""
+    kind, first = f"partitions-{rule.condition}", concerned[0]
+    count = sum(survey.conditions[rule.condition] for survey in concerned)
     verb = "is" if count == 1 else "are"
-    detail = f"{survey.store}: {count} of {survey.partitions} partitions {verb} {rule.effect}."
-    named = tuple(survey.named[rule.condition])
-    return Finding(f"partitions-{rule.condition}", rule.severity, detail, rule.remedy, survey.store, named)
+    if len(concerned) > 1:
+        names = ", ".join(survey.store for survey in concerned[:_MOST_NAMED])
+        more = len(concerned) - _MOST_NAMED
+        which = f"{names} and {more} other stores" if more > 0 else names
+        return Finding(kind, rule.severity, f"{which}: {count} partitions {verb} {rule.effect}.", rule.remedy)
+    detail = f"{first.store}: {count} of {first.partitions} partitions {verb} {rule.effect}."
+    return Finding(kind, rule.severity, detail, rule.remedy, first.store, tuple(first.named[rule.condition]))
 
 
 def gravest_first(findings: Iterable[Finding]) -> list[Finding]:

@@ -49,8 +49,10 @@ def _within(lags: Sequence[Lag]) -> str:
         return f"at most {duration(max(ages_ms))} behind the source"
     time_lag_ms = worst_lag(list(lags)).time_lag_ms
     log = "an unknown time" if time_lag_ms is None else f"at most {duration(time_lag_ms)}"
-    known = f"known of {_count(len(ages_ms), 'store')}: {duration(max(ages_ms))}" if ages_ms else "unknown"
-    return f"{log} behind the log; the age is {known}"
+    if not ages_ms:
+        return f"{log} behind the log; the age is unknown"
+    where = f"in the {_count(len(ages_ms), 'store')} where it is known"
+    return f"{log} behind the log; the age is at most {duration(max(ages_ms))} {where}"
 
 
 def _count(number: int, noun: str) -> str:

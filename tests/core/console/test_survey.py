@@ -1,10 +1,10 @@
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forebay.console.findings import Finding, findings_of, gravest_first
 from forebay.console.health import health_document, summary
 from forebay.console.replica_states import ReplicaState
-from forebay.console.survey import Survey, Surveys
+from forebay.console.survey import StoreSurvey, Survey, Surveys
 from forebay.console.timeline import Timeline
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.metadata import StreamsMetadataState
@@ -94,6 +94,18 @@ def test_what_is_wrong_is_found_with_its_partitions_the_gravest_first():
     assert all(finding.remedy for finding in found)
 
 
+def test_a_lost_worker_is_one_finding_for_all_its_stores():
+    survey, _ = surveyed(Known(lambda _: [B]))
+    one = survey.newest.stores["s"]
+    found = findings_of(
+        Surveys(1, 1, {f"s{n}": replace(one, store=f"s{n}") for n in range(7)}), knows_all_replicas=True
+    )
+    assert [finding.detail for finding in found] == [
+        "s0, s1, s2, s3, s4 and 2 other stores: 21 partitions are served by standbys only, so reads with "
+        "require_active are refused."
+    ]
+
+
 def test_a_fail_over_is_an_event_for_all_partitions_that_went_the_same_way():
     known = Known(lambda _: [A, B])
     survey, timeline = surveyed(known)
@@ -132,4 +144,9 @@ def test_the_sentence_says_what_is_served_within_what_age_by_how_many_workers():
     assert summary("router", "shop", survey.newest).endswith("at most 1.5 s behind the log; the age is unknown.")
     survey, _ = surveyed(Known(lambda _: []))
     assert summary("router", "shop", survey.newest).endswith("an unknown time behind the log; the age is unknown.")
+    stores = {"s": StoreSurvey("s", 1, lag=LAG), "other": StoreSurvey("other", 1, lag=Lag(0, 7, None))}
+    assert summary("router", "shop", Surveys(1, 1, stores, {"a:1": True})) == (
+        "2 stores of 'shop' with 2 partitions are served by 1 worker, at most 7 ms behind the log; "
+        "the age is at most 50 ms in the 1 store where it is known."
+    )
     assert summary("router", None, Surveys()) == "No store is known yet."
