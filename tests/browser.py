@@ -75,7 +75,9 @@ class Page:
         try:
             # What it is about may not be there yet.
             wait_until(
-                lambda: self.run(f"(() => {{ try {{ return {script} }} catch {{ }} }})()"), what, deadline_s
+                lambda: self.run(f"(() => {{ try {{ return Boolean({script}) }} catch {{ }} }})()"),
+                what,
+                deadline_s,
             )
         except AssertionError:
             raise AssertionError(f"{what}; the page:\n{self.text('body')}\n{self.complaints}") from None

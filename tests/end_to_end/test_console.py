@@ -120,7 +120,7 @@ def test_keys_lists_and_streams_are_read_with_their_figures(tmp_path: Path) -> N
             page.wait_for(shows("record lag 0", "#key-answer .figures"), "the figures")
             # Exact, though it is no number of JavaScript's.
             assert "12345678901234567890" in page.text("#key-answer pre")
-            page.wait_for(shows("so it was not needed", "#key-others"), "the other replica")
+            page.wait_for(shows("not asked, it comes after", "#key-others"), "the other replica")
             line = page.text("#key-answer code")
             answer = json.loads(subprocess.run(line, shell=True, capture_output=True, check=True).stdout)
             assert answer["key"] == "a/b"

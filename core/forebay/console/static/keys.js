@@ -80,13 +80,14 @@ export class KeyBox {
     try {
       const response = await request(path, { signal: AbortSignal.timeout(30_000) });
       const text = await response.text();
-      this.show(path, JSON.parse(text), text, performance.now() - begun);
+      const attempts = response.headers.get("forebay-attempts") ?? "";
+      this.show(path, JSON.parse(text), text, performance.now() - begun, attempts);
     } catch (error) {
       this.showProblem(path, error, performance.now() - begun);
     }
   }
 
-  async show(path, document, text, tookMs) {
+  async show(path, document, text, tookMs, attempts) {
     const parts = document.partitions ?? [document];
     const content = document.partitions ? itemsOf(document) : document.value;
     const shown = /\d{16,}/.test(text) ? text : JSON.stringify(content, null, 2);
@@ -97,14 +98,19 @@ export class KeyBox {
       this.curl(path),
     );
     if (document.next) this.answer.append(element("p", {}, `There is more: cursor=${document.next}`));
-    if (!document.partitions) await this.showOthers(document);
+    if (!document.partitions) await this.showOthers(document, attempts);
   }
 
-  async showOthers({ store, partition, host }) {
+  // The router states whom else it asked; all others follow from the order in which it would have.
+  async showOthers({ store, partition, host }, attempts) {
     try {
       const page = await getDocument(`v1/stores/${encodeURIComponent(store)}/replicas?from=${partition}&limit=1`);
       const others = page.partitions.flatMap(({ replicas }) => replicas).filter((replica) => replica.host !== host);
-      const lines = others.map((replica) => element("li", {}, `${replica.host}, ${replica.role}: ${this.whyNot(replica, host, page.partitions[0].replicas)}`));
+      const asked = new Map(attempts.split(", ").map((text) => [text.split(" ")[0], text.split(" ").slice(1).join(" ")]));
+      const lines = others.map((replica) => {
+        const outcome = asked.has(replica.host) ? `asked too: ${asked.get(replica.host)}` : this.whyNot(replica, host, page.partitions[0].replicas);
+        return element("li", {}, `${replica.host}, ${replica.role}: ${outcome}`);
+      });
       if (lines.length) this.answer.append(element("p", {}, "Other replicas:"), element("ul", { id: "key-others" }, ...lines));
     } catch (error) {
       this.answer.append(element("p", {}, `Other replicas are not known: ${error.message}`));
@@ -113,10 +119,10 @@ export class KeyBox {
 
   whyNot(replica, host, replicas) {
     if (!replica.live) return "not asked, it does not answer";
-    if (this.bounded.checked && !this.tolerance.isMetBy(replica)) return "would not answer within the tolerance";
+    if (this.bounded.checked && !this.tolerance.isMetBy(replica)) return "not asked, it is not known to be within the tolerance";
     const order = replicas.map((each) => each.host);
-    if (order.indexOf(replica.host) > order.indexOf(host)) return `comes after ${host}, so it was not needed`;
-    return "comes before, but did not answer first";
+    if (order.indexOf(replica.host) > order.indexOf(host)) return `not asked, it comes after ${host}`;
+    return "not asked, it did not come first then";
   }
 
   showProblem(path, error, tookMs) {
