@@ -28,6 +28,9 @@ def test_reads_and_refusals_of_all_processes_are_in_the_history(cluster: Cluster
         return (sum(sample["reads"] for sample in samples), refused, answers, timed) == (62, 22, 40, True)
 
     wait_until(counted, "a history of all reads")
+    wait_until(
+        lambda: len(cluster.get(router, "/v1/stores/counts/history")["samples"]) > 1, "the history of two seconds"
+    )
     metrics = httpx.get(f"http://{router}/metrics").text
     assert 'forebay_router_problems_total{problem="lag-exceeds-tolerance",store="counts"} 22.0' in metrics
     assert "unknown-key" not in metrics

@@ -89,7 +89,7 @@ class History:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(1 - epoch_ms() % 1000 / 1000)
+            await asyncio.sleep(pause_ms(epoch_ms()) / 1000)
             try:
                 self.sample(int(epoch_ms() // 1000))
             except Exception:
@@ -113,6 +113,11 @@ class History:
     def samples(self, store: str) -> list[StoreSample]:
         """The samples of a store, the oldest first."""
         return list(self._rings.get(store, ()))
+
+
+def pause_ms(now_epoch_ms: float) -> float:
+    """The time to the middle of the next second: a timer that is early or late still counts for that second."""
+    return 1_500 - now_epoch_ms % 1_000
 
 
 def difference(now: StoreCounts, before: StoreCounts | None) -> StoreCounts | None:

@@ -8,6 +8,7 @@ from forebay.console.history import (
     difference,
     history_document,
     merged,
+    pause_ms,
     quantile,
 )
 from forebay.lag import UNKNOWN_LAG, Lag
@@ -90,3 +91,12 @@ def test_a_counter_that_is_seen_first_counts_from_zero():
     assert difference(counts(0), None) is None
     assert difference(counts(3), None) == counts(3)
     assert difference(counts(3), counts(3)) is None
+
+
+@pytest.mark.parametrize("early_ms", [-400, -2, 0, 2, 400])
+def test_each_second_is_sampled_once_whether_timers_are_early_or_late(early_ms):
+    now_ms, seconds = 1_000_400.0, []
+    for _ in range(5):
+        now_ms += pause_ms(now_ms) - early_ms
+        seconds.append(int(now_ms // 1000))
+    assert seconds == [1001, 1002, 1003, 1004, 1005]
