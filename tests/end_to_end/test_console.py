@@ -190,9 +190,6 @@ def test_a_token_is_requested_and_kept_in_memory_only(tmp_path: Path) -> None:
         cluster.start_worker()
         router = cluster.start_router(*options, "--worker-token-file", str(secret))
         cluster.wait_settled(router, replicas=1)
-        assert httpx.get(f"http://{router}/console/console.js").status_code == 200
-        assert httpx.get(f"http://{router}/consoles").status_code == 401
-        assert httpx.get(f"http://{router}/v1/health").status_code == 401
         with console(router, tmp_path) as page:
             page.wait_for("!document.getElementById('token-form').hidden", "the field")
             page.wait_for(shows("Loading"), "nothing yet")

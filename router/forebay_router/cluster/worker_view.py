@@ -106,6 +106,7 @@ class WorkerView:
         self.ceiling = Tolerance(**status.get("ceiling", {}))
         self.rack = status.get("rack")
         self.acceptable_recovery_lag = status.get("acceptable_recovery_lag")
+        rows = status["tasks"]
         self.replicas = {
             (held := (sys.intern(row["store"]), row["partition"])): self.report(
                 held,
@@ -113,9 +114,8 @@ class WorkerView:
                 Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]),
                 asked_boot_ms,
             )
-            for row in status["tasks"]
+            for row in rows
         }
-        rows = status["tasks"]
         self.failures = {_held(row): str(row["failure"]) for row in rows if "failure" in row}
         self.restores = {_held(row): _restore(row) for row in rows if "restored_records" in row}
         self._status, self._status_boot_ms = body, asked_boot_ms
