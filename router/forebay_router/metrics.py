@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 
 from forebay import __version__
 from forebay.console.history import StoreCounts
-from forebay.errors import UnknownKey
 from forebay.lag import Lag
 from forebay.rest.answers import Answer
 from forebay.rest.batches import KeyResult
@@ -31,9 +30,9 @@ ANSWER_MS = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000
 _PROBLEM = re.compile(rb'\{"type": ?"urn:forebay:problem:([a-z-]+)"')
 
 
-def problem_counted(status: int, body: bytes) -> str:
-    """The name of the problem in a body, nothing if it is none, or a key that does not exist."""
-    found = None if status == UnknownKey.status else _PROBLEM.match(body)
+def _problem_in(body: bytes) -> str:
+    """The name of the problem in a body, nothing if there is none."""
+    found = _PROBLEM.match(body)
     return "" if found is None else found[1].decode()
 
 
@@ -76,7 +75,7 @@ class RouterMetrics(Collector):
         for status, times in Counter(status for status, _ in results).items():
             self._results[store, status] += times
         for status, body in results:
-            if status >= 400 and (problem := problem_counted(status, body)):
+            if status not in WITH_LAG and (problem := _problem_in(body)):
                 self._problems[store, problem] += 1
 
     def _known(self, store: str) -> str:
@@ -86,7 +85,7 @@ class RouterMetrics(Collector):
     def count_answer(self, route: str, store: str, answer: Answer) -> None:
         """Count an answer, and how far behind it was. Header lines are parsed later, identical ones only once."""
         self._unread[route, store, answer.status, answer.head] += 1
-        if answer.status >= 400 and (problem := problem_counted(answer.status, answer.body)):
+        if answer.status not in WITH_LAG and (problem := _problem_in(answer.body)):
             self._problems[store, problem] += 1
         if len(self._unread) >= _MOST_UNREAD:
             self._read()

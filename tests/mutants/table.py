@@ -1930,9 +1930,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "misses-as-problems",
         "a key that does not exist is no refusal",
-        "forebay_router.metrics:problem_counted",
-        "status == UnknownKey.status",
-        "False",
+        "forebay_router.metrics:RouterMetrics.count_answer",
+        "answer.status not in WITH_LAG",
+        "answer.status != 200",
         ("end_to_end/test_history.py::test_reads_and_refusals_of_all_processes_are_in_the_history",),
     ),
     # Doors: who may read, and what a path may lead to.
