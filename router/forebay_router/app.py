@@ -112,9 +112,8 @@ def make_app(
         await router.discovery.start()
         await whole.siblings.start()
         await whole.catch_up()
-        console.start()
-        yield
-        await console.stop()
+        async with console.running():
+            yield
         whole.siblings.stop()
         await router.discovery.stop()
         router.upstreams.close()

@@ -108,9 +108,8 @@ def make_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        console.start()
-        yield
-        await console.stop()
+        async with console.running():
+            yield
 
     async def samples(store: str) -> list[StoreSample]:
         return console.history.samples(store)

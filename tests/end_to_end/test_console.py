@@ -17,7 +17,7 @@ from tests.tokens import header_of, token_of
 
 ROOT = Path(__file__).parents[2]
 AXE = next((ROOT / ".venv").glob("axe-core-*.js"), None)
-ALL_KINDS = """
+TWO_KINDS = """
 application_id = "test"
 
 [[subtopology]]
@@ -32,19 +32,8 @@ name = "hours"
 kind = "window"
 window_size_ms = 1000
 retention_ms = 100000000
-
-[[subtopology.store]]
-name = "visits"
-kind = "session"
-gap_ms = 1000
-retention_ms = 100000000
-
-[[subtopology.store]]
-name = "prices"
-kind = "versioned"
-history_retention_ms = 100000000
 """
-COLOURED = 'article[aria-label="counts"] .cell'
+CELLS = 'article[aria-label="counts"] .cell'
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser: {CHROMIUM} is missing")
 
 
@@ -81,7 +70,7 @@ def test_it_shows_what_is_served_and_a_fail_over_without_a_reload(cluster: Clust
             shows("4 stores of 'test' with 10 partitions are served by 3 workers", "#summary"), "summary"
         )
         page.wait_for(shows("Nothing is wrong", "#verdict"), "all well")
-        page.wait_for(f"document.querySelectorAll('{COLOURED}.served').length === 4", "the grid")
+        page.wait_for(f"document.querySelectorAll('{CELLS}.served').length === 4", "the grid")
         assert all("active on" in label and "standby on" in label for label in labels(page))
         # Nobody writes heartbeats for it: of that age nothing is known.
         page.wait_for(
@@ -95,26 +84,26 @@ def test_it_shows_what_is_served_and_a_fail_over_without_a_reload(cluster: Clust
         page.wait_for(shows(f"The worker {lost} does not answer.", "#findings .error"), "the finding")
         page.wait_for(shows("served by 2 workers", "#summary"), "fewer workers")
         page.wait_for(shows("promotion", "#timeline-rows"), "the promotion")
-        page.wait_for(f"document.querySelectorAll('{COLOURED}.served').length === 4", "the grid")
-        page.wait_for(f"!document.querySelector('{COLOURED}[aria-label*=\"{lost}: time\"]')", "the survivors")
+        page.wait_for(f"document.querySelectorAll('{CELLS}.served').length === 4", "the grid")
+        page.wait_for(f"!document.querySelector('{CELLS}[aria-label*=\"{lost}: time\"]')", "the survivors")
         assert page.run("window.sameDocument")
 
         for worker in set(workers) - {lost}:
             cluster.kill(worker)
-        page.wait_for(f"document.querySelectorAll('{COLOURED}.unheld').length === 4", "nothing left")
-        page.wait_for(shows("?", f"{COLOURED} .lag"), "an unknown lag")
-        assert page.text(f"{COLOURED} .sign") == "✕"
+        page.wait_for(f"document.querySelectorAll('{CELLS}.unheld').length === 4", "nothing left")
+        page.wait_for(shows("?", f"{CELLS} .lag"), "an unknown lag")
+        assert page.text(f"{CELLS} .sign") == "✕"
 
 
 def test_keys_lists_and_streams_are_read_with_their_figures(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, topology_text=ALL_KINDS) as cluster:
+    with running_cluster(tmp_path, topology_text=TWO_KINDS) as cluster:
         cluster.put("counts", {b"a/b": b'{"n": 12345678901234567890}', b"k": b"1"})
         cluster.put("hours", {b"k" + (5_000).to_bytes(8, "big"): b"7"})
         cluster.start_workers(2)
         router = cluster.start_router()
         cluster.wait_settled(router)
         with console(router, tmp_path) as page:
-            page.wait_for("document.getElementById('key-store').options.length === 4", "the stores")
+            page.wait_for("document.getElementById('key-store').options.length === 2", "the stores")
             page.fill("#key-text", "a/b")
             page.click("#key-form button[type=submit]")
             page.wait_for(shows("record lag 0", "#key-answer .figures"), "the figures")
@@ -171,7 +160,7 @@ def test_a_tolerance_shows_who_would_answer_and_what_would_have_been_refused(
         page.fill("#tolerance-bound", "0")
         # Nothing was written for longer than that.
         page.wait_for(shows("0 of 4", row), "nobody")
-        page.wait_for(f"document.querySelectorAll('{COLOURED}.beyond').length === 4", "the grid")
+        page.wait_for(f"document.querySelectorAll('{CELLS}.beyond').length === 4", "the grid")
         page.fill("#tolerance-bound", "11")
         page.wait_for(shows("0 %", row), "a wide bound")
 
@@ -195,7 +184,7 @@ def test_a_token_is_requested_and_kept_in_memory_only(tmp_path: Path) -> None:
             page.wait_for(shows("Loading"), "nothing yet")
             page.fill("#token", token_of("operator"))
             page.click("#token-form button")
-            page.wait_for(f"document.querySelectorAll('{COLOURED}.served').length === 4", "the grid")
+            page.wait_for(f"document.querySelectorAll('{CELLS}.served').length === 4", "the grid")
             page.wait_for("document.getElementById('token-form').hidden", "the field to go")
             page.fill("#key-text", "k")
             page.click("#key-follow")
@@ -214,7 +203,7 @@ def test_a_worker_shows_its_own_replicas(cluster: Cluster, tmp_path: Path) -> No
     cluster.wait_settled(cluster.start_router())
     with console(first, tmp_path) as page:
         page.wait_for(shows("are served by this worker", "#summary"), "the summary")
-        page.wait_for(f"document.querySelectorAll('{COLOURED}').length === 4", "its replicas")
+        page.wait_for(f"document.querySelectorAll('{CELLS}').length === 4", "its replicas")
         page.wait_for(shows("Nothing is wrong", "#verdict"), "all well")
         page.wait_for(shows("not counted here", "#tolerance-table tbody"), "no shares")
         assert all(first in label and second not in label for label in labels(page))
@@ -250,9 +239,9 @@ def test_it_is_accessible_in_both_themes_on_a_phone_and_by_keyboard(cluster: Clu
     router = cluster.start_router()
     cluster.wait_settled(router)
     with console(router, tmp_path) as page:
-        page.wait_for(f"document.querySelectorAll('{COLOURED}.served').length === 4", "the grid")
+        page.wait_for(f"document.querySelectorAll('{CELLS}.served').length === 4", "the grid")
         page.run(AXE.read_text())
-        cells = f"[...document.querySelectorAll('{COLOURED}')]"
+        cells = f"[...document.querySelectorAll('{CELLS}')]"
         page.run(f"{cells}[0].focus()")
         page.press("ArrowRight")
         page.press("Enter")

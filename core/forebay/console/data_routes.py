@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,15 +68,16 @@ class Console:
         )
         return cls(tier, process, history, survey, timeline)
 
-    def start(self) -> None:
-        """Begin to survey and to sample."""
-        self.survey.start()
-        self.history.start()
-
-    async def stop(self) -> None:
-        """End both."""
-        await self.survey.stop()
-        await self.history.stop()
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Survey and sample meanwhile."""
+        tasks = [asyncio.create_task(self.survey.run()), asyncio.create_task(self.history.run())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def health(self) -> dict[str, Any]:
         """``GET /v1/health``."""

@@ -75,19 +75,9 @@ class History:
         self._last: dict[str, StoreCounts] = {}
         self._kept = SECONDS_KEPT
         self._rings: dict[str, deque[StoreSample]] = defaultdict(lambda: deque(maxlen=self._kept))
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to sample."""
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """End it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Sample each second."""
         while True:
             await asyncio.sleep(pause_ms(epoch_ms()) / 1000)
             try:

@@ -114,20 +114,10 @@ class Survey:
     def __init__(self, surveyed: Surveyed, on_survey: Callable[[Surveys, Surveys], None]) -> None:
         self._surveyed = surveyed
         self._on_survey = on_survey
-        self._task: asyncio.Task[None] | None = None
         self.newest = Surveys()
 
-    def start(self) -> None:
-        """Begin."""
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """End."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Survey again and again."""
         while True:
             took_ms = 0.0
             steps = self.steps()
