@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import httpx
 import pytest
 
 from tests.browser import CHROMIUM, Page, browser_page
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.cluster import Cluster, free_port, restore_processes, running_cluster, wait_until
 from tests.tokens import header_of, token_of
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +97,26 @@ def test_it_shows_what_is_served_and_a_fail_over_without_a_reload(cluster: Clust
         assert page.text(f"{CELLS} .sign") == "✕"
 
 
+def test_a_restore_is_shown_while_it_lasts_and_in_what_changed(tmp_path: Path) -> None:
+    topology = TWO_KINDS.replace("partitions = 2", "partitions = 1")
+    with running_cluster(tmp_path, topology_text=topology) as cluster:
+        cluster.put("counts", {b"k%d" % n: b"1" for n in range(60_000)})
+        worker = cluster.start_worker(None, "--restore-processes", "1", ready=False)
+        wait_until(lambda: restore_processes(cluster.workers[worker].pid), "a restore process")
+        [child] = restore_processes(cluster.workers[worker].pid)
+        os.kill(child, signal.SIGSTOP)
+        router = cluster.start_router(ready=False)
+        with console(router, tmp_path) as page:
+            page.wait_for(shows("records so far", "#timeline-rows"), "the restore")
+            assert " left." in page.text("#timeline-rows")
+            page.wait_for(shows("counts: 1 of 1 partitions is being restored", "#findings"), "the finding")
+            page.wait_for(f"document.querySelector('{CELLS}.restoring')", "the cell")
+            os.kill(child, signal.SIGCONT)
+            page.wait_for(shows("has ended", "#timeline-rows"), "its end")
+            page.wait_for(f"document.querySelector('{CELLS}.served')", "the active")
+            assert "records so far" not in page.text("#timeline-rows")
+
+
 def test_keys_lists_and_streams_are_read_with_their_figures(tmp_path: Path) -> None:
     with running_cluster(tmp_path, topology_text=TWO_KINDS) as cluster:
         cluster.put("counts", {b"a/b": b'{"n": 12345678901234567890}', b"k": b"1"})
@@ -153,6 +175,7 @@ def test_a_tolerance_shows_who_would_answer_and_what_would_have_been_refused(
             assert httpx.get(f"http://{router}/v1/stores/counts/keys/k").status_code == 200
         assert httpx.get(f"http://{router}/v1/stores/counts/keys/k?max_age_ms=0").status_code == 412
         page.wait_for(shows("1 were refused", row), "the refusal")
+        page.wait_for(shows("Refused in the last minute: lag-exceeds-tolerance 1", ".refused"), "its name")
         page.run("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
         tables = "[...document.querySelectorAll('details table')]"
         page.wait_for(f"{tables}.some((e) => e.innerText.includes('lag-exceeds-tolerance 1'))", "its name")

@@ -72,12 +72,15 @@ export class StoreCharts {
         ),
       ),
     );
-    this.box = element("div", { class: "charts" }, ...this.charts.map((chart) => chart.box));
+    this.refused = element("p", { class: "muted refused" });
+    this.box = element("div", { class: "charts" }, ...this.charts.map((chart) => chart.box), this.refused);
   }
 
   add(history) {
     this.samples.push(...history.samples.filter((sample) => sample.at_ms > this.afterMs));
     this.afterMs = this.samples.at(-1)?.at_ms ?? 0;
+    const refused = Object.entries(history.served?.problems ?? {}).map(([name, count]) => `${name} ${number(count)}`);
+    setText(this.refused, refused.length ? `Refused in the last minute: ${refused.join(", ")}` : "");
     while (this.samples.length && this.samples[0].at_ms <= this.afterMs - SECONDS * 1000) this.samples.shift();
     this.draw();
   }

@@ -56,7 +56,8 @@ export class Tolerance {
     const answers = counts.reduce((sum, count) => sum + count, 0);
     if (!answers) return null;
     if (this.bound === null) return 0;
-    const within = counts.slice(0, bounds.indexOf(this.bound) + 1).reduce((sum, count) => sum + count, 0);
+    // The last count, of answers above all bounds or of an unknown figure, has none.
+    const within = counts.filter((_, i) => bounds[i] <= this.bound).reduce((sum, count) => sum + count, 0);
     return 1 - within / answers;
   }
 
