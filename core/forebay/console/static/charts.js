@@ -73,7 +73,7 @@ export class StoreCharts {
       ),
     );
     this.refused = element("p", { class: "muted refused" });
-    this.box = element("div", { class: "charts" }, ...this.charts.map((chart) => chart.box), this.refused);
+    this.box = element("div", { class: "charts" }, ...this.charts.map((chart) => chart.box));
   }
 
   add(history) {

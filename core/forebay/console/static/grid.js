@@ -56,6 +56,7 @@ export class StoreView {
         this.tally,
       ),
       this.charts.box,
+      this.charts.refused,
       this.pager,
       this.cells,
       this.detail,
