@@ -146,6 +146,7 @@ def test_every_command_has_its_row_and_an_example_that_it_takes(monkeypatch):
 
 
 def test_every_metric_is_documented(cluster):
+    from forebay.console.history import History
     from forebay_router.metrics import RouterMetrics
     from forebay_router.processes.siblings import ALONE
     from forebay_router.processes.whole_router import WholeRouter
@@ -158,7 +159,8 @@ def test_every_metric_is_documented(cluster):
     worker = re.findall(r"^# TYPE (\S+)", httpx.get(f"http://{address}/metrics").text, re.M)
     settings = RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, environment={}))
     running = Router(settings)
-    metrics = asyncio.run(WholeRouter(running, RouterMetrics(running), ALONE).metrics())
+    history = History(None, dict)
+    metrics = asyncio.run(WholeRouter(running, RouterMetrics(running), history, ALONE).metrics())
     router = [metric.name for metric in metrics.collect()]
     page = (DOCS / "metrics.md").read_text()
     for name in {*worker, *router}:

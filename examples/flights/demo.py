@@ -67,6 +67,7 @@ def run(supervisor: Supervisor, days_per_second: float | None, *, check: bool) -
     console.print(f"Starting three workers, a router and the Spark job{' and its taps' * supervisor.tapped}…")
     supervisor.start()
     console.print(f"Up after {time.monotonic() - begun:.1f} s. The router answers at [bold]{supervisor.router}[/]")
+    console.print(f"Open [bold]{supervisor.router}/console[/] to watch it.")
     _print_examples(supervisor)
     days_per_slice, pause_s = (_DAYS_PER_SLICE_AT_MAX, 0.0) if days_per_second is None else (days_per_second, 1.0)
     total_slices = sum(1 for _ in slices(flights, days_per_slice))

@@ -13,6 +13,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
+from forebay.console.data_routes import Console, add_console_routes
+from forebay.console.history import Bounds
+from forebay.console.page import add_console_page
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -51,7 +54,7 @@ from forebay.rest.routes import (
     crashes_counted,
 )
 from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
-from forebay_router.metrics import RouterMetrics
+from forebay_router.metrics import ANSWER_MS, RouterMetrics
 from forebay_router.processes.siblings import ALONE, Place
 from forebay_router.processes.whole_router import WholeRouter
 from forebay_router.reads.batches import batch_get
@@ -59,6 +62,7 @@ from forebay_router.reads.changes import RoutedChanges
 from forebay_router.reads.keys import read_key
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
 from forebay_router.router import Router
+from forebay_router.served_lag import SERVED_BOUNDS
 from forebay_router.upstream.timeouts import running_timeout
 
 log = logging.getLogger(__name__)
@@ -100,14 +104,16 @@ def make_app(
     place: Place = ALONE,
 ) -> FastAPI:
     """The application of a router's process, which starts to discover workers when the application starts."""
-    whole = WholeRouter(router, metrics, place)
+    console = Console.of("router", router, metrics.store_counts)
+    whole = WholeRouter(router, metrics, console.history, place)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await router.discovery.start()
         await whole.siblings.start()
         await whole.catch_up()
-        yield
+        async with console.running():
+            yield
         whole.siblings.stop()
         await router.discovery.stop()
         router.upstreams.close()
@@ -135,6 +141,8 @@ def make_app(
     changes = counted(CHANGES_ROUTE, _changes_endpoint(router, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes)
     add_document_routes(app, router, whole.status_document, ROUTER_STATUS_SCHEMA)
+    add_console_page(app)
+    add_console_routes(app, console, Bounds(ANSWER_MS, SERVED_BOUNDS), whole.samples)
     return app
 
 
@@ -147,10 +155,10 @@ def _endpoint(router: Router, route: ReadRoute, metrics: RouterMetrics) -> Calla
             parameters = parse_parameters(request.scope["query_string"], route.parameters)
             return await read(router, route, metrics, request, parameters)
         except Problem as problem:
-            metrics.count(route.path, problem.status, request.path_params["store"])
+            metrics.count(route.path, problem.status, request.path_params["store"], problem.name)
             return respond(problem_answer(problem))
         finally:
-            metrics.answer_ms[route.path].observe(boot_ms() - begun_boot_ms)
+            metrics.observe_ms(route.path, request.path_params["store"], boot_ms() - begun_boot_ms)
 
     return endpoint
 
@@ -239,7 +247,7 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
             try:
                 body = await body_of(request, MOST_BODY_BYTES, memory)
             except Problem as problem:
-                metrics.count(BATCH_ROUTE.path, problem.status, store)
+                metrics.count(BATCH_ROUTE.path, problem.status, store, problem.name)
                 return respond(problem_answer(problem))
             batch = batch_get(router, metrics, store, query, body, peer, memory)
             return HeldResponse(respond(await for_client(request, batch)), held.pop_all())
@@ -254,7 +262,8 @@ def _changes_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Reque
             events = _changes(router, request).events()
             response: Response = await router.streams.open(events, request.receive, peer)
         except Problem as problem:
-            response = respond(problem_answer(problem))
+            metrics.count(CHANGES_ROUTE.path, problem.status, request.path_params["store"], problem.name)
+            return respond(problem_answer(problem))
         metrics.count(CHANGES_ROUTE.path, response.status_code, request.path_params["store"])
         return response
 

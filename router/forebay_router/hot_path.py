@@ -94,8 +94,8 @@ class RouterHotPath:
         peer = protocol.peer(form) if self._by_token else protocol.address
         requests = self._requests
         if requests.used >= requests.open and (overload := requests.refusal(peer)) is not None:
-            self._metrics.count(_PATH, overload.status, asked.spec.name)
-            self._answer_ms.observe(0)
+            self._metrics.count(_PATH, overload.status, asked.spec.name, overload.name)
+            self._answer_ms[asked.spec.name].observe(0)
             return problem_answer(overload)
         now = boot_ms()
         target = self._choices.choose(asked, partition, now)
@@ -136,10 +136,10 @@ class RouterHotPath:
                 answer = await batch_get(router, self._metrics, form.store, form.query, request.body, peer, memory)
             except Problem as problem:
                 answer = problem_answer(problem)
-                self._metrics.count(BATCH_ROUTE.path, answer.status, form.store)
+                self._metrics.count(BATCH_ROUTE.path, answer.status, form.store, problem.name)
             except Exception:
                 answer = _failed("a batch failed")
-                self._metrics.count(BATCH_ROUTE.path, answer.status, form.store)
+                self._metrics.count(BATCH_ROUTE.path, answer.status, form.store, InternalError.name)
             slot.fill(answer)
 
     def _answered(self, read: _Outstanding, answer: Answer | None) -> bool:
@@ -196,7 +196,7 @@ class RouterHotPath:
 
     def _fill(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
         asked = read.asked
-        self._answer_ms.observe(took_ms)
+        self._answer_ms[asked.spec.name].observe(took_ms)
         self._metrics.count_answer(_PATH, asked.spec.name, answer)
         read.slot.fill(answer, asked.bounds)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from forebay import __version__
+from forebay.console.history import StoreCounts
 from forebay.lag import Lag
 from forebay.rest.answers import Answer
-from forebay.rest.histogram import Histogram
+from forebay.rest.batches import KeyResult
+from forebay.rest.histogram import Histogram, combined
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.statuses import WITH_LAG
 from forebay_router.router import Router
@@ -22,7 +25,15 @@ from forebay_router.upstream.provenance import reported_in
 _MOST_UNREAD = 256
 """Reading them takes a fraction of a millisecond, in which no read is answered."""
 _PROCESS = ProcessCollector(registry=None)
-_ANSWER_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
+ANSWER_MS = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
+"""The upper bounds of the buckets of answers' times."""
+_PROBLEM = re.compile(rb'\{"type": ?"urn:forebay:problem:([a-z-]+)"')
+
+
+def _problem_in(body: bytes) -> str:
+    """The name of the problem in a body, nothing if there is none."""
+    found = _PROBLEM.match(body)
+    return "" if found is None else found[1].decode()
 
 
 class RouterMetrics(Collector):
@@ -35,21 +46,37 @@ class RouterMetrics(Collector):
         self._reads: Counter[tuple[str, int, str]] = Counter()
         self._results: Counter[tuple[str, int]] = Counter()
         self._lag = ServedLag()
-        self.answer_ms: dict[str, Histogram] = defaultdict(lambda: Histogram(_ANSWER_MS))
-        """How long answers took, by route: lists until their first byte, event streams not at all."""
+        self._problems: Counter[tuple[str, str]] = Counter()
+        """Refusals by store and problem; keys that do not exist are none."""
+        self.answer_ms: dict[str, dict[str, Histogram]] = defaultdict(
+            lambda: defaultdict(lambda: Histogram(ANSWER_MS))
+        )
+        """How long answers took, by route and store: lists until their first byte, event streams not at all."""
         self._unread: Counter[tuple[str, str, int, bytes]] = Counter()
         """Answers by route, store, status and header lines."""
 
-    def count(self, route: str, status: int, store: str = "") -> None:
-        """Count an answer that no single replica gave; ``store`` as the client named it, if it did."""
+    def count(self, route: str, status: int, store: str = "", problem: str = "") -> None:
+        """Count an answer that no single replica gave; ``store`` as the client named it, if it did.
+
+        ``problem`` is the name of the problem that it is, if it is one.
+        """
         self._reads[route, status, ""] += 1
         self._results[self._known(store), status] += 1
+        if problem:
+            self._problems[self._known(store), problem] += 1
 
-    def count_batch(self, store: str, statuses: Iterable[int]) -> None:
+    def observe_ms(self, route: str, store: str, took_ms: float) -> None:
+        """Count how long an answer took; ``store`` as the client named it."""
+        self.answer_ms[route][self._known(store)].observe(took_ms)
+
+    def count_batch(self, store: str, results: Sequence[KeyResult]) -> None:
         """Count a batch that was answered, and each key's result."""
         self._reads[BATCH_ROUTE.path, 200, ""] += 1
-        for status, times in Counter(statuses).items():
+        for status, times in Counter(status for status, _ in results).items():
             self._results[store, status] += times
+        for status, body in results:
+            if status not in WITH_LAG and (problem := _problem_in(body)):
+                self._problems[store, problem] += 1
 
     def _known(self, store: str) -> str:
         """Clients may name any number of stores that do not exist."""
@@ -58,6 +85,8 @@ class RouterMetrics(Collector):
     def count_answer(self, route: str, store: str, answer: Answer) -> None:
         """Count an answer, and how far behind it was. Header lines are parsed later, identical ones only once."""
         self._unread[route, store, answer.status, answer.head] += 1
+        if answer.status not in WITH_LAG and (problem := _problem_in(answer.body)):
+            self._problems[store, problem] += 1
         if len(self._unread) >= _MOST_UNREAD:
             self._read()
 
@@ -75,6 +104,25 @@ class RouterMetrics(Collector):
         self._reads[route, 200, ""] += 1
         self._results[store, 200] += 1
         self._lag.observe(store, lag)
+
+    def store_counts(self) -> dict[str, StoreCounts]:
+        """What is counted of each store, for its history."""
+        self._read()
+        reads: Counter[str] = Counter()
+        for (store, _), count in self._results.items():
+            reads[store] += count
+        problems: dict[str, dict[str, int]] = {}
+        for (store, problem), count in self._problems.items():
+            problems.setdefault(store, {})[problem] = count
+        return {
+            store: StoreCounts(
+                reads[store],
+                problems.get(store, {}),
+                tuple(combined((of[store] for of in self.answer_ms.values() if store in of), ANSWER_MS).counts),
+                self._lag.counts(store),
+            )
+            for store in self._router.metadata.stores
+        }
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""
@@ -101,9 +149,15 @@ class RouterMetrics(Collector):
             "Time from a read's arrival to its answer; for a list, to its first byte.",
             labels=["route"],
         )
-        for route, histogram in sorted(self.answer_ms.items()):
-            histogram.add_to(took, [route], 1_000)
+        for route, by_store in sorted(self.answer_ms.items()):
+            combined(by_store.values(), ANSWER_MS).add_to(took, [route], 1_000)
         yield took
+        problems = CounterMetricFamily(
+            "forebay_router_problems", "Results of reads that are problems.", labels=["store", "problem"]
+        )
+        for (store, problem), count in list(self._problems.items()):
+            problems.add_metric([store, problem], count)
+        yield problems
         for name, text in (
             ("failovers", "Attempts that failed to connect or broke, and went to another replica."),
             ("hedges", "Second replicas asked because the first was slow."),

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from forebay.clock import boot_ms, epoch_ms
+from forebay.console.findings import Finding
+from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
 from forebay.lag import Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
@@ -100,6 +102,33 @@ class Router:
     def replicas_document(self) -> list[dict[str, Any]]:
         """The replicas of all workers that answer, as they last reported them; their lag as of now."""
         return self.cluster.rows()
+
+    knows_all_replicas = True
+
+    def replica_states(self, spec: StoreSpec, partition: int) -> list[ReplicaState]:
+        """The replicas of a partition, those of workers that do not answer too; their lag as of now."""
+        return self.cluster.replica_states(spec, partition)
+
+    def live_workers(self) -> dict[str, bool]:
+        """Every worker of the application known here, and whether it answers."""
+        return {str(host): worker.well for host, worker in sorted(self.cluster.workers.items())}
+
+    def own_findings(self) -> list[Finding]:
+        """What keeps the router from being ready, and addresses that it cannot use."""
+        problem = self.readiness()
+        found = []
+        if problem is not None:
+            detail = problem.detail
+            found.append(Finding("not-ready", "error", detail, "Start workers, and name them as --seeds."))
+        for host in sorted(self.discovery.refused_polls):
+            detail = f"The worker {host} refuses this router's token."
+            remedy = "--worker-token-file must contain a token that the workers accept."
+            found.append(Finding("worker-refuses", "error", detail, remedy))
+        for unusable in self.cluster.strangers.documents():
+            detail = f"{unusable['address']} {unusable['why']}"
+            remedy = "Correct --seeds, or what listens there."
+            found.append(Finding("address-unusable", "warning", detail, remedy))
+        return found
 
     def status_document(self) -> dict[str, Any]:
         """``GET /v1/status``: this process, and which workers it can reach."""

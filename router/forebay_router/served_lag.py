@@ -18,6 +18,8 @@ _HISTOGRAMS = (
     ("age_seconds", "Time that answers were behind the source.", 1_000, _AGE_MS),
 )
 """In the order of a lag's figures."""
+SERVED_BOUNDS = tuple(bounds for *_, bounds in _HISTOGRAMS)
+"""The upper bounds of their buckets."""
 
 
 class ServedLag:
@@ -33,6 +35,11 @@ class ServedLag:
             found = self._by_store[store] = tuple(Histogram(bounds) for *_, bounds in _HISTOGRAMS)
         for histogram, figure in zip(found, lag, strict=True):
             histogram.observe(figure, answers)
+
+    def counts(self, store: str) -> tuple[tuple[int, ...], ...]:
+        """The counts of a store's histograms by bucket, in the order of a lag's figures."""
+        histograms = self._by_store.get(store) or [Histogram(bounds) for bounds in SERVED_BOUNDS]
+        return tuple(tuple(histogram.counts) for histogram in histograms)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """All histograms."""

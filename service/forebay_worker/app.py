@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +12,9 @@ from fastapi.responses import Response
 
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
+from forebay.console.data_routes import Console, add_console_routes
+from forebay.console.history import StoreSample
+from forebay.console.page import add_console_page
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -101,6 +104,16 @@ def make_app(
 ) -> FastAPI:
     """The application of a worker, whether started or not."""
 
+    console = Console.of("worker", worker)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with console.running():
+            yield
+
+    async def samples(store: str) -> list[StoreSample]:
+        return console.history.samples(store)
+
     async def ready() -> Problem | None:
         return worker.readiness()
 
@@ -120,6 +133,7 @@ def make_app(
         refusals=metrics.refusals,
         max_key_bytes=worker.settings.max_key_bytes,
         max_answer_bytes=worker.settings.max_answer_bytes,
+        lifespan=lifespan,
     )
 
     def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
@@ -132,6 +146,8 @@ def make_app(
     changes = counted(CHANGES_ROUTE, _changes_endpoint(worker, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes, worker=True)
     add_document_routes(app, worker, status_document, WORKER_STATUS_SCHEMA)
+    add_console_page(app)
+    add_console_routes(app, console, None, samples)
     return app
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from forebay.changelog import open_changelog
 from forebay.clock import boot_ms, epoch_ms
+from forebay.console.findings import Finding
+from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
@@ -217,6 +219,50 @@ class Worker:
                 rows[-1]["restore_seconds_left"] = restoration.seconds_left
         return rows
 
+    knows_all_replicas = False
+
+    @property
+    def state(self) -> str:
+        """``draining``, or its state in the group."""
+        return "draining" if self.draining else self.membership.state
+
+    def replica_states(self, spec: StoreSpec, partition: int) -> list[ReplicaState]:
+        """This worker's replica of a partition, if it holds one."""
+        replica = self.tasks.replicas.get((spec.name, partition))
+        if replica is None:
+            return []
+        role, lag = self.admission.proven_lag(replica)
+        restoration = self.tasks.bulk_restore.restoring(replica)
+        return [
+            ReplicaState(
+                str(self.host),
+                role,
+                lag,
+                lagging=lag.record_lag is not None and not self._is_near(lag),
+                failure=replica.stopped_by,
+                restored_records=None if restoration is None else restoration.records,
+                restore_seconds_left=None if restoration is None else restoration.seconds_left,
+            )
+        ]
+
+    def live_workers(self) -> dict[str, bool]:
+        """This one."""
+        return {str(self.host): True}
+
+    def own_findings(self) -> list[Finding]:
+        """What the machine or the group refuses, or that the worker is not ready."""
+        problem = self.readiness()
+        if self.obstacle is not None:
+            return [Finding("obstacle", "error", self.obstacle, "The message names the remedy.")]
+        if problem is None:
+            return []
+        return [Finding("not-ready", "warning", problem.detail, "Wait until its replicas are caught up.")]
+
+    @property
+    def obstacle(self) -> str | None:
+        """What the machine or the group refuses, such as disk space, and the remedy."""
+        return self.tasks.obstacle or self._topics.obstacle or self.membership.refusal
+
     def status_document(self) -> dict[str, Any]:
         """``GET /v1/status``: the heartbeat that routers read."""
         generation = self.metadata.map.generation
@@ -229,9 +275,9 @@ class Worker:
             "process_id": self._directory.process_id,
             "incarnation": self.incarnation,
             "sequence": next(self._sequence),
-            "state": "draining" if self.draining else self.membership.state,
+            "state": self.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
-            "obstacle": self.tasks.obstacle or self._topics.obstacle or self.membership.refusal,
+            "obstacle": self.obstacle,
             "ceiling": self._ceiling._asdict(),
             "acceptable_recovery_lag": self.settings.acceptable_recovery_lag,
             "tasks": self.replicas_document(),

@@ -369,3 +369,11 @@ def test_commands_show_a_token_from_a_file_or_the_environment(served, tmp_path):
         assert remedy in str(error)
     follow = ["query", "--follow", "hours", "a", *url, "--token-file", str(token)]
     assert "wrong-store-kind" in run(commands, follow).output
+
+
+def test_only_the_page_of_the_console_needs_no_token(served: Served) -> None:
+    for address in (served.worker, served.router):
+        assert httpx.get(f"http://{address}/console").status_code == 200
+        assert httpx.get(f"http://{address}/console/console.js").status_code == 200
+        for path in ("/consoles", "/v1/health", "/v1/timeline", "/v1/stores/counts/replicas"):
+            assert httpx.get(f"http://{address}{path}").status_code == 401, path

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import CHROMIUM, SWITCHES
 from tests.cluster import Cluster, wait_until
 
-CHROMIUM = Path("/usr/bin/chromium")
-SWITCHES = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser: {CHROMIUM} is missing")
 
 PAGE = """<!doctype html><body><p id="value"></p><script>

@@ -45,6 +45,8 @@ ONE = {"store", "key", "value"} | PROVENANCE
 LIST = {"store", "next", "complete", "lag", "partitions"}
 PROBLEM = {"type", "title", "status", "detail"}
 STATUS = {"tier", "application_id", "process_id", "incarnation", "sequence", "state", "generation"}
+HEALTH = {"tier", "application_id", "state", "now_ms", "surveyed_ms", "generation", "summary"}
+HEALTH |= {"workers", "findings", "stores"}
 LAG = {"record_lag", "time_lag_ms", "age_ms"}
 ENDS = {"end_offset", "high_watermark", "open_transaction_records"}
 ROW = {"store", "partition", "task", "role", "host", "position", "complete"} | ENDS | LAG
@@ -76,6 +78,19 @@ ROUTES = {
         {"store", "key", "active_host", "standby_hosts", "partition"},
         "/v1/metadata/stores/counts/keys/%FF",
         "bad-key",
+    ),
+    "/v1/health": Route("/v1/health", HEALTH),
+    "/v1/timeline": Route("/v1/timeline", {"events"}),
+    "/v1/stores/{store}/replicas": Route(
+        "/v1/stores/counts/replicas?from=1&limit=1",
+        {"store", "generation", "partitions", "next"},
+        "/v1/stores/counts/replicas?limit=1001",
+        "bad-parameter",
+    ),
+    "/v1/stores/{store}/history": Route(
+        "/v1/stores/counts/history?after_ms=1",
+        {"store", "interval_ms", "samples", "served"},
+        "/v1/stores/nope/history",
     ),
     "/v1/stores": Route("/v1/stores", {"application_id", "topology", "stores"}),
     "/v1/stores/{store}": Route(

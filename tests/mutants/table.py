@@ -1902,7 +1902,67 @@ MUTANTS: tuple[Mutant, ...] = (
         'status.get("replicas", ())',
         ("end_to_end/test_upgrade.py::test_an_old_workers_status_and_metadata_are_read",),
     ),
+    # The console: what is told of a cluster.
+    Mutant(
+        "first-replica-of-a-silent-worker",
+        "the condition of a partition is that of replicas whose worker answers",
+        "forebay.console.replica_states:first_replica",
+        "if replica.live",
+        "if True",
+        (
+            "core/console/test_replica_states.py::"
+            "test_reads_go_to_the_active_then_to_a_restoring_replica_then_to_the_nearest_standby",
+        ),
+    ),
+    Mutant(
+        "unknown-lag-served",
+        "a partition whose active cannot prove its time lag is not shown as served",
+        "forebay.console.replica_states:condition",
+        "first.lag.time_lag_ms is None",
+        "False",
+        ("core/console/test_replica_states.py::test_the_condition_is_that_of_the_replica_that_reads_go_to",),
+    ),
+    Mutant(
+        "known-lag-of-some",
+        "a store lags by an unknown time if any of its partitions does",
+        "forebay.console.survey:StoreSurvey.add",
+        "lag if self.partitions == 1 else worst_lag([self.lag, lag])",
+        "self.lag if lag == UNKNOWN_LAG else lag",
+        ("core/console/test_survey.py::test_a_store_lags_as_its_worst_partition_and_not_as_its_standbys",),
+    ),
+    Mutant(
+        "state-as-reported",
+        "a replica's lag is as of now, not as of its report",
+        "forebay_router.cluster.cluster:Cluster.replica_states",
+        "holder.lag.aged(now - report.at_boot_ms)",
+        "holder.lag",
+        ("router/cluster/test_cluster.py::test_the_state_of_a_replica_is_as_of_now",),
+    ),
+    Mutant(
+        "history-of-one-process",
+        "the history of a router is that of all its processes",
+        "forebay.console.history:merged",
+        "total(sample.counts for sample in same if sample.counts is not None)",
+        "same[0].counts",
+        ("core/console/test_history.py::test_processes_are_added_up_by_second",),
+    ),
+    Mutant(
+        "misses-as-problems",
+        "a key that does not exist is no refusal",
+        "forebay_router.metrics:RouterMetrics.count_answer",
+        "answer.status not in WITH_LAG",
+        "answer.status != 200",
+        ("end_to_end/test_history.py::test_reads_and_refusals_of_all_processes_are_in_the_history",),
+    ),
     # Doors: who may read, and what a path may lead to.
+    Mutant(
+        "data-of-the-console-without-a-token",
+        "of the console only the page itself needs no token",
+        "forebay.rest.guard:_is_console",
+        "path == CONSOLE_PATH or",
+        "path.startswith(CONSOLE_PATH[:2]) or path.startswith('/v1/health') or",
+        ("end_to_end/test_authentication.py::test_only_the_page_of_the_console_needs_no_token",),
+    ),
     Mutant(
         "everybody-served-unasked",
         "a process that other machines reach authenticates, or is meant to serve everybody",

@@ -61,6 +61,10 @@ ANSWER_HEADERS: dict[str, Any] = {
         "schema": {"type": "string", "enum": ["active", "restoring", "standby"]},
     },
     "Forebay-Host": {"description": "The worker that answered.", "schema": {"type": "string"}},
+    "Forebay-Attempts": {
+        "description": "By routers: the other workers that were asked for a key, and the outcome.",
+        "schema": {"type": "string"},
+    },
     "Forebay-Waited-Ms": {
         "description": "How long the read waited for its bounds, as `wait_ms` allowed; absent if it did not.",
         "schema": _NATURAL,

@@ -14,6 +14,8 @@ from forebay.rest.hosts import AllowedHosts
 
 OPEN_PATHS = ("/livez", "/readyz")
 """Open to all: load balancers and supervisors have no token."""
+CONSOLE_PATH = "/console"
+"""The page and, below, its files. They contain no data; what the page requests needs a token."""
 
 _LATER_REFUSAL = "forebay.later_refusal"
 _UNKNOWN = "forebay.unknown"
@@ -33,6 +35,10 @@ def later_refusal(scope: Scope) -> Problem | None:
     """Why an accepted request would now be refused, None if it would not: an answer may outlast a token."""
     refusal: Callable[[Scope], Problem | None] | None = scope.get(_LATER_REFUSAL)
     return None if refusal is None else refusal(scope)
+
+
+def _is_console(path: str) -> bool:
+    return path == CONSOLE_PATH or path.startswith(f"{CONSOLE_PATH}/")
 
 
 async def _refuse(problem: Problem, refusals: Counter[int], send: Send) -> None:
@@ -70,7 +76,7 @@ class HostGuard:
 
 
 class Guard:
-    """Answers requests that the authenticator refuses; others, and ``OPEN_PATHS``, go on to the application.
+    """Answers requests that the authenticator refuses; others, ``OPEN_PATHS`` and the console's page go on.
 
     It runs after CORS, which answers preflights by itself: a browser sends no token with them. ``refusals`` counts
     refused requests by status.
@@ -82,7 +88,7 @@ class Guard:
         self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or _is_console(_path(scope)):
             await self._app(scope, receive, send)
             return
         problem = self._refusal(scope)

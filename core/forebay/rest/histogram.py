@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from prometheus_client.core import HistogramMetricFamily
@@ -12,7 +13,7 @@ from prometheus_client.core import HistogramMetricFamily
 class Histogram:
     """Counts up to each bound; figures above all of them, or unknown, are counted last."""
 
-    bounds: tuple[int, ...]
+    bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
     total: float = 0
 
@@ -36,3 +37,12 @@ class Histogram:
             passed += count
             buckets.append((bound, passed))
         family.add_metric(labels, buckets, self.total / scale)
+
+
+def combined(histograms: Iterable[Histogram], bounds: tuple[float, ...]) -> Histogram:
+    """The sum of histograms that have these bounds."""
+    summed = Histogram(bounds)
+    for histogram in histograms:
+        summed.counts = [one + other for one, other in zip(summed.counts, histogram.counts, strict=True)]
+        summed.total += histogram.total
+    return summed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -76,10 +76,7 @@ def _parsed(query: bytes, known: frozenset[str]) -> ReadParameters:
     given = _split(query)
     unknown = sorted(given.keys() - known)
     if unknown:
-        raise BadParameter(
-            f"There is no parameter {unknown[0]!r} here; this path accepts {', '.join(sorted(known))}.",
-            parameter=unknown[0],
-        )
+        raise _unknown_parameter(unknown[0], known)
     values = {name: _PARSERS[name](name, raw) for name, raw in given.items()}
     tolerance = Tolerance(*(values.pop(name, None) for name in Tolerance._fields))
     return ReadParameters(tolerance, **{_FIELDS.get(name, name): value for name, value in values.items()})
@@ -101,6 +98,21 @@ def split_query(query: bytes) -> Iterator[QueryItem]:
     for received in filter(None, query.split(b"&")):
         name, _, value = (unquote_to_bytes(part.replace(b"+", b" ")) for part in received.partition(b"="))
         yield QueryItem(name.decode("utf-8", "replace"), value, received)
+
+
+def natural_parameters(query: bytes, **defaults: int) -> dict[str, int]:
+    """The whole numbers of a query, by name; raises ``BadParameter`` for others than those with a default."""
+    given = _split(query)
+    unknown = sorted(given.keys() - defaults.keys())
+    if unknown:
+        raise _unknown_parameter(unknown[0], defaults)
+    return {**defaults, **{name: _natural(name, raw.decode("utf-8", "replace")) for name, raw in given.items()}}
+
+
+def _unknown_parameter(name: str, known: Iterable[str]) -> BadParameter:
+    return BadParameter(
+        f"There is no parameter {name!r} here; this path accepts {', '.join(sorted(known))}.", parameter=name
+    )
 
 
 def _split(query: bytes) -> dict[str, bytes]:

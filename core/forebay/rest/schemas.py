@@ -207,3 +207,168 @@ ROUTER_STATUS_SCHEMA = _object(
         "processes": _array(_ROUTER_PROCESS),
     }
 )
+
+_LIVE_REPLICA_SCHEMA = _object(
+    {
+        "host": _HOST,
+        "role": ROLE_SCHEMA,
+        "live": {**_BOOLEAN, "description": "Whether its worker answers."},
+        "lagging": {
+            **_BOOLEAN,
+            "description": "Whether its record lag is beyond `acceptable_recovery_lag`.",
+        },
+        **LAG_SCHEMA["properties"],
+    },
+    {
+        "failure": {**_STRING, "description": "Why records cannot be applied, or the log cannot be read."},
+        "restored_records": _NATURAL,
+        "restore_seconds_left": {**_FIGURE, "description": "At the pace so far; null until that is known."},
+    },
+)
+_CONDITION = _enum("unheld", "failed", "standby", "restoring", "lagging", "lag-unknown", "served")
+REPLICAS_SCHEMA = _object(
+    {
+        "store": _STRING,
+        "generation": _NATURAL,
+        "partitions": _array(
+            _object(
+                {
+                    "partition": _NATURAL,
+                    "condition": _CONDITION,
+                    "replicas": {
+                        **_array(_LIVE_REPLICA_SCHEMA),
+                        "description": "That which reads without bounds go to comes first.",
+                    },
+                }
+            )
+        ),
+        "next": {**_FIGURE, "description": "`from` of the next page; null at the end."},
+    }
+)
+_FINDING_SCHEMA = _object(
+    {
+        "kind": _STRING,
+        "severity": _enum("error", "warning"),
+        "detail": _STRING,
+        "remedy": _STRING,
+        "store": {"type": ["string", "null"]},
+        "partitions": {**_array(_NATURAL), "description": "Those concerned, or the first of them."},
+    }
+)
+HEALTH_SCHEMA = _object(
+    {
+        "tier": _enum("router", "worker"),
+        "application_id": {"type": ["string", "null"]},
+        "state": _STRING,
+        "now_ms": _NATURAL,
+        "surveyed_ms": {**_FIGURE, "description": "When the last survey of all replicas ended."},
+        "generation": _NATURAL,
+        "summary": {**_STRING, "description": "What is served, within what age, by how many workers."},
+        "workers": _object({"known": _NATURAL, "live": _NATURAL}),
+        "findings": {**_array(_FINDING_SCHEMA), "description": "What is wrong, the gravest first."},
+        "stores": _array(
+            _object(
+                {
+                    "store": _STRING,
+                    "partitions": _NATURAL,
+                    "conditions": {
+                        "type": "object",
+                        "additionalProperties": _NATURAL,
+                        "description": "How many partitions are in which condition.",
+                    },
+                    **LAG_SCHEMA["properties"],
+                    "restores": _array(
+                        _object(
+                            {
+                                "partition": _NATURAL,
+                                "host": _HOST,
+                                "restored_records": _FIGURE,
+                                "restore_seconds_left": _FIGURE,
+                            }
+                        )
+                    ),
+                }
+            )
+        ),
+    }
+)
+TIMELINE_SCHEMA = _object(
+    {
+        "events": {
+            **_array(
+                _object(
+                    {
+                        "at_ms": _NATURAL,
+                        "kind": _enum(
+                            "assignment",
+                            "promotion",
+                            "active-lost",
+                            "unheld",
+                            "restore-begun",
+                            "restore-ended",
+                            "worker-up",
+                            "worker-down",
+                        ),
+                        "detail": _STRING,
+                        "store": {"type": ["string", "null"]},
+                        "partitions": {
+                            **_array(_NATURAL),
+                            "description": "Those concerned, or the first of them.",
+                        },
+                        "host": _HOST_OR_NONE,
+                    }
+                )
+            ),
+            "description": "The oldest first, since this process started; the newest 256.",
+        }
+    }
+)
+_MILLISECONDS: Schema = {"type": ["number", "null"], "minimum": 0}
+_PROBLEM_COUNTS: Schema = {
+    "type": "object",
+    "additionalProperties": _NATURAL,
+    "description": "Refusals by problem; keys that do not exist are none.",
+}
+_BUCKETS = _object(
+    {
+        "bounds": _array(_NATURAL),
+        "counts": {**_array(_NATURAL), "description": "One more than bounds: above all of them, or unknown."},
+    }
+)
+HISTORY_SCHEMA = _object(
+    {
+        "store": _STRING,
+        "interval_ms": _NATURAL,
+        "samples": {
+            **_array(
+                _object(
+                    {
+                        "at_ms": _NATURAL,
+                        "reads": {**_FIGURE, "description": "Results of reads; null where they are not counted."},
+                        "p50_ms": _MILLISECONDS,
+                        "p99_ms": _MILLISECONDS,
+                        "problems": _PROBLEM_COUNTS,
+                        **LAG_SCHEMA["properties"],
+                    }
+                )
+            ),
+            "description": "One a second, the oldest first. The lag is the largest of the replicas that reads "
+            "without bounds go to.",
+        },
+        "served": {
+            "oneOf": [
+                {"type": "null"},
+                _object(
+                    {
+                        "seconds": _NATURAL,
+                        "problems": _PROBLEM_COUNTS,
+                        "record_lag": _BUCKETS,
+                        "time_lag_ms": _BUCKETS,
+                        "age_ms": _BUCKETS,
+                    }
+                ),
+            ],
+            "description": "The lag of the answers of the last `seconds`; null where they are not counted.",
+        },
+    }
+)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from forebay.clock import boot_ms
+from forebay.console.replica_states import ReplicaState
 from forebay.errors import PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
@@ -22,6 +23,10 @@ from forebay_router.upstream.provenance import reported_in
 log = logging.getLogger(__name__)
 
 _BEGAN_ANEW_AFTER_MS = 10_000.0
+
+
+def _no_load(host: HostInfo) -> int:
+    return 0
 
 
 class Cluster:
@@ -95,6 +100,30 @@ class Cluster:
         near = self._rack is not None and worker.rack == self._rack
         window = worker.slow_start.window
         return Holder(host, role, lag, worker.live, worker.suspect, load, window, worker.ceiling, near, lagging)
+
+    def replica_states(self, spec: StoreSpec, partition: int) -> list[ReplicaState]:
+        """The replicas of a partition in the newest map or reported by workers, with their lag as of now."""
+        now, held = boot_ms(), (spec.name, partition)
+        states = []
+        for holder in self.holders(spec, partition, _no_load):
+            worker = self.workers.get(holder.host)
+            if worker is None:
+                states.append(ReplicaState(str(holder.host), holder.role, live=False))
+                continue
+            report, restore = worker.replicas.get(held), worker.restores.get(held)
+            states.append(
+                ReplicaState(
+                    str(holder.host),
+                    holder.role,
+                    holder.lag if report is None else holder.lag.aged(now - report.at_boot_ms),
+                    worker.well,
+                    holder.lagging,
+                    worker.failures.get(held),
+                    None if restore is None else restore.records,
+                    None if restore is None else restore.seconds_left,
+                )
+            )
+        return states
 
     def heard(self, host: HostInfo, held: Held, head: bytes) -> None:
         """Record the state of the answering replica from the header lines of a worker's answer."""

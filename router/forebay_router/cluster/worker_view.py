@@ -32,6 +32,13 @@ class Report(NamedTuple):
     reads do not flap."""
 
 
+class Restore(NamedTuple):
+    """How far a bulk restore is; the time left is None while unknown."""
+
+    records: int
+    seconds_left: int | None
+
+
 @dataclass
 class WorkerView:
     """One worker, as shown by its status reports and its answers."""
@@ -51,6 +58,10 @@ class WorkerView:
     rack: str | None = None
     acceptable_recovery_lag: int | None = None
     replicas: dict[Held, Report] = field(default_factory=dict)
+    failures: dict[Held, str] = field(default_factory=dict)
+    """Why records of replicas cannot be applied."""
+    restores: dict[Held, Restore] = field(default_factory=dict)
+    """The bulk restores under way."""
     _status: bytes = b""
     _status_boot_ms: float = 0.0
 
@@ -95,6 +106,7 @@ class WorkerView:
         self.ceiling = Tolerance(**status.get("ceiling", {}))
         self.rack = status.get("rack")
         self.acceptable_recovery_lag = status.get("acceptable_recovery_lag")
+        rows = status["tasks"]
         self.replicas = {
             (held := (sys.intern(row["store"]), row["partition"])): self.report(
                 held,
@@ -102,8 +114,10 @@ class WorkerView:
                 Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]),
                 asked_boot_ms,
             )
-            for row in status["tasks"]
+            for row in rows
         }
+        self.failures = {_held(row): str(row["failure"]) for row in rows if "failure" in row}
+        self.restores = {_held(row): _restore(row) for row in rows if "restored_records" in row}
         self._status, self._status_boot_ms = body, asked_boot_ms
 
     def report(self, held: Held, role: str, lag: Lag, at_boot_ms: float) -> Report:
@@ -125,3 +139,12 @@ class WorkerView:
         for row in rows:
             row.update(Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]).aged(since_ms).document())
         return rows
+
+
+def _held(row: Mapping[str, Any]) -> Held:
+    return row["store"], row["partition"]
+
+
+def _restore(row: Mapping[str, Any]) -> Restore:
+    left = row.get("restore_seconds_left")
+    return Restore(int(row["restored_records"]), None if left is None else int(left))

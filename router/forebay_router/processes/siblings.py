@@ -41,9 +41,12 @@ ALONE = Place(0, 1, Path())
 
 
 class Siblings:
-    """Queries every other process, and answers them; ``answers`` maps each question to its answer, as JSON."""
+    """Queries every other process, and answers them; ``answers`` maps each question to its answer, as JSON.
 
-    def __init__(self, place: Place, answers: Mapping[str, Callable[[], Any]]) -> None:
+    A question may have a subject, such as the name of a store, else an empty one.
+    """
+
+    def __init__(self, place: Place, answers: Mapping[str, Callable[[str], Any]]) -> None:
         self._place = place
         self._answers = answers
         self._server: asyncio.Server | None = None
@@ -61,10 +64,10 @@ class Siblings:
         if self._server is not None:
             self._server.close()
 
-    async def ask(self, question: str) -> dict[int, Any]:
+    async def ask(self, question: str, subject: str = "") -> dict[int, Any]:
         """Every sibling's answer by its number, None for one that is absent or too slow."""
         others = [number for number in range(self._place.processes) if number != self._place.number]
-        answers = await asyncio.gather(*(self._ask(number, question) for number in others))
+        answers = await asyncio.gather(*(self._ask(number, f"{question} {subject}") for number in others))
         return dict(zip(others, answers, strict=True))
 
     async def _ask(self, number: int, question: str) -> Any:
@@ -79,7 +82,7 @@ class Siblings:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError):
-            question = (await reader.readline()).decode().strip()
+            question, _, subject = (await reader.readline()).decode().strip().partition(" ")
             if question in self._answers:
-                writer.write(json.dumps(self._answers[question]()).encode())
+                writer.write(json.dumps(self._answers[question](subject)).encode())
                 await writer.drain()

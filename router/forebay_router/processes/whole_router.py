@@ -12,6 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from forebay.console.history import History, StoreSample, merged
 from forebay.errors import NotReady, Problem
 from forebay_router.metrics import RouterMetrics
 from forebay_router.processes.siblings import Place, Siblings
@@ -23,14 +24,20 @@ _SILENT = {"process_id": None, "state": "silent", "workers_live": None}
 
 
 class WholeRouter:
-    """Readiness, status and metrics of all processes together."""
+    """Readiness, status, metrics and history of all processes together."""
 
-    def __init__(self, router: Router, metrics: RouterMetrics, place: Place) -> None:
+    def __init__(self, router: Router, metrics: RouterMetrics, history: History, place: Place) -> None:
         self._router = router
+        self._history = history
         self._metrics = metrics
         self._place = place
         self.siblings = Siblings(
-            place, {"state": self._state, "metrics": lambda: document_of(self._counted_here())}
+            place,
+            {
+                "state": lambda _: self._state(),
+                "metrics": lambda _: document_of(self._counted_here()),
+                "history": self._samples_document,
+            },
         )
         # To Prometheus, a counter that went down would look like a restart of all.
         self._inherited = self._told_by(place.number)
@@ -71,6 +78,17 @@ class WholeRouter:
         ]
         answering = 1 + sum(document is not None for document in answers.values())
         return _Collected([*summed([self._counted_here(), *others]), *self._processes(answering)])
+
+    async def samples(self, store: str) -> list[StoreSample]:
+        """The last minutes of a store, by second; without the reads of a process that does not answer."""
+        answers = await self.siblings.ask("history", store)
+        others = [
+            map(StoreSample.from_document, document) for document in answers.values() if document is not None
+        ]
+        return merged([self._history.samples(store), *others])
+
+    def _samples_document(self, store: str) -> list[Any]:
+        return [sample.document() for sample in self._history.samples(store)]
 
     async def _states(self) -> list[dict[str, Any]]:
         answers = {self._place.number: self._state(), **await self.siblings.ask("state")}

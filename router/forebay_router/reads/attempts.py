@@ -32,6 +32,21 @@ class Attempt:
         return document
 
 
+def attempts_head(attempts: Sequence[Attempt]) -> bytes:
+    """The header line of an answer that others were asked for too; nothing if none was."""
+    texts = [_text(attempt) for attempt in attempts]
+    return f"forebay-attempts: {', '.join(texts)}\r\n".encode("ascii", "replace") if texts else b""
+
+
+def _text(attempt: Attempt) -> str:
+    if attempt.answer is None:
+        return f"{attempt.host} {attempt.outcome}"
+    problem = str(_problem_of(attempt.answer).get("type", "")).rpartition(":")[2]
+    # A worker's own words have no place in a header, whatever it sends.
+    name = problem if problem.replace("-", "").isalnum() else ""
+    return f"{attempt.host} {attempt.outcome} {attempt.answer.status} {name}".rstrip()
+
+
 def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
     """The answer if no attempt had one: the refusal shared by all, else no replica.
 

@@ -79,11 +79,11 @@ async def batch_get(
             batch = _Batch(router, spec, keys, query, parameters, router.deadline(parameters), tolerance, memory)
             results = await batch.results()
             answer = batch_answer(keys, results)
-            metrics.count_batch(store, [status for status, _ in results])
+            metrics.count_batch(store, results)
     except Problem as problem:
         answer = problem_answer(problem)
-        metrics.count(BATCH_ROUTE.path, answer.status, store)
-    metrics.answer_ms[BATCH_ROUTE.path].observe(boot_ms() - begun_boot_ms)
+        metrics.count(BATCH_ROUTE.path, answer.status, store, problem.name)
+    metrics.observe_ms(BATCH_ROUTE.path, store, boot_ms() - begun_boot_ms)
     return answer
 
 

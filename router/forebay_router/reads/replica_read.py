@@ -16,7 +16,7 @@ from forebay.rest.answers import Answer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL
 from forebay.topology import StoreSpec
-from forebay_router.reads.attempts import Attempt, late, overload, refusal
+from forebay_router.reads.attempts import Attempt, attempts_head, late, overload, refusal
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.router import Router
 from forebay_router.upstream.connection import AnsweredForAnother
@@ -111,14 +111,17 @@ class Came(NamedTuple):
 async def ask(
     router: Router, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float
 ) -> Came:
-    """The first final answer of a partition's replicas, or the problem that sums up why there is none."""
+    """The first final answer of a partition's replicas, or the problem that sums up why there is none.
+
+    An answer states which other workers were asked; one that is only part of a client's answer does not.
+    """
     read = ReplicaRead(router, request, parameters, deadline_boot_ms)
     answer = await read.run()
-    return (
-        Came(read.refusal(request.partition), boot_ms())
-        if answer is None
-        else Came(answer, read.as_of_boot_ms, read.decoded)
-    )
+    if answer is None:
+        return Came(read.refusal(request.partition), boot_ms())
+    if not request.accept:
+        answer = answer._replace(head=answer.head + attempts_head(read.other_attempts()))
+    return Came(answer, read.as_of_boot_ms, read.decoded)
 
 
 class ReplicaRead:
@@ -201,6 +204,16 @@ class ReplicaRead:
         finally:
             for task in self._asked:
                 task.cancel()
+
+    def other_attempts(self) -> list[Attempt]:
+        """The workers that were asked beside the one with the final answer."""
+        unanswered = list(self._asked.values())
+        silent = self._request.silent
+        if silent is not None and silent != self.answered_by and silent not in unanswered:
+            unanswered.append(silent)
+        known = {attempt.host for attempt in self.attempts}
+        others = [Attempt(host, "no answer yet") for host in unanswered if host not in known]
+        return [*self.attempts, *others]
 
     def refusal(self, partition: int) -> Answer:
         """The problem that sums up why there was no final answer, for a requested partition."""

@@ -1,13 +1,14 @@
 """A router's knowledge of workers that have reported little."""
 
 from forebay.clock import boot_ms
+from forebay.console.replica_states import ReplicaState
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.rest.answers import Provenance, provenance_head
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
-from forebay_router.cluster.worker_view import Report, WorkerView
+from forebay_router.cluster.worker_view import Report, Restore, WorkerView
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
 HOST = HostInfo("h", 1)
@@ -78,3 +79,28 @@ def test_an_older_map_is_not_adopted():
     assert known.adopt("newer", [SPEC], ClusterMap(Generation(1, 2), ()))
     assert known.fingerprint == "newer"
     assert not known.metadata.map.hosts
+
+
+def test_the_state_of_a_replica_is_as_of_now():
+    view = WorkerView(HOST, live=True, replicas={("s", 0): Report("active", Lag(3, 10, None), boot_ms() - 500)})
+    view.failures["s", 0], view.restores["s", 0] = "bad record", Restore(70, None)
+    known = cluster(view)
+    [state] = known.replica_states(SPEC, 0)
+    assert state.lag.time_lag_ms is not None
+    assert 510 <= state.lag.time_lag_ms < 2_000
+    assert (state.lag.record_lag, state.lag.age_ms) == (3, None)
+    assert (state.failure, state.restored_records, state.restore_seconds_left) == ("bad record", 70, None)
+    assert state.live
+    view.silent_reads = 3
+    assert not known.replica_states(SPEC, 0)[0].live
+
+
+def test_of_a_replica_that_only_the_map_names_nothing_is_known():
+    known = cluster(WorkerView(HOST))
+    del known.workers[HOST]
+    assert known.replica_states(SPEC, 0) == [ReplicaState("h:1", "active", UNKNOWN_LAG, live=False)]
+
+
+def test_a_report_that_is_too_old_gives_no_lag():
+    view = WorkerView(HOST, live=True, replicas={("s", 0): Report("active", Lag(3, 10, 9), boot_ms() - 1_500)})
+    assert cluster(view).replica_states(SPEC, 0)[0].lag == UNKNOWN_LAG

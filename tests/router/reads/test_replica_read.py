@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag
@@ -20,6 +20,7 @@ from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.replica_read import ReplicaRequest, ask
 from forebay_router.router import Router
+from tests.cluster import free_port
 from tests.router.scripted_worker import answer, worker
 
 FRAMES = FRAMES_MEDIA_TYPE.encode()
@@ -190,3 +191,37 @@ async def test_replicas_wait_only_once_none_can_answer_at_once():
     assert found.answer.status == 412
     for requests in (asked, also_asked):
         assert [b"\r\nforebay-wait-ms: 0\r\n" in request for request in requests] == [True, False]
+
+
+async def attempts_of(router: Router, **request: Any) -> list[bytes]:
+    """The other workers that an answer for a key names."""
+    asked = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", **request)
+    found = (await ask(router, asked, ReadParameters(), boot_ms() + 5_000)).answer
+    assert found.status == 200
+    router.upstreams.close()
+    return [line for line in found.head.split(b"\r\n") if line.startswith(b"forebay-attempts")]
+
+
+async def test_an_answer_names_the_other_workers_that_were_asked_and_the_outcome():
+    gone = HostInfo("127.0.0.1", free_port())
+    refusing = b'{"type":"urn:forebay:problem:lag-exceeds-tolerance"}'
+    async with worker(answer(refusing, b"412 No")) as behind, worker(JSON) as near, worker(JSON) as silent:
+        assert await attempts_of(router_of((near, "active"), (behind, "standby"))) == []
+        assert await attempts_of(router_of((behind, "active"), (near, "standby"))) == [
+            b"forebay-attempts: %b answered 412 lag-exceeds-tolerance" % str(behind).encode()
+        ]
+        assert await attempts_of(router_of((gone, "active"), (near, "standby"))) == [
+            b"forebay-attempts: %b ConnectionRefusedError" % str(gone).encode()
+        ]
+        # One that the fast path has asked, and still awaits.
+        assert await attempts_of(router_of((silent, "active"), (near, "standby")), silent=silent) == [
+            b"forebay-attempts: %b no answer yet" % str(silent).encode()
+        ]
+
+
+async def test_a_worker_writes_no_header_through_its_problem():
+    forged = b'{"type":"urn:forebay:problem:x\\r\\nforged: 1"}'
+    async with worker(answer(forged, b"412 No")) as lying, worker(JSON) as near:
+        assert await attempts_of(router_of((lying, "active"), (near, "standby"))) == [
+            b"forebay-attempts: %b answered 412" % str(lying).encode()
+        ]

@@ -1,0 +1,119 @@
+"""What is wrong now and what to do, as found in a survey. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from forebay.console.replica_states import Condition
+
+if TYPE_CHECKING:
+    from forebay.console.survey import StoreSurvey, Surveys
+
+
+class Finding(NamedTuple):
+    """Something that is wrong: its kind, ``error`` or ``warning``, a sentence, and the remedy."""
+
+    kind: str
+    severity: str
+    detail: str
+    remedy: str
+    store: str | None = None
+    partitions: tuple[int, ...] = ()
+    """Those concerned, or the first of them."""
+
+    def document(self) -> dict[str, Any]:
+        """The finding as JSON values."""
+        return {**self._asdict(), "partitions": list(self.partitions)}
+
+
+class _Rule(NamedTuple):
+    condition: Condition
+    severity: str
+    effect: str
+    remedy: str
+
+
+_RULES = (
+    _Rule(
+        Condition.UNHELD,
+        "error",
+        "held by no worker that answers, so reads of their keys fail",
+        "Start the workers that are missing, or wait until the group assigns the partitions to the others.",
+    ),
+    _Rule(
+        Condition.STANDBY,
+        "warning",
+        "served by standbys only, so reads with require_active are refused",
+        "The group assigns an active within session_timeout_ms. If none appears, see the workers' logs.",
+    ),
+    _Rule(
+        Condition.RESTORING,
+        "warning",
+        "being restored, so reads with bounds may be refused",
+        "Wait until the restore is done. Standbys (num_standby_replicas) avoid it.",
+    ),
+    _Rule(
+        Condition.LAGGING,
+        "warning",
+        "further behind the log than acceptable_recovery_lag",
+        "If it does not shrink, the workers need more CPU or disk, or there must be more workers.",
+    ),
+    _Rule(
+        Condition.LAG_UNKNOWN,
+        "warning",
+        "of unknown time lag, so reads with bounds are refused",
+        "If it lasts, the workers cannot read the end of the log. See their logs.",
+    ),
+)
+_MOST_SILENT = 8
+_MOST_NAMED = 5
+
+
+def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Finding]:
+    """The findings of a survey, by store; without ``knows_all_replicas`` standbys alone are nothing wrong."""
+    silent = sorted(host for host, live in surveys.workers.items() if not live)
+    for host in silent[:_MOST_SILENT]:
+        yield Finding(
+            "worker-silent",
+            "error",
+            f"The worker {host} does not answer.",
+            "Start it again. If it was removed for good, the finding ends within five minutes.",
+        )
+    for survey in surveys.stores.values():
+        yield from _failures(survey)
+    for rule in _RULES:
+        concerned = [survey for survey in surveys.stores.values() if survey.conditions[rule.condition]]
+        if concerned and (knows_all_replicas or rule.condition is not Condition.STANDBY):
+            yield _finding(concerned, rule)
+
+
+def _failures(survey: StoreSurvey) -> Iterator[Finding]:
+    for partition, replica in survey.failures:
+        yield Finding(
+            "replica-failed",
+            "error",
+            f"{survey.store}-{partition} on {replica.host} cannot apply records: {replica.failure}",
+            "The page of operations describes the remedy for each cause.",
+            survey.store,
+            (partition,),
+        )
+
+
+def _finding(concerned: list[StoreSurvey], rule: _Rule) -> Finding:
+    """One finding for all stores: a lost worker concerns many at once."""
+    kind, first = f"partitions-{rule.condition}", concerned[0]
+    count = sum(survey.conditions[rule.condition] for survey in concerned)
+    verb = "is" if count == 1 else "are"
+    if len(concerned) > 1:
+        names = ", ".join(survey.store for survey in concerned[:_MOST_NAMED])
+        more = len(concerned) - _MOST_NAMED
+        which = f"{names} and {more} other stores" if more > 0 else names
+        return Finding(kind, rule.severity, f"{which}: {count} partitions {verb} {rule.effect}.", rule.remedy)
+    detail = f"{first.store}: {count} of {first.partitions} partitions {verb} {rule.effect}."
+    return Finding(kind, rule.severity, detail, rule.remedy, first.store, tuple(first.named[rule.condition]))
+
+
+def gravest_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Errors before warnings, otherwise as they are."""
+    return sorted(findings, key=lambda finding: finding.severity != "error")

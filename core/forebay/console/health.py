@@ -1,0 +1,88 @@
+"""``GET /v1/health``: what is served, within what age, by how many workers, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forebay.clock import epoch_ms
+from forebay.console.findings import Finding
+from forebay.console.survey import Affected, StoreSurvey, Surveys
+from forebay.lag import Lag, worst_lag
+
+
+def health_document(
+    tier: str, application_id: str | None, state: str, surveys: Surveys, findings: Sequence[Finding]
+) -> dict[str, Any]:
+    """The document of one process."""
+    return {
+        "tier": tier,
+        "application_id": application_id,
+        "state": state,
+        "now_ms": int(epoch_ms()),
+        "surveyed_ms": surveys.at_epoch_ms or None,
+        "generation": surveys.generation,
+        "summary": summary(tier, application_id, surveys),
+        "workers": {"known": len(surveys.workers), "live": sum(surveys.workers.values())},
+        "findings": [finding.document() for finding in findings],
+        "stores": [_store_document(survey) for survey in surveys.stores.values()],
+    }
+
+
+def summary(tier: str, application_id: str | None, surveys: Surveys) -> str:
+    """What is served, within what age, by how many workers, in one sentence."""
+    if not surveys.stores:
+        return "No store is known yet."
+    stores, partitions = len(surveys.stores), sum(survey.partitions for survey in surveys.stores.values())
+    lags = [survey.lag for survey in surveys.stores.values() if survey.partitions]
+    live = sum(surveys.workers.values())
+    by = "by this worker" if tier == "worker" else f"by {_count(live, 'worker')}"
+    what = f"{_count(stores, 'store')} of {application_id!r} with {_count(partitions, 'partition')}"
+    served = "are" if stores != 1 else "is"
+    return f"{what} {served} served {by}, {_within(lags)}."
+
+
+def _within(lags: Sequence[Lag]) -> str:
+    """How far behind, of an unknown age as far as it is known."""
+    ages_ms = [lag.age_ms for lag in lags if lag.age_ms is not None]
+    if len(ages_ms) == len(lags) > 0:
+        return f"at most {duration(max(ages_ms))} behind the source"
+    time_lag_ms = worst_lag(list(lags)).time_lag_ms
+    log = "an unknown time" if time_lag_ms is None else f"at most {duration(time_lag_ms)}"
+    if not ages_ms:
+        return f"{log} behind the log; the age is unknown"
+    where = f"in the {_count(len(ages_ms), 'store')} where it is known"
+    return f"{log} behind the log; the age is at most {duration(max(ages_ms))} {where}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(ms: float) -> str:
+    """Milliseconds for people."""
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    if ms < 120_000:
+        return f"{ms / 1_000:.1f} s"
+    return f"{ms / 60_000:.0f} min" if ms < 7_200_000 else f"{ms / 3_600_000:.0f} h"
+
+
+def _store_document(survey: StoreSurvey) -> dict[str, Any]:
+    return {
+        "store": survey.store,
+        "partitions": survey.partitions,
+        "conditions": {str(condition): count for condition, count in sorted(survey.conditions.items())},
+        **survey.lag.document(),
+        "restores": [_restore_document(restore) for restore in survey.restores],
+    }
+
+
+def _restore_document(restore: Affected) -> dict[str, Any]:
+    partition, replica = restore
+    return {
+        "partition": partition,
+        "host": replica.host,
+        "restored_records": replica.restored_records,
+        "restore_seconds_left": replica.restore_seconds_left,
+    }

@@ -1,0 +1,215 @@
+"""The last minutes of each store, second by second: reads, their times, refusals, lag. Bounded rings of counts.
+
+Once a second the counters that are kept anyway are compared with a second ago, so no read pays for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from forebay.clock import epoch_ms
+from forebay.lag import Lag
+
+log = logging.getLogger(__name__)
+
+SECONDS_KEPT = 180
+_LEAST_KEPT = 60
+SERVED_SECONDS = 60
+"""The time over which the lag of answers is summed, for the question what a tolerance would have refused."""
+_MOST_REMEMBERED = 20_000
+"""Samples of all stores together that are remembered: beyond, each ring is shorter. One takes half a kilobyte."""
+
+_Counts = tuple[int, ...]
+
+
+class StoreCounts(NamedTuple):
+    """A store's counters, which only grow: results of reads, problems by name, and histograms by bucket."""
+
+    reads: int
+    problems: Mapping[str, int]
+    answer_ms: _Counts
+    served: tuple[_Counts, ...]
+    """Record lag, time lag and age of answers."""
+
+
+class Bounds(NamedTuple):
+    """The upper bounds of the buckets of those histograms."""
+
+    answer_ms: Sequence[float]
+    served: Sequence[Sequence[int]]
+
+
+class StoreSample(NamedTuple):
+    """One second of one store; ``counts`` is None if nothing was read."""
+
+    at_s: int
+    lag: Lag
+    counts: StoreCounts | None = None
+
+    def document(self) -> list[Any]:
+        """The sample for another process of the router."""
+        return [self.at_s, self.lag, self.counts]
+
+    @classmethod
+    def from_document(cls, document: Sequence[Any]) -> StoreSample:
+        """The inverse of ``document``."""
+        at_s, lag, counts = document
+        if counts is None:
+            return cls(at_s, Lag(*lag))
+        reads, problems, answer_ms, served = counts
+        return cls(at_s, Lag(*lag), StoreCounts(reads, problems, tuple(answer_ms), tuple(map(tuple, served))))
+
+
+class History:
+    """The rings of one process; ``counters`` is None for one that does not count reads by store."""
+
+    def __init__(
+        self, counters: Callable[[], Mapping[str, StoreCounts]] | None, lags: Callable[[], Mapping[str, Lag]]
+    ) -> None:
+        self._counters = counters
+        self._lags = lags
+        self._last: dict[str, StoreCounts] = {}
+        self._kept = SECONDS_KEPT
+        self._rings: dict[str, deque[StoreSample]] = defaultdict(lambda: deque(maxlen=self._kept))
+
+    async def run(self) -> None:
+        """Sample each second."""
+        while True:
+            await asyncio.sleep(pause_ms(epoch_ms()) / 1000)
+            try:
+                self.sample(int(epoch_ms() // 1000))
+            except Exception:
+                log.exception("a second is missing in the history")
+
+    def sample(self, at_s: int) -> None:
+        """Add the second that ends now."""
+        lags = self._lags()
+        counters = {} if self._counters is None else self._counters()
+        if len(lags) * self._kept > _MOST_REMEMBERED:
+            self._kept = max(_LEAST_KEPT, _MOST_REMEMBERED // len(lags))
+        for store in self._rings.keys() - lags.keys():
+            del self._rings[store]
+            self._last.pop(store, None)
+        for store, lag in lags.items():
+            now, counts = counters.get(store), None
+            if now is not None:
+                counts, self._last[store] = difference(now, self._last.get(store)), now
+            self._rings[store].append(StoreSample(at_s, lag, counts))
+
+    def samples(self, store: str) -> list[StoreSample]:
+        """The samples of a store, the oldest first."""
+        return list(self._rings.get(store, ()))
+
+
+def pause_ms(now_epoch_ms: float) -> float:
+    """The time to the middle of the next second: a timer that is early or late still counts for that second."""
+    return 1_500 - now_epoch_ms % 1_000
+
+
+def difference(now: StoreCounts, before: StoreCounts | None) -> StoreCounts | None:
+    """What was counted since; None if nothing was."""
+    if before is None or now.reads == before.reads:
+        return None if before is not None or now.reads == 0 else now
+    problems = {
+        name: grown for name, count in now.problems.items() if (grown := count - before.problems.get(name, 0))
+    }
+    served = tuple(_minus(*pair) for pair in zip(now.served, before.served or ((),) * 3, strict=True))
+    return StoreCounts(now.reads - before.reads, problems, _minus(now.answer_ms, before.answer_ms), served)
+
+
+def _minus(now: _Counts, before: _Counts) -> _Counts:
+    return tuple(a - b for a, b in zip(now, before, strict=True)) if before else now
+
+
+def _plus(one: _Counts, other: _Counts) -> _Counts:
+    return tuple(a + b for a, b in zip(one, other, strict=True)) if one and other else one or other
+
+
+def total(counts: Iterable[StoreCounts]) -> StoreCounts | None:
+    """The sum of several counts; None of none."""
+    summed: StoreCounts | None = None
+    for count in counts:
+        if summed is None:
+            summed = count
+            continue
+        problems = dict(summed.problems)
+        for name, times in count.problems.items():
+            problems[name] = problems.get(name, 0) + times
+        served = tuple(_plus(*pair) for pair in zip(summed.served, count.served, strict=True))
+        summed = StoreCounts(
+            summed.reads + count.reads, problems, _plus(summed.answer_ms, count.answer_ms), served
+        )
+    return summed
+
+
+def merged(processes: Iterable[Iterable[StoreSample]]) -> list[StoreSample]:
+    """The samples of several processes of a router, added up by second; the lag is that of the first."""
+    by_second: dict[int, list[StoreSample]] = {}
+    for samples in processes:
+        for sample in samples:
+            by_second.setdefault(sample.at_s, []).append(sample)
+    return [
+        StoreSample(at_s, same[0].lag, total(sample.counts for sample in same if sample.counts is not None))
+        for at_s, same in sorted(by_second.items())
+    ]
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """A quantile of a histogram, linear within its bucket as in Prometheus; the last bound for those above."""
+    passed, rank = 0, share * sum(counts)
+    if rank == 0:
+        return None
+    for place, count in enumerate(counts):
+        if passed + count >= rank:
+            if place == len(bounds):
+                return float(bounds[-1])
+            below = bounds[place - 1] if place else 0
+            return below + (bounds[place] - below) * (rank - passed) / count
+        passed += count
+    return float(bounds[-1])
+
+
+def history_document(
+    store: str, samples: Sequence[StoreSample], bounds: Bounds | None, after_ms: int = 0
+) -> dict[str, Any]:
+    """``GET /v1/stores/{store}/history``, of the samples after a moment.
+
+    Without ``bounds`` the process counts no reads by store.
+    """
+    until_s = samples[-1].at_s if samples else 0
+    minute = total(s.counts for s in samples if s.counts is not None and s.at_s > until_s - SERVED_SECONDS)
+    return {
+        "store": store,
+        "interval_ms": 1_000,
+        "samples": [_sample_document(sample, bounds) for sample in samples if sample.at_s * 1000 > after_ms],
+        "served": None if bounds is None else _served_document(minute, bounds),
+    }
+
+
+def _sample_document(sample: StoreSample, bounds: Bounds | None) -> dict[str, Any]:
+    counts = sample.counts
+    document: dict[str, Any] = {"at_ms": sample.at_s * 1000, **sample.lag.document()}
+    if bounds is None:
+        return document | {"reads": None, "p50_ms": None, "p99_ms": None, "problems": {}}
+    if counts is None:
+        return document | {"reads": 0, "p50_ms": None, "p99_ms": None, "problems": {}}
+    return document | {
+        "reads": counts.reads,
+        "p50_ms": quantile(bounds.answer_ms, counts.answer_ms, 0.5),
+        "p99_ms": quantile(bounds.answer_ms, counts.answer_ms, 0.99),
+        "problems": counts.problems,
+    }
+
+
+def _served_document(minute: StoreCounts | None, bounds: Bounds) -> dict[str, Any]:
+    """The lag of the last minute's answers, as histograms: the question is what a tolerance would have refused."""
+    served = minute.served if minute is not None else ()
+    figures = {
+        name: {"bounds": list(of), "counts": list(counts or (0,) * (len(of) + 1))}
+        for name, of, counts in zip(Lag._fields, bounds.served, served or ((),) * len(bounds.served), strict=True)
+    }
+    return {"seconds": SERVED_SECONDS, "problems": {} if minute is None else minute.problems, **figures}

@@ -1,0 +1,184 @@
+// Reads by hand: a key, a list, windows, sessions, versions, or the stream of a key's changes.
+
+import { getDocument, curlOf, events, request, Refused } from "./requests.js";
+import { duration, element, number, timeOfDay } from "./text.js";
+
+const WHATS = {
+  "key-value": ["value", "changes", "entries"],
+  versioned: ["value", "versions", "changes"],
+  window: ["windows", "all windows"],
+  session: ["sessions", "all sessions"],
+};
+const HINTS = {
+  string: "Keys are text.",
+  int64: "Keys are whole numbers, such as 42.",
+  json: 'Keys are JSON, such as ["a", 1].',
+  bytes: "Keys are bytes, in unpadded base64url.",
+};
+const KEYLESS = new Set(["entries", "all windows", "all sessions"]);
+
+export class KeyBox {
+  constructor(tolerance) {
+    this.tolerance = tolerance;
+    this.specs = new Map();
+    const byId = (id) => document.getElementById(id);
+    this.form = byId("key-form");
+    this.store = byId("key-store");
+    this.what = byId("key-what");
+    this.key = byId("key-text");
+    this.query = byId("key-query");
+    this.bounded = byId("key-bounded");
+    this.followButton = byId("key-follow");
+    this.hint = byId("key-hint");
+    this.answer = byId("key-answer");
+    this.following = null;
+    this.store.addEventListener("change", () => this.chooseStore());
+    this.what.addEventListener("change", () => this.chooseWhat());
+    this.followButton.addEventListener("click", () => (this.following ? this.stop() : this.follow()));
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.stop();
+      if (this.what.value === "changes") this.follow();
+      else this.read();
+    });
+  }
+
+  offer(specs) {
+    if (specs.length === this.specs.size && specs.every((spec) => this.specs.has(spec.name))) return;
+    const chosen = this.store.value;
+    this.specs = new Map(specs.map((spec) => [spec.name, spec]));
+    this.store.replaceChildren(...specs.map((spec) => element("option", {}, spec.name)));
+    if (this.specs.has(chosen)) this.store.value = chosen;
+    this.chooseStore();
+  }
+
+  chooseStore() {
+    const spec = this.specs.get(this.store.value);
+    if (!spec) return;
+    this.what.replaceChildren(...WHATS[spec.kind].map((what) => element("option", {}, what)));
+    this.hint.textContent = HINTS[spec.key] ?? `Keys are of the codec ${spec.key}.`;
+    this.chooseWhat();
+  }
+
+  chooseWhat() {
+    this.key.disabled = KEYLESS.has(this.what.value);
+    this.followButton.disabled = !WHATS[this.specs.get(this.store.value).kind].includes("changes");
+  }
+
+  path(what) {
+    const store = `v1/stores/${encodeURIComponent(this.store.value)}`;
+    const bounds = this.bounded.checked ? this.tolerance.query : "";
+    const query = ["numbers=text", bounds, this.query.value].filter(Boolean).join("&");
+    if (KEYLESS.has(what)) return `${store}/${what.replace("all ", "")}?${query}`;
+    const key = `${store}/keys/${encodeURIComponent(this.key.value)}`;
+    return what === "value" ? `${key}?${query}` : `${key}/${what}?${query}`;
+  }
+
+  async read() {
+    const path = this.path(this.what.value);
+    const begun = performance.now();
+    try {
+      const response = await request(path, { signal: AbortSignal.timeout(30_000) });
+      const text = await response.text();
+      const attempts = response.headers.get("forebay-attempts") ?? "";
+      this.show(path, JSON.parse(text), text, performance.now() - begun, attempts);
+    } catch (error) {
+      this.showProblem(path, error, performance.now() - begun);
+    }
+  }
+
+  async show(path, document, text, tookMs, attempts) {
+    const parts = document.partitions ?? [document];
+    const content = document.partitions ? itemsOf(document) : document.value;
+    const shown = /\d{16,}/.test(text) ? text : JSON.stringify(content, null, 2);
+    this.answer.replaceChildren(
+      element("pre", { tabindex: "0", role: "region", "aria-label": "Value" }, shown),
+      figures(document.lag, tookMs),
+      element("ul", {}, ...parts.map((part) => element("li", {}, `Partition ${part.partition} answered by the ${part.role} on ${part.host}.`))),
+      this.curl(path),
+    );
+    if (document.next) this.answer.append(element("p", {}, `There is more: cursor=${document.next}`));
+    if (!document.partitions) await this.showOthers(document, attempts);
+  }
+
+  // The router states whom else it asked; all others follow from the order in which it would have.
+  async showOthers({ store, partition, host }, attempts) {
+    try {
+      const page = await getDocument(`v1/stores/${encodeURIComponent(store)}/replicas?from=${partition}&limit=1`);
+      const others = page.partitions.flatMap(({ replicas }) => replicas).filter((replica) => replica.host !== host);
+      const asked = new Map(attempts.split(", ").map((text) => [text.split(" ")[0], text.split(" ").slice(1).join(" ")]));
+      const lines = others.map((replica) => {
+        const outcome = asked.has(replica.host) ? `asked too: ${asked.get(replica.host)}` : this.whyNot(replica, host, page.partitions[0].replicas);
+        return element("li", {}, `${replica.host}, ${replica.role}: ${outcome}`);
+      });
+      if (lines.length) this.answer.append(element("p", {}, "Other replicas:"), element("ul", { id: "key-others" }, ...lines));
+    } catch (error) {
+      this.answer.append(element("p", {}, `Other replicas are not known: ${error.message}`));
+    }
+  }
+
+  whyNot(replica, host, replicas) {
+    if (!replica.live) return "not asked, it does not answer";
+    if (this.bounded.checked && !this.tolerance.isMetBy(replica)) return "not asked, it is not known to be within the tolerance";
+    const order = replicas.map((each) => each.host);
+    if (order.indexOf(replica.host) > order.indexOf(host)) return `not asked, it comes after ${host}`;
+    return "not asked, it did not come first then";
+  }
+
+  showProblem(path, error, tookMs) {
+    const problem = error instanceof Refused ? error.problem : {};
+    const attempts = problem.attempts ?? [];
+    const title = problem.title ? `${problem.status} ${problem.title}. ` : "";
+    this.answer.replaceChildren(
+      element("p", { class: "problem" }, `${title}${error.message}`),
+      figures(problem.lag, tookMs),
+      element("ul", { id: "key-others" }, ...attempts.map((attempt) => element("li", {}, `${attempt.host}: ${attempt.outcome} ${(attempt.type ?? "").split(":").at(-1)}`))),
+      this.curl(path),
+    );
+  }
+
+  curl(path, follow = false) {
+    const line = curlOf(path, follow);
+    const copy = () => navigator.clipboard?.writeText(line);
+    return element("p", { class: "curl" }, element("code", {}, line), element("button", { type: "button", onclick: copy }, "Copy"));
+  }
+
+  stop() {
+    this.following?.abort();
+    this.following = null;
+    this.followButton.textContent = "Follow";
+  }
+
+  async follow() {
+    this.stop();
+    const path = this.path("changes");
+    const following = (this.following = new AbortController());
+    this.followButton.textContent = "Stop";
+    const log = element("ol", { class: "changes", reversed: true });
+    this.answer.replaceChildren(log, this.curl(path, true));
+    try {
+      for await (const event of events(path, following.signal)) {
+        const document = JSON.parse(event.data);
+        const lag = document.lag ? ` (${lagText(document.lag)})` : "";
+        const text = { value: () => JSON.stringify(document.value), absent: () => "no value", lag: () => "", problem: () => document.detail };
+        log.prepend(element("li", {}, `${timeOfDay(Date.now())} ${event.type} ${text[event.type]?.() ?? event.data}${lag}`));
+        while (log.children.length > 50) log.lastChild.remove();
+      }
+    } catch (error) {
+      if (!following.signal.aborted) log.prepend(element("li", { class: "problem" }, error.message));
+    }
+    if (this.following === following) this.stop();
+  }
+}
+
+function itemsOf(document) {
+  return document.entries ?? document.windows ?? document.sessions ?? document.versions;
+}
+
+function lagText(lag) {
+  return `record lag ${number(lag.record_lag)}, time lag ${duration(lag.time_lag_ms)}, age ${duration(lag.age_ms)}`;
+}
+
+function figures(lag, tookMs) {
+  return element("p", { class: "figures" }, `${lag ? `${lagText(lag)}; ` : ""}took ${duration(tookMs)} from here`);
+}

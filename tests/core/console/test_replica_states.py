@@ -1,0 +1,50 @@
+import pytest
+
+from forebay.console.replica_states import Condition, ReplicaState, condition, first_replica, partition_document
+from forebay.lag import UNKNOWN_LAG, Lag
+
+NEAR, FAR = Lag(0, 5, 50), Lag(9, 900, 9_000)
+
+
+def test_reads_go_to_the_active_then_to_a_restoring_replica_then_to_the_nearest_standby():
+    far, near = ReplicaState("a:1", "standby", FAR), ReplicaState("b:1", "standby", NEAR)
+    restoring, active = ReplicaState("c:1", "restoring", FAR), ReplicaState("d:1", "active", FAR)
+    assert first_replica([far, near, restoring, active]) == active
+    assert first_replica([far, near, restoring]) == restoring
+    assert first_replica([far, near, ReplicaState("e:1", "standby")]) == near
+    assert first_replica([active._replace(live=False), far]) == far
+    assert first_replica([active._replace(live=False)]) is None
+
+
+@pytest.mark.parametrize(
+    ("replica", "expected"),
+    [
+        (ReplicaState("a:1", "active", NEAR), Condition.SERVED),
+        (ReplicaState("a:1", "active", NEAR, lagging=True), Condition.LAGGING),
+        (ReplicaState("a:1", "active", UNKNOWN_LAG), Condition.LAG_UNKNOWN),
+        (ReplicaState("a:1", "restoring", NEAR), Condition.RESTORING),
+        (ReplicaState("a:1", "standby", NEAR), Condition.STANDBY),
+        (ReplicaState("a:1", "active", NEAR, failure="bad record"), Condition.FAILED),
+        (None, Condition.UNHELD),
+    ],
+)
+def test_the_condition_is_that_of_the_replica_that_reads_go_to(replica, expected):
+    assert condition(replica) == expected
+
+
+def test_unknown_figures_stay_unknown_and_replicas_of_silent_workers_are_listed():
+    silent = ReplicaState("a:1", "active", live=False)
+    document = partition_document(3, [ReplicaState("b:1", "standby", Lag(1, None, None)), silent])
+    assert document["condition"] == "standby"
+    assert document["replicas"] == [
+        {**silent.document(), "record_lag": None, "time_lag_ms": None, "age_ms": None, "live": False},
+        {
+            "host": "b:1",
+            "role": "standby",
+            "live": True,
+            "lagging": False,
+            "record_lag": 1,
+            "time_lag_ms": None,
+            "age_ms": None,
+        },
+    ]
