@@ -26,6 +26,7 @@ from forebay_router.cluster.seeds import Seeds
 from forebay_router.hedging import HedgeBudget, HedgeDelay
 from forebay_router.upstream.credentials import credentials_of
 from forebay_router.upstream.encryption import encryption_of
+from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.upstreams import Upstreams
 
 
@@ -36,8 +37,8 @@ class Router:
         self.settings = settings
         self.credentials = credentials_of(settings.worker_token_file)
         seeds = Seeds(settings.seeds)
-        encryption = encryption_of(settings.worker_ca_file, seeds.name_of)
-        self.upstreams = Upstreams(encryption)
+        opener = Opener(encryption_of(settings.worker_ca_file, seeds.name_of))
+        self.upstreams = Upstreams(opener)
         self.cluster = Cluster(settings.lag_report_max_age_ms, settings.application_id, settings.rack)
         self.discovery = Discovery(
             self.cluster,
@@ -45,7 +46,7 @@ class Router:
             settings.worker_poll_interval_ms,
             self.credentials,
             self.upstreams.forget,
-            encryption,
+            opener,
         )
         self.limits = Limits(settings)
         self.streams = EventStreams(self.limits.streams)

@@ -19,7 +19,7 @@ from forebay_router.cluster.seeds import Seeds
 from forebay_router.cluster.statuses import require_status
 from forebay_router.upstream.connection import UpstreamClosed
 from forebay_router.upstream.credentials import REFUSALS, tell_refusal
-from forebay_router.upstream.encryption import Encryption, unencrypted
+from forebay_router.upstream.opener import Opener
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,12 @@ class Discovery:
         poll_interval_ms: int,
         credentials: Callable[[], bytes],
         on_forgotten: Callable[[HostInfo], None] | None = None,
-        encryption: Encryption = unencrypted,
+        opener: Opener | None = None,
     ) -> None:
         self._cluster = cluster
         self._seeds = seeds
         self._on_forgotten = on_forgotten
-        self._documents = WorkerDocuments(credentials, encryption)
+        self._documents = WorkerDocuments(credentials, opener or Opener())
         self._pace = Pace(poll_interval_ms / 1000)
         self._following: asyncio.Task[None] | None = None
         self.refused_polls: set[HostInfo] = set()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from typing import Self
 
 import httptools
 
-from forebay.metadata import HostInfo
 from forebay.rest.events import Event, EventReader
-from forebay_router.upstream.encryption import Encryption
 
 _READ_BYTES = 64 << 10
 _MOST_REFUSAL_BYTES = 1 << 20
@@ -28,13 +25,6 @@ class EventUpstream:
         self._events: deque[Event] = deque()
         self._refusal = b""
         self._complete = False
-
-    @classmethod
-    async def open(cls, host: HostInfo, request: bytes, encryption: Encryption) -> Self:
-        """Connect and send a request; raises ``OSError`` if the worker cannot be reached."""
-        stream = cls(*await asyncio.open_connection(host.host, host.port, **encryption(host)))
-        stream._writer.write(request)
-        return stream
 
     async def next(self) -> Event | None:
         """The next event, None for a sign of life; a refusal comes as a ``problem``.
