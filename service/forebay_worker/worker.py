@@ -12,6 +12,7 @@ from typing import Any
 from forebay.changelog import open_changelog
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import NotReady, Problem
+from forebay.identity import Identity
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.event_streams import EventStreams
@@ -184,6 +185,11 @@ class Worker:
         """Application id and topology fingerprint."""
         return self.topology.application_id, self.topology.fingerprint
 
+    def identity(self) -> Identity:
+        """Which process this is."""
+        application_id = self.topology.application_id
+        return Identity("worker", application_id, self._directory.process_id, self.incarnation)
+
     def spec(self, store: str) -> StoreSpec:
         """A store's specification; raises ``UnknownStore``."""
         return self.admission.spec(store)
@@ -221,13 +227,10 @@ class Worker:
         """``GET /v1/status``: the heartbeat that routers read."""
         generation = self.metadata.map.generation
         return {
-            "tier": "worker",
-            "application_id": self.topology.application_id,
+            **self.identity().document(),
             "topology": self.topology.fingerprint,
             "host": str(self.host),
             "rack": self._rack,
-            "process_id": self._directory.process_id,
-            "incarnation": self.incarnation,
             "sequence": next(self._sequence),
             "state": "draining" if self.draining else self.membership.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},

@@ -9,10 +9,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
 from forebay.errors import BadRequest, Problem
+from forebay.identity import IDENTITY_PATH
 from forebay.rest.answers import problem_answer
 
-OPEN_PATHS = ("/livez", "/readyz")
-"""Open to all: load balancers and supervisors have no token."""
+OPEN_PATHS = ("/livez", "/readyz", IDENTITY_PATH)
+"""Open to all: load balancers and supervisors have no token, and routers send theirs only to whom they know."""
 
 _LATER_REFUSAL = "forebay.later_refusal"
 _UNKNOWN = "forebay.unknown"

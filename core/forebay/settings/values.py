@@ -88,6 +88,7 @@ class RouterSettings:
     auth_tokens_file: Path | None
     authenticator: str | None
     worker_token_file: Path | None
+    worker_token_networks: tuple[str, ...]
     worker_ca_file: Path | None
     log_level: str
     log_format: str

@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
         at, size, pending = 0, len(buffer), self._pending
         while at < size:
             try:
-                parsed = _parse(buffer, at)
+                parsed = parse_answer(buffer, at)
             except ValueError:
                 self.close()
                 return
@@ -168,7 +168,7 @@ async def exchange(
     return answer
 
 
-def _parse(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
+def parse_answer(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
     """The answer that begins at ``at``, where it ends, and whether the connection stays open; None if incomplete.
 
     Raises ``ValueError`` unless it is a final HTTP/1.1 answer with a content-length.

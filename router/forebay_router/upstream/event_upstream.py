@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 
 import httptools
@@ -17,9 +16,9 @@ _MOST_REFUSAL_BYTES = 1 << 20
 class EventUpstream:
     """An open stream. Nothing is read ahead of the consumer, beyond the connection's buffer."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
         self._reader = reader
-        self._writer = writer
+        self._transport = transport
         self._parser = httptools.HttpResponseParser(self)
         self._parsed = EventReader()
         self._events: deque[Event] = deque()
@@ -35,12 +34,10 @@ class EventUpstream:
             await self._receive()
         return self._events.popleft() if self._events else None
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the connection, which notifies the worker."""
         # With TLS, a regular close would wait for the worker, which may hang.
-        self._writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        self._transport.abort()
 
     async def _receive(self) -> None:
         if self._complete:

@@ -36,7 +36,7 @@ async def test_streams_reach_the_address_that_answers(resolve):
             event = await stream.next()
             assert event is not None
             assert event.data == b"1"
-            await stream.close()
+            stream.close()
 
 
 async def test_what_became_of_each_address_is_said(resolve):
