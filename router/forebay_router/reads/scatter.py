@@ -19,7 +19,17 @@ from forebay.rest.answers import Answer
 from forebay.rest.limits import HeldMemory
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
-from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, first_end, make_scan, merge
+from forebay.rest.scans import (
+    FRAMES_MEDIA_TYPE,
+    Cursor,
+    Page,
+    Scan,
+    ScanRoute,
+    first_end,
+    make_scan,
+    merge,
+    posted_cursor,
+)
 from forebay.rest.statuses import TRANSIENT
 from forebay_router.reads.replica_read import Came, ReplicaRequest, ask, time_to_ask_again_ms
 from forebay_router.router import Router
@@ -321,12 +331,17 @@ class Gather:
         part.size = min(2 * part.size, _LARGEST_PAGE)
         query = [item.received for item in split_query(self.query) if item.name not in _NOT_FORWARDED]
         query.append(b"limit=%d" % limit)
+        body = None
         if part.last is not None:
-            query.append(b"cursor=" + Cursor(self.scan.digest, part.last, part.at).encode().encode())
+            cursor = Cursor(self.scan.digest, part.last, part.at).encode()
+            body = posted_cursor(cursor)
+            if body is None:
+                query.append(b"cursor=" + cursor.encode())
         request = ReplicaRequest(
             self.scan.spec,
             part.partition,
             self.path + b"?" + b"&".join(query),
+            body,
             accept=_FRAMES,
             alone=True,
             page_bytes=self.page_bytes,
