@@ -199,7 +199,8 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         600_000,
         WORKER,
-        "How long a released task's directory is kept on disk.",
+        "How long the state of a released task, or of a store that left the topology, is kept on disk; counted "
+        "from the release, whatever restarts follow.",
     ),
     Setting(
         "end_offset_max_age_ms",
