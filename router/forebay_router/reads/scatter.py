@@ -12,7 +12,6 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.codecs import from_segment
-from forebay.errors import LagExceedsTolerance, NoReplica
 from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.rest.aging import came_too_early
 from forebay.rest.answers import Answer
@@ -31,6 +30,7 @@ from forebay.rest.scans import (
     posted_cursor,
 )
 from forebay.rest.statuses import TRANSIENT
+from forebay_router.reads.attempts import nothing_read
 from forebay_router.reads.replica_read import Came, ReplicaRequest, ask, time_to_ask_again_ms
 from forebay_router.router import Router
 
@@ -192,10 +192,7 @@ class Gather:
     def _require_any(self) -> None:
         """Raise the combined problem if no partition could be read."""
         if not self.parts:
-            if self.refused and all(answer.status == LagExceedsTolerance.status for answer in self.refused):
-                raise ScanRefused(self.refused[0])
-            store = self.scan.spec.name
-            raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
+            raise ScanRefused(nothing_read(self.scan.spec.name, self.refused))
 
     async def _renew_early(self) -> None:
         """Request again, once, first pages that left their bounds while waiting for others."""
