@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +14,9 @@ from forebay.logs import configure_logs
 from forebay.rest.server import advertised, allow_open_files, bind, is_loopback, serve
 from forebay.settings import WorkerSettings
 from forebay.tls import listener_tls
+
+if TYPE_CHECKING:
+    from forebay_worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ def run(settings: WorkerSettings) -> None:
     # The web stack takes a while to import; wrong settings should be reported before that.
     from forebay.hot_path import guarded, make_protocol
     from forebay.rest.application import cors_options
+    from forebay.rest.starting import answering_meanwhile
     from forebay_worker.app import make_app
     from forebay_worker.hot_path import WorkerHotPath
     from forebay_worker.metrics import WorkerMetrics
@@ -45,11 +50,13 @@ def run(settings: WorkerSettings) -> None:
             "listening on %s, which other machines may reach: requests are not authenticated",
             settings.listen,
         )
-    running = Worker(settings, advertised(settings.listen, settings.advertise))
-    metrics = WorkerMetrics(running)
-    app = make_app(running, metrics, authenticator)
-    try:
-        running.start()
+    with contextlib.ExitStack() as stack:
+        with answering_meanwhile(listener, tls):
+            running = Worker(settings, advertised(settings.listen, settings.advertise))
+            stack.callback(_stop, running)
+            metrics = WorkerMetrics(running)
+            app = make_app(running, metrics, authenticator)
+            running.start()
         log.info("worker %s serves %s", running.host, running.topology.application_id)
         serve(
             app,
@@ -65,6 +72,8 @@ def run(settings: WorkerSettings) -> None:
             ),
             tls=tls,
         )
-    finally:
-        running.stop()
-        log.info("worker %s has left its group and closed its stores", running.host)
+
+
+def _stop(running: Worker) -> None:
+    running.stop()
+    log.info("worker %s has left its group and closed its stores", running.host)

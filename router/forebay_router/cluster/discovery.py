@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forebay.clock import boot_ms
+from forebay.errors import NotReady
 from forebay.identity import IDENTITY_PATH, Identity
 from forebay.metadata import ClusterMap, Generation, HostInfo
 from forebay.rest.answers import Answer
@@ -121,6 +122,8 @@ class Discovery:
 
     def admit(self, address: HostInfo, answer: Answer) -> None:
         """Decide by what an address answers to the request for its identity; raises ``NotAdmitted``."""
+        if answer.status == NotReady.status:
+            raise ConnectionRefusedError("it is starting")
         if answer.status != 200:
             raise NotAdmitted(
                 f"answers {answer.status} at {IDENTITY_PATH}: it is not a worker, or one of a version before this "
