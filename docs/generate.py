@@ -54,7 +54,7 @@ def problems_page() -> str:
 def _default(setting: Setting) -> str:
     if setting.required:
         return "*required*"
-    return "" if setting.default in (None, ()) else f"`{setting.default}`"
+    return f"`{setting.default_text}`" if setting.default_text else ""
 
 
 def _meaning(item: type[Problem]) -> str:

@@ -20,11 +20,11 @@ def test_every_error_is_documented_as_a_problem(make):
 
 
 @pytest.mark.parametrize("make", [worker_document, router_document])
-def test_a_token_may_be_wanted_of_all_but_liveness_and_readiness(make):
+def test_a_token_may_be_wanted_of_all_but_liveness_readiness_and_identity(make):
     document = make()
     assert document["components"]["securitySchemes"]["token"] == {"type": "http", "scheme": "bearer"}
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            wanted = path not in ("/livez", "/readyz")
+            wanted = path not in ("/livez", "/readyz", "/v1/identity")
             assert ("security" in operation) is wanted, path
             assert {"401", "403"} <= operation["responses"].keys() or not wanted, path

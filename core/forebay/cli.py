@@ -106,7 +106,7 @@ def _with_flags(command: Callable[..., None], table: tuple[Setting, ...]) -> Cal
         "--config", type=click.Path(path_type=Path), help="TOML file of settings.", metavar="FILE"
     )(command)
     for setting in reversed(table):
-        shown = "" if setting.default in (None, ()) else f" [default: {setting.default}]"
+        shown = f" [default: {setting.default_text}]" if setting.default_text else ""
         command = click.option(
             setting.flag,
             setting.name,

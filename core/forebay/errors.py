@@ -39,8 +39,10 @@ ForebayError
     ├── 421  NotHostedHere
     ├── 429  Overloaded
     ├── 500  InternalError
+    ├── 501  TransferCodingNotSupported
     ├── 503  NotReady, LogDiverged, PartitionerMismatch, PartitionerMissing, NoReplica
-    └── 504  DeadlineExceeded
+    ├── 504  DeadlineExceeded
+    └── 505  HttpVersionNotSupported
 """
 
 from __future__ import annotations
@@ -318,6 +320,18 @@ class Overloaded(Problem):
 
 class InternalError(Problem):
     """The service failed; its log says why."""
+
+
+class TransferCodingNotSupported(Problem):
+    """The request's body is in a transfer coding other than ``chunked``."""
+
+    status, name, title = 501, "transfer-coding-not-supported", "The transfer coding is not supported"
+
+
+class HttpVersionNotSupported(Problem):
+    """The request is of a version of HTTP other than 1.x."""
+
+    status, name, title = 505, "http-version-not-supported", "The version of HTTP is not supported"
 
 
 class NotReady(Problem):

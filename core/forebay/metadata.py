@@ -85,6 +85,9 @@ class StreamsMetadata:
     standby_topic_partitions: frozenset[TopicPartition] = frozenset()
     active_store_names: frozenset[str] = frozenset()
     standby_store_names: frozenset[str] = frozenset()
+    process_ids: frozenset[str] = frozenset()
+    """The processes that the group knows at this address: two while one replaces another, none if the worker that
+    tells it is older than this member."""
 
     def document(self) -> dict[str, Any]:
         """The metadata as JSON values; topic-partitions are ``[topic, partition]``."""
@@ -94,6 +97,7 @@ class StreamsMetadata:
             "active_topic_partitions": sorted(self.active_topic_partitions),
             "standby_store_names": sorted(self.standby_store_names),
             "standby_topic_partitions": sorted(self.standby_topic_partitions),
+            "process_ids": sorted(self.process_ids),
         }
 
     @classmethod
@@ -105,6 +109,7 @@ class StreamsMetadata:
             frozenset(TopicPartition(*tp) for tp in document["standby_topic_partitions"]),
             frozenset(document["active_store_names"]),
             frozenset(document["standby_store_names"]),
+            frozenset(document.get("process_ids", ())),
         )
 
 
@@ -145,6 +150,11 @@ class ClusterMap:
         held = actives.keys() | standbys.keys()
         return {tp: (actives.get(tp), tuple(sorted(standbys.get(tp, ())))) for tp in held}
 
+    @cached_property
+    def process_ids(self) -> Mapping[HostInfo, frozenset[str]]:
+        """The processes that the group knows at each host."""
+        return {metadata.host: metadata.process_ids for metadata in self.hosts}
+
     def document(self) -> dict[str, Any]:
         """The map as JSON values."""
         return {
@@ -167,8 +177,9 @@ def cluster_map(
     stores: Iterable[StoreSpec],
     active_partitions_by_host: Mapping[HostInfo, frozenset[TopicPartition]],
     standby_partitions_by_host: Mapping[HostInfo, frozenset[TopicPartition]],
+    process_ids: Mapping[HostInfo, frozenset[str]],
 ) -> ClusterMap:
-    """The map that follows from the two ``…_partitions_by_host`` of an assignment."""
+    """The map that follows from the two ``…_partitions_by_host`` of an assignment, and its members by host."""
     names: dict[str, set[str]] = {}
     for spec in stores:
         names.setdefault(spec.topic, set()).add(spec.name)
@@ -180,7 +191,16 @@ def cluster_map(
     for host in sorted(active_partitions_by_host.keys() | standby_partitions_by_host.keys()):
         active = active_partitions_by_host.get(host, frozenset())
         standby = standby_partitions_by_host.get(host, frozenset())
-        hosts.append(StreamsMetadata(host, active, standby, store_names(active), store_names(standby)))
+        hosts.append(
+            StreamsMetadata(
+                host,
+                active,
+                standby,
+                store_names(active),
+                store_names(standby),
+                process_ids.get(host, frozenset()),
+            )
+        )
     return ClusterMap(generation, tuple(hosts))
 
 

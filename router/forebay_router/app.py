@@ -42,6 +42,7 @@ from forebay.rest.departure import for_client
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.hosts import ANY_HOST, AllowedHosts
 from forebay.rest.parameters import ReadParameters, parse_parameters
+from forebay.rest.posted_cursor import continued, cursor_of_body
 from forebay.rest.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
@@ -187,6 +188,7 @@ async def _list(
     with contextlib.ExitStack() as admission:
         admission.enter_context(router.admitted(peer, parameters))
         memory = admission.enter_context(router.limits.memory_of(peer))
+        parameters = continued(parameters, await cursor_of_body(request, memory))
         try:
             begun = Gather.begin(router, route.scan, store, segment, path, query, parameters, memory)
             gather = await for_client(request, begun)

@@ -14,6 +14,7 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
+from forebay.identity import Identity
 from forebay.lag import Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.event_streams import EventStreams
@@ -26,8 +27,9 @@ from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.hedging import HedgeBudget, HedgeDelay
-from forebay_router.upstream.credentials import credentials_of
+from forebay_router.upstream.credentials import credentials_of, token_networks_of
 from forebay_router.upstream.encryption import encryption_of
+from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.upstreams import Upstreams
 
 
@@ -38,8 +40,12 @@ class Router:
         self.settings = settings
         self.credentials = credentials_of(settings.worker_token_file)
         seeds = Seeds(settings.seeds)
-        encryption = encryption_of(settings.worker_ca_file, seeds.name_of)
-        self.upstreams = Upstreams(encryption)
+        opener = Opener(
+            encryption_of(settings.worker_ca_file, seeds.name_of),
+            token_networks_of(settings),
+            lambda address, answer: self.discovery.admit(address, answer),
+        )
+        self.upstreams = Upstreams(opener)
         self.cluster = Cluster(settings.lag_report_max_age_ms, settings.application_id, settings.rack)
         self.discovery = Discovery(
             self.cluster,
@@ -47,7 +53,7 @@ class Router:
             settings.worker_poll_interval_ms,
             self.credentials,
             self.upstreams.forget,
-            encryption,
+            opener,
         )
         self.limits = Limits(settings)
         self.streams = EventStreams(self.limits.streams)
@@ -93,6 +99,10 @@ class Router:
         """Which worker holds what, by the newest map received from a worker."""
         return self.cluster.metadata
 
+    def identity(self) -> Identity:
+        """Which process this is."""
+        return Identity("router", self.cluster.application_id, str(os.getpid()), self._incarnation)
+
     def application(self) -> tuple[str, str]:
         """Application id and topology fingerprint; raises ``NotReady`` before any worker was reached."""
         if self.cluster.application_id is None:
@@ -134,10 +144,7 @@ class Router:
         """``GET /v1/status``: this process, and which workers it can reach."""
         generation = self.metadata.map.generation
         return {
-            "tier": "router",
-            "application_id": self.cluster.application_id,
-            "process_id": str(os.getpid()),
-            "incarnation": self._incarnation,
+            **self.identity().document(),
             "sequence": next(self._sequence),
             "state": self.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},

@@ -43,6 +43,7 @@ from forebay.rest.document_routes import add_document_routes
 from forebay.rest.hosts import ANY_HOST, AllowedHosts
 from forebay.rest.limits import Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
+from forebay.rest.posted_cursor import continued, cursor_of_body
 from forebay.rest.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
@@ -157,17 +158,24 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
     async def endpoint(request: Request) -> Response:
         begun_s = perf_counter()
         peer = worker.limits.peers.of(request.scope)
-        answer = await for_client(request, _answer(worker, route, request, known, peer))
+        with worker.limits.memory_of(peer) as memory:
+            try:
+                cursor = await cursor_of_body(request, memory)
+                answer = await for_client(request, _answer(worker, route, request, known, peer, cursor))
+            except Problem as problem:
+                answer = problem_answer(problem)
         metrics.count_answer(route.path, answer.status, begun_s)
         return respond(answer)
 
     return endpoint
 
 
-async def _answer(worker: Worker, route: ReadRoute, request: Request, known: frozenset[str], peer: Peer) -> Answer:
+async def _answer(
+    worker: Worker, route: ReadRoute, request: Request, known: frozenset[str], peer: Peer, cursor: str | None
+) -> Answer:
     """Answer a read, waiting for the bound to be met as long as the request allows."""
     try:
-        parameters = parse_parameters(request.scope["query_string"], known)
+        parameters = continued(parse_parameters(request.scope["query_string"], known), cursor)
     except Problem as problem:
         return problem_answer(problem)
     begun = now = boot_ms()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,9 @@ from forebay.metadata import is_loopback
 from forebay.rest.server import advertised, allow_open_files, bind, serve
 from forebay.settings import WorkerSettings
 from forebay.tls import listener_tls
+
+if TYPE_CHECKING:
+    from forebay_worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,7 @@ def run(settings: WorkerSettings) -> None:
     from forebay.hot_path import addressed, guarded, make_protocol
     from forebay.rest.application import cors_options
     from forebay.rest.hosts import allowed_hosts
+    from forebay.rest.starting import answering_meanwhile
     from forebay_worker.app import make_app
     from forebay_worker.hot_path import WorkerHotPath
     from forebay_worker.metrics import WorkerMetrics
@@ -47,12 +52,14 @@ def run(settings: WorkerSettings) -> None:
             "listening on %s, which other machines may reach: requests are not authenticated",
             settings.listen,
         )
-    running = Worker(settings, advertised(settings.listen, settings.advertise))
-    metrics = WorkerMetrics(running)
-    hosts = allowed_hosts(settings.listen, settings.allowed_hosts, running.host)
-    app = make_app(running, metrics, authenticator, hosts)
-    try:
-        running.start()
+    with contextlib.ExitStack() as stack:
+        with answering_meanwhile(listener, tls):
+            running = Worker(settings, advertised(settings.listen, settings.advertise))
+            stack.callback(_stop, running)
+            metrics = WorkerMetrics(running)
+            hosts = allowed_hosts(settings.listen, settings.allowed_hosts, running.host)
+            app = make_app(running, metrics, authenticator, hosts)
+            running.start()
         log.info("worker %s serves %s", running.host, running.topology.application_id)
         serve(
             app,
@@ -68,6 +75,8 @@ def run(settings: WorkerSettings) -> None:
             ),
             tls=tls,
         )
-    finally:
-        running.stop()
-        log.info("worker %s has left its group and closed its stores", running.host)
+
+
+def _stop(running: Worker) -> None:
+    running.stop()
+    log.info("worker %s has left its group and closed its stores", running.host)

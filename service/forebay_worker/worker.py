@@ -14,6 +14,7 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
+from forebay.identity import Identity
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.event_streams import EventStreams
@@ -186,6 +187,11 @@ class Worker:
         """Application id and topology fingerprint."""
         return self.topology.application_id, self.topology.fingerprint
 
+    def identity(self) -> Identity:
+        """Which process this is."""
+        application_id = self.topology.application_id
+        return Identity("worker", application_id, self._directory.process_id, self.incarnation)
+
     def spec(self, store: str) -> StoreSpec:
         """A store's specification; raises ``UnknownStore``."""
         return self.admission.spec(store)
@@ -267,13 +273,10 @@ class Worker:
         """``GET /v1/status``: the heartbeat that routers read."""
         generation = self.metadata.map.generation
         return {
-            "tier": "worker",
-            "application_id": self.topology.application_id,
+            **self.identity().document(),
             "topology": self.topology.fingerprint,
             "host": str(self.host),
             "rack": self._rack,
-            "process_id": self._directory.process_id,
-            "incarnation": self.incarnation,
             "sequence": next(self._sequence),
             "state": self.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},

@@ -1,10 +1,9 @@
 """Names of which some addresses drop every packet: the backlog of a listener that nobody accepts from is full."""
 
 import asyncio
-import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click.testing
@@ -12,21 +11,14 @@ import pytest
 
 from forebay import errors
 from forebay.client import AsyncClient, Client
-from forebay.client.addresses import Address, attempt_delay_s, in_turn
 from forebay.client.query_command import query
 from forebay.client.status_command import status
+from forebay.happy_eyeballs import Address, attempt_delay_s, in_turn
 from tests.answering_server import AnsweringServer, answering_server
 from tests.cluster import Cluster, free_port
+from tests.names import NAME, dropping, infos, resolve
 
-NAME = "several.invalid"
-
-
-def infos(*hosts: str, port: int = 80) -> list[Any]:
-    """What ``getaddrinfo`` returns for addresses."""
-    families = [socket.AF_INET6 if ":" in host else socket.AF_INET for host in hosts]
-    return [
-        (family, socket.SOCK_STREAM, 6, "", (host, port)) for family, host in zip(families, hosts, strict=True)
-    ]
+__all__ = ["resolve"]
 
 
 def test_families_alternate_in_the_resolvers_order_and_no_address_is_tried_twice():
@@ -46,42 +38,6 @@ def test_families_alternate_in_the_resolvers_order_and_no_address_is_tried_twice
 )
 def test_all_addresses_are_tried_within_the_time(timeout_s, addresses, delay_s):
     assert attempt_delay_s(timeout_s, addresses) == pytest.approx(delay_s)
-
-
-@contextlib.contextmanager
-def dropping(host: str, port: int) -> Iterator[None]:
-    """An address at which a connection is neither made nor refused."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind((host, port))
-        listener.listen(0)
-        for _ in range(8):
-            one = stack.enter_context(socket.socket())
-            one.settimeout(0.1)
-            try:
-                one.connect((host, port))
-            except TimeoutError:
-                break
-        else:
-            pytest.fail("the backlog is never full")
-        yield
-
-
-@pytest.fixture
-def resolve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Gives ``NAME`` addresses."""
-
-    def install(*hosts: str) -> None:
-        of_system = socket.getaddrinfo
-
-        def resolved(host: Any, port: Any, *arguments: Any, **options: Any) -> Any:
-            if host in (NAME, NAME.encode()):
-                return infos(*hosts, port=int(port))
-            return of_system(host, port, *arguments, **options)
-
-        monkeypatch.setattr(socket, "getaddrinfo", resolved)
-
-    return install
 
 
 @pytest.fixture
@@ -119,7 +75,7 @@ def test_addresses_that_drop_packets_cost_a_share_of_the_time(call, timeout_ms, 
 
 @CALLS
 def test_an_address_that_refuses_costs_nothing(call, server, resolve, monkeypatch):
-    monkeypatch.setattr("forebay.client.addresses._ATTEMPT_DELAY_S", 60.0)
+    monkeypatch.setattr("forebay.happy_eyeballs._ATTEMPT_DELAY_S", 60.0)
     resolve("127.0.0.2", "127.0.0.1")
     assert call(f"http://{NAME}:{server.server_address[1]}", 100_000) == "a"
 

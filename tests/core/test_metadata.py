@@ -46,6 +46,7 @@ def assigned() -> StreamsMetadataState:
         STORES.values(),
         {ONE: tps("delays-log", 0, 1, 2), TWO: tps("tails-log", 0, 1, 2, 3)},
         {TWO: tps("delays-log", 0, 1), THREE: tps("delays-log", 1)},
+        {},
     )
     state = StreamsMetadataState(STORES)
     assert state.on_change(map_)
@@ -90,7 +91,9 @@ names = st.frozensets(st.sampled_from(["x", "y", "z"]))
 maps = st.builds(
     ClusterMap,
     st.builds(Generation, st.integers(0, 2**63), st.integers(0, 1000)),
-    st.lists(st.builds(StreamsMetadata, hosts, partitions, partitions, names, names), max_size=4).map(tuple),
+    st.lists(st.builds(StreamsMetadata, hosts, partitions, partitions, names, names, names), max_size=4).map(
+        tuple
+    ),
 )
 
 
@@ -125,7 +128,7 @@ def test_a_map_says_who_holds_each_topic_partition() -> None:
 
 
 def test_a_partition_that_only_a_standby_holds_has_no_active() -> None:
-    map_ = cluster_map(Generation(1, 1), STORES.values(), {}, {TWO: tps("delays-log", 0)})
+    map_ = cluster_map(Generation(1, 1), STORES.values(), {}, {TWO: tps("delays-log", 0)}, {})
     assert map_.by_topic_partition == {TopicPartition("delays-log", 0): (None, (TWO,))}
 
 

@@ -161,14 +161,14 @@ def test_a_token_behind_the_body_is_none(served):
 
 
 @pytest.mark.parametrize("path", [*router_document()["paths"], "/docs", "/openapi.json", "/nothing", "/%6Civez"])
-def test_all_but_liveness_and_readiness_wants_a_token(served, path):
+def test_all_but_liveness_readiness_and_identity_wants_a_token(served, path):
     path = path.replace("{store}", "counts").replace("{key}", "a")
     method = "POST" if path.endswith("batch-get") else "GET"
     for address in (served.worker, served.router):
         answer = httpx.request(
             method, f"http://{address}{path}", json={"keys": ["a"]} if method == "POST" else None
         )
-        assert answer.status_code == (200 if path in ("/livez", "/readyz") else 401), path
+        assert answer.status_code == (200 if path in ("/livez", "/readyz", "/v1/identity") else 401), path
 
 
 def test_a_preflight_brings_no_token_and_needs_none(served):

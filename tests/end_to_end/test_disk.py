@@ -132,7 +132,7 @@ def test_a_worker_does_not_start_on_a_read_only_disk(disk, tmp_path):
 
 def _alive(address: str) -> bool:
     try:
-        return get(address, "/livez").status_code == 200
+        return get(address, "/v1/status").status_code == 200
     except httpx.TransportError:
         return False
 

@@ -184,7 +184,7 @@ def test_a_worker_started_before_the_broker_makes_its_topics_and_serves_once_the
 
 def alive(address: str) -> bool:
     try:
-        return httpx.get(f"http://{address}/livez").status_code == 200
+        return httpx.get(f"http://{address}/v1/status").status_code == 200
     except httpx.TransportError:
         return False
 

@@ -67,6 +67,7 @@ ROUTES = {
     "/livez": Route("/livez", {"live"}),
     "/readyz": Route("/readyz", {"ready"}),
     "/metrics": Route("/metrics", set()),
+    "/v1/identity": Route("/v1/identity", {"tier", "application_id", "process_id", "incarnation"}),
     "/v1/status": Route("/v1/status", STATUS),
     "/v1/lags": Route("/v1/lags", {"lags"}),
     "/v1/metadata": Route("/v1/metadata", {"application_id", "topology", "incarnation", "generation", "hosts"}),

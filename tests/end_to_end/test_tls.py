@@ -166,7 +166,7 @@ def test_connections_that_rest_do_not_hold_up_the_end(authority, trusting, tmp_p
         processes = {worker: cluster.workers[worker], router: cluster.router_process(router)}
         for address in processes:
             port = int(address.rpartition(":")[2])
-            wait_until(lambda port=port: listens(port), address)
+            wait_until(lambda port=port: serves(port, trusting), address)
             plain = resting.enter_context(socket.create_connection(("localhost", port), 30))
             client = resting.enter_context(trusting.wrap_socket(plain, server_hostname="localhost"))
             client.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -177,9 +177,9 @@ def test_connections_that_rest_do_not_hold_up_the_end(authority, trusting, tmp_p
         assert [process.wait(6) for process in processes.values()] == [0, 0]
 
 
-def listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("localhost", port), 5):
-        return True
+def serves(port: int, trusting: ssl.SSLContext) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"https://localhost:{port}/v1/status", verify=trusting).status_code == 200
     return False
 
 
@@ -199,7 +199,7 @@ def test_a_certificate_is_replaced_under_a_running_process(authority, trusting, 
             ):
                 return ssl.DER_cert_to_PEM_cert(client.getpeercert(binary_form=True))
 
-        wait_until(lambda: listens(port), "the worker")
+        wait_until(lambda: serves(port, trusting), "the worker")
         assert shown() == pem(first)
         # A key of another certificate, as it is for a moment while both are replaced.
         key.write_bytes(second.private_key_pem.bytes())

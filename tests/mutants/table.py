@@ -321,7 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "role-lost-later",
         "a role that is lost is lost before the lease covers the new generation",
-        "forebay_worker.tasks.manager:TaskManager.hold",
+        "forebay_worker.tasks.manager:TaskManager._hold",
         "self._designate(self.replicas, actives)",
         "pass",
         ("service/tasks/test_roles.py::test_roles_are_lost_while_the_applier_is_busy",),
@@ -952,7 +952,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "state-deleted-in-use",
         "the delay counts from when a task was last wanted",
         "forebay_worker.tasks.released:ReleasedTasks.delete_due",
-        "self._since_boot_ms.keys() & wanted",
+        "self._since_epoch_ms.keys() & {_Released(task) for task in wanted}",
         "()",
         ("service/tasks/test_manager.py::test_state_is_kept_for_as_long_after_its_task_was_last_wanted",),
     ),

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from forebay.identity import Identity
 from forebay.metadata import HostInfo
 
 
@@ -17,15 +19,25 @@ def answer(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> bytes:
     )
 
 
+ASKS_IDENTITY = b"GET /v1/identity "
+IDENTITY = answer(json.dumps(Identity("worker", "test", "p", 1).document()).encode())
+_READ_BYTES = 64 << 10
+
+
 @asynccontextmanager
 async def worker(*pieces: bytes | None) -> AsyncIterator[HostInfo]:
-    """A server that sends these pieces once it was sent anything, None to close."""
+    """A server that gives its identity if asked for it, and sends these pieces once it was sent anything else.
+
+    None closes the connection.
+    """
 
     writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        await reader.read(1)
+        if (await reader.read(_READ_BYTES)).startswith(ASKS_IDENTITY):
+            writer.write(IDENTITY)
+            await reader.read(1)
         for piece in pieces:
             if piece is None:
                 writer.close()

@@ -1,8 +1,5 @@
-"""Connections to names with several addresses, of which some may drop every packet: happy eyeballs (RFC 8305).
-
-While an address is silent, the next is tried beside it, after 250 ms or a share of the time. ``httpcore`` alone
-would spend all the time of a blocking client on the first.
-"""
+"""Connections of ``httpx`` by happy eyeballs: ``httpcore`` alone would spend all the time of a blocking client on
+the first address of a name."""
 
 from __future__ import annotations
 
@@ -13,56 +10,17 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from itertools import chain, zip_longest
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
 
 import httpcore
 
 # The stream of httpcore's blocking backend has no public name, and a backend that connects by itself needs one.
 from httpcore._backends.sync import SyncStream
 
-_ATTEMPT_DELAY_S = 0.25
-"""The recommended delay between connection attempts; RFC 8305, section 5."""
+from forebay.happy_eyeballs import Address, AsyncRace, Fault, attempt_delay_s, fault_of, faults_text, in_turn
 
 SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
-
-
-class Address(NamedTuple):
-    """A family and what ``socket.connect`` takes."""
-
-    family: int
-    sockaddr: Any
-
-    @property
-    def host(self) -> str:
-        """The numeric host."""
-        return str(self.sockaddr[0])
-
-
-def in_turn(found: Iterable[Sequence[Any]]) -> list[Address]:
-    """The results of ``getaddrinfo`` in their order, families alternating; RFC 8305, section 4."""
-    families: dict[int, list[Address]] = {}
-    for family, *_, sockaddr in found:
-        families.setdefault(family, []).append(Address(family, sockaddr))
-    alternating = chain.from_iterable(zip_longest(*families.values()))
-    return list(dict.fromkeys(address for address in alternating if address is not None))
-
-
-def attempt_delay_s(timeout_s: float | None, addresses: int) -> float:
-    """How long an address may be silent until the next is tried as well: within the time, all are."""
-    return _ATTEMPT_DELAY_S if timeout_s is None else min(_ATTEMPT_DELAY_S, timeout_s / max(1, addresses))
-
-
-def _text(faults: Sequence[tuple[Address, str]]) -> str:
-    return "; ".join(f"{address.host}: {fault}" for address, fault in faults)
-
-
-def _reason(error: BaseException) -> str:
-    """What the system says of a connection that failed; ``anyio`` has it at the end of a chain."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
 
 
 class Backend(httpcore.SyncBackend):
@@ -97,7 +55,7 @@ class _Race:
         self._delay_s = attempt_delay_s(timeout_s, len(addresses))
         self._next_s = time.monotonic()
         self._deadline_s = None if timeout_s is None else self._next_s + timeout_s
-        self._faults: list[tuple[Address, str]] = []
+        self._faults: list[Fault] = []
         self._attempts = selectors.DefaultSelector()
 
     def winner(self) -> socket.socket:
@@ -109,10 +67,10 @@ class _Race:
                 self._begin(self._waiting.popleft())
                 self._next_s = now_s + self._delay_s
             if not self._attempts.get_map() and not self._waiting:
-                raise OSError(_text(self._faults))
+                raise OSError(faults_text(self._faults))
             if self._deadline_s is not None and now_s >= self._deadline_s:
                 silent = [(key.data, "timed out") for key in self._attempts.get_map().values()]
-                raise TimeoutError(_text([*self._faults, *silent]))
+                raise TimeoutError(faults_text([*self._faults, *silent]))
             for key, _ in self._attempts.select(self._wait_s(now_s)):
                 connection = self._end(key)
                 error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -138,7 +96,7 @@ class _Race:
         except OSError as error:
             if connection is not None:
                 connection.close()
-            self._faults.append((address, _reason(error)))
+            self._faults.append((address, fault_of(error)))
             return
         self._attempts.register(connection, selectors.EVENT_WRITE, address)
 
@@ -172,11 +130,14 @@ class AsyncBackend(httpcore.AnyIOBackend):
         def connect(address: Address) -> Coroutine[Any, Any, httpcore.AsyncNetworkStream]:
             return super(AsyncBackend, self).connect_tcp(address.host, port, None, local_address, socket_options)
 
-        race: _AsyncRace | None = None
+        async def close(connection: httpcore.AsyncNetworkStream) -> None:
+            await connection.aclose()
+
+        race: AsyncRace[httpcore.AsyncNetworkStream] | None = None
         try:
             async with asyncio.timeout(timeout):
                 found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                race = _AsyncRace(connect, in_turn(found), timeout)
+                race = AsyncRace(connect, close, in_turn(found), timeout)
                 return await race.winner()
         except TimeoutError as error:
             raise httpcore.ConnectTimeout("" if race is None else race.faults()) from error
@@ -185,46 +146,3 @@ class AsyncBackend(httpcore.AnyIOBackend):
         finally:
             if race is not None:
                 await race.aclose()
-
-
-class _AsyncRace:
-    """The same attempts as tasks."""
-
-    def __init__(
-        self,
-        connect: Callable[[Address], Coroutine[Any, Any, httpcore.AsyncNetworkStream]],
-        addresses: Sequence[Address],
-        timeout_s: float | None,
-    ) -> None:
-        self._connect = connect
-        self._waiting = deque(addresses)
-        self._delay_s = attempt_delay_s(timeout_s, len(addresses))
-        self._attempts: dict[asyncio.Task[httpcore.AsyncNetworkStream], Address] = {}
-        self._faults: list[tuple[Address, str]] = []
-
-    async def winner(self) -> httpcore.AsyncNetworkStream:
-        """The first connection; raises ``OSError`` if none can be made."""
-        while self._waiting or self._attempts:
-            if self._waiting:
-                address = self._waiting.popleft()
-                self._attempts[asyncio.create_task(self._connect(address))] = address
-            delay_s = self._delay_s if self._waiting else None
-            ended, _ = await asyncio.wait(self._attempts, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED)
-            for attempt in ended:
-                address, error = self._attempts.pop(attempt), attempt.exception()
-                if error is None:
-                    return attempt.result()
-                self._faults.append((address, _reason(error)))
-        raise OSError(_text(self._faults))
-
-    def faults(self) -> str:
-        """What became of each address that was tried."""
-        return _text([*self._faults, *((address, "timed out") for address in self._attempts.values())])
-
-    async def aclose(self) -> None:
-        """End the attempts that are left."""
-        for attempt in self._attempts:
-            attempt.cancel()
-        for left in await asyncio.gather(*self._attempts, return_exceptions=True):
-            if isinstance(left, httpcore.AsyncNetworkStream):
-                await left.aclose()

@@ -20,6 +20,7 @@ from forebay.client.problems import problem_of_response
 from forebay.client.reads import REWRITTEN
 from forebay.client.server import Server, server_options
 from forebay.errors import ForebayError, Problem
+from forebay.rest.scans import posted_cursor
 from forebay.terminal import terminal
 from forebay.topology import StoreSpec
 
@@ -72,7 +73,11 @@ def query(store: str, key: str | None, server: Server, follow: bool, **options: 
         found = server.ask("POST", _with(f"{path}/batch-get", parameters), body)
         text, had = _single(server, found)
     else:
-        found = server.get(_with(path + _rest(key, listed), parameters))
+        posted = posted_cursor(parameters.get("cursor", ""))
+        if posted is not None:
+            del parameters["cursor"]
+        target = _with(path + _rest(key, listed), parameters)
+        found = server.get(target) if posted is None else server.ask("POST", target, posted.decode())
         server.document(found)
         text, had = found.text, found.status_code == 200
     _print(text)

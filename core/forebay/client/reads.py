@@ -20,6 +20,7 @@ from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
 from forebay.position import later_position
 from forebay.rest.answers import Provenance
 from forebay.rest.batches import MOST_BODY_BYTES, MOST_KEYS
+from forebay.rest.scans import posted_cursor
 from forebay.topology import StoreSpec
 
 REWRITTEN = ("", ".", "..")
@@ -210,6 +211,7 @@ class Reads:
             path = _key_path(spec, plain)
             requested = Requested(store, wanted.key, spec.key_codec)
         start, end = yield from self._bounds(wanted, deadline_ms)
+        body = None if cursor is None else posted_cursor(cursor)
         parameters = self._parameters(
             store,
             wanted.options,
@@ -219,9 +221,9 @@ class Reads:
             reverse=wanted.reverse,
             allow_partial=wanted.allow_partial,
             limit=limit,
-            cursor=cursor,
+            cursor=cursor if body is None else None,
         )
-        request = Request(f"{path}/{items}", parameters, requested.mismatch)
+        request = Request(f"{path}/{items}", parameters, requested.mismatch, body)
         document = yield from self._exchange.ask(request, deadline_ms)
         page = _understood(lambda document: page_of(document, items, wanted.kind), document)
         if self._positions is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from forebay.hot_path.heads import is_host
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
@@ -42,7 +43,7 @@ class HeaderBlock(NamedTuple):
 def judge(block: bytes) -> HeaderBlock | None:
     """The contents of a block whose lines are each preceded by CRLF; None if it needs the parser.
 
-    An ordinary one has exactly one host.
+    An ordinary one has exactly one host, which can be one.
     """
     told: dict[bytes, list[bytes]] = {}
     for line in block[2:].split(b"\r\n"):
@@ -60,7 +61,8 @@ def judge(block: bytes) -> HeaderBlock | None:
     # Of duplicates, some parsers take the first and some the last; there must be a host.
     if any(len(told.get(name, ())) > 1 for name in (b"host", b"origin", b"authorization", b"content-length")):
         return None
-    if not told.get(b"host", [b""])[0] or not all(origins):
+    host = told.get(b"host", [b""])[0]
+    if not host or not is_host(host) or not all(origins):
         return None
     # With cookies, an origin's header lines depend on both.
     if origins and b"cookie" in told:

@@ -8,7 +8,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from forebay.errors import BadRequest
+from forebay.errors import BadRequest, Problem
+from forebay.hot_path.heads import refusal_of_head
 from forebay.hot_path.outbox import render
 from forebay.hot_path.stall import StallWatch
 from forebay.hot_path.upgrade import head_without_upgrade
@@ -35,12 +36,15 @@ class OrdinaryProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # Later versions of HTTP/1 are answered as 1.1; others are refused with their own status.
+        self.parser.set_dangerous_leniencies(lenient_version=True)
+        self._head_refusal: Problem | None = None
         self._in_message = self._in_head = self._upgrading = False
         self._patience: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._head_begun = False
         """Whether a head began in the piece that is parsed."""
-        self._refusal = ""
+        self._refusal: Problem | None = None
         """Why nothing more of what is received can be understood, while an earlier request is being answered."""
         self._running: RequestResponseCycle | None = None
         """The framework's request under way; the parser's may be a later one."""
@@ -92,7 +96,8 @@ class OrdinaryProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(piece)
             except httptools.HttpParserError:
-                self.send_400_response(_NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(piece) else _NO_HTTP)
+                text = _NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(piece) else _NO_HTTP
+                self._refuse(self._head_refusal or BadRequest(text))
                 return False
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._upgrading:
@@ -104,7 +109,7 @@ class OrdinaryProtocol(HttpToolsProtocol):
         """Start with a new parser; returns what it must read first."""
         parser, self._upgrading = self.parser, False
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_version=True)
         return head_without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
 
     def pause_writing(self) -> None:
@@ -130,7 +135,7 @@ class OrdinaryProtocol(HttpToolsProtocol):
         elif self._unparsed:
             self._parse_some()
         if self._refusal and not self._answers_earlier() and not self.transport.is_closing():
-            self.send_400_response(self._refusal)
+            self._refuse(self._refusal)
         self._watch_close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -197,6 +202,10 @@ class OrdinaryProtocol(HttpToolsProtocol):
         self._upgrading = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._upgrading:
             return
+        self._head_refusal = refusal_of_head(self.parser.get_http_version(), self.headers)
+        if self._head_refusal is not None:
+            # The parser ends with it.
+            raise self._head_refusal
         super().on_headers_complete()
         self._in_head = False
         # A trailer would count as a header, even Authorization, unseen by a proxy that checks headers.
@@ -211,14 +220,15 @@ class OrdinaryProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not an HTTP request with a problem, like every error, and close.
+        """Answer bytes that are not an HTTP request with a problem, like every error, and close."""
+        self._refuse(BadRequest(msg))
 
-        It is sent after the answers to the requests before it.
-        """
+    def _refuse(self, problem: Problem) -> None:
+        """Answer with a problem and close, after the answers to the requests before."""
         if self._answers_earlier():
-            self._refusal = msg
+            self._refusal = problem
             return
-        answer = problem_answer(BadRequest(msg))
+        answer = problem_answer(problem)
         self.transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
         self._close()
 

@@ -14,7 +14,7 @@ from forebay.hot_path.outbox import Outbox, Slot, render
 from forebay.hot_path.recogniser import Forms, HotBatch, Recogniser, RequestForm, recognise_batch
 from forebay.lag import UNLIMITED
 from forebay.rest.answers import Answer, problem_answer
-from forebay.rest.limits import Limits, Peer
+from forebay.rest.limits import Limits, Peer, accepted_peer
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +82,15 @@ class HotPathProtocol(OrdinaryProtocol):
         self._hot_requests_at_timer = 0
         self._unread_bytes = 0
         """Of answers that the client has not read, counted as held by it."""
+        self._unread_peer: Peer
+        """Who holds these."""
+        self._accepted_peer: Peer | None = None
+        """Who sent the last request that was accepted with a token."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection for its address; one too many is refused and closed."""
         super().connection_made(transport)
-        self.address = self.limits.peers.named(self.client[0] if self.client else "")
+        self.address = self._unread_peer = self.limits.peers.named(self.client[0] if self.client else "")
         refusal = self.limits.connections.refusal(self.address)
         self.limits.connections.count(self.address)
         if refusal is not None:
@@ -107,15 +111,28 @@ class HotPathProtocol(OrdinaryProtocol):
     def peer(self, form: RequestForm) -> Peer:
         """Whose request in this form it is, once it is accepted."""
         peers = self.limits.peers
-        return peers.named(form.authorization) if peers.by_token and form.authorization else self.address
+        if not (peers.by_token and form.authorization):
+            return self.address
+        self._accepted_peer = peers.named(form.authorization)
+        return self._accepted_peer
 
     def pause_writing(self) -> None:
         """Too much waits for the peer, and is counted as its own until it is read."""
         super().pause_writing()
-        self._count_unread(self.transport.get_write_buffer_size())
+        unread_bytes = self.transport.get_write_buffer_size()
+        if not self._unread_bytes:
+            self._unread_peer = self._reader()
+        self._count_unread(unread_bytes)
+
+    def _reader(self) -> Peer:
+        """Whose answers are being sent: several clients with tokens may share an address."""
+        running = self._running
+        if running is None or running.response_complete:
+            return self._accepted_peer or self.address
+        return accepted_peer(cast(Mapping[str, Any], running.scope)) or self.address
 
     def _count_unread(self, unread_bytes: int) -> None:
-        self.limits.memory.count(self.address, unread_bytes - self._unread_bytes)
+        self.limits.memory.count(self._unread_peer, unread_bytes - self._unread_bytes)
         self._unread_bytes = unread_bytes
 
     def data_received(self, data: bytes) -> None:

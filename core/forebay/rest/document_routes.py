@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from forebay.codecs import from_segment
 from forebay.errors import BadKey, NotReady, PartitionerMissing, Problem, UnknownPartitioner, UnknownStore
+from forebay.identity import IDENTITY_PATH, Identity
 from forebay.metadata import StreamsMetadataState
 from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
@@ -20,6 +21,7 @@ from forebay.rest.documents import (
     stores_document,
 )
 from forebay.rest.schemas import (
+    IDENTITY_SCHEMA,
     KEY_METADATA_SCHEMA,
     LAGS_SCHEMA,
     METADATA_SCHEMA,
@@ -37,6 +39,10 @@ class Described(Protocol):
     @property
     def metadata(self) -> StreamsMetadataState:
         """Which worker holds what, as far as is known here."""
+        ...
+
+    def identity(self) -> Identity:
+        """Which process this is."""
         ...
 
     def application(self) -> tuple[str, str]:
@@ -68,6 +74,11 @@ def add_document_routes(
             response_class=Response,
             responses=responses(NotReady, *problems, schema=schema),
         )
+
+    @get(IDENTITY_PATH, "identity", IDENTITY_SCHEMA)
+    async def identity() -> Response:
+        """Which process answers here; to anybody, since routers read it before they send their token."""
+        return respond(json_answer(described.identity().document()))
 
     @get("/v1/stores", "list_stores", STORES_SCHEMA)
     async def stores() -> Response:

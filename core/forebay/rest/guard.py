@@ -9,11 +9,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
 from forebay.errors import BadRequest, HostNotAllowed, Problem
+from forebay.identity import IDENTITY_PATH
 from forebay.rest.answers import problem_answer
 from forebay.rest.hosts import AllowedHosts
 
-OPEN_PATHS = ("/livez", "/readyz")
-"""Open to all: load balancers and supervisors have no token."""
+OPEN_PATHS = ("/livez", "/readyz", IDENTITY_PATH)
+"""Open to all: load balancers and supervisors have no token, and routers send theirs only to whom they know."""
 CONSOLE_PATH = "/console"
 """The page and, below, its files. They contain no data; what the page requests needs a token."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 from weakref import WeakValueDictionary
 
 from prometheus_client import Metric
@@ -18,6 +19,7 @@ from forebay.settings import RouterSettings, WorkerSettings
 
 _LEFT_TO_OTHERS = 8
 """The last such part of a limit is for peers that hold less than that."""
+_PEER = "forebay.peer"
 _MEGABYTE = 1 << 20
 _PAUSE_S = 0.005
 _LEAST_KEPT_DESCRIPTORS = 64
@@ -55,9 +57,17 @@ class Peers:
         if self.by_token:
             for name, value in scope["headers"]:
                 if name == b"authorization":
-                    return self.named(value)
+                    # Kept for what the connection counts: the answer, until it is read.
+                    peer = scope[_PEER] = self.named(value)
+                    return peer
         client = scope.get("client")
         return self.named(client[0] if client else "")
+
+
+def accepted_peer(scope: Mapping[str, Any]) -> Peer | None:
+    """The peer that was found to have sent a request with a token, None if none was."""
+    found: Peer | None = scope.get(_PEER)
+    return found
 
 
 class Limit:

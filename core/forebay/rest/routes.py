@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,6 +24,7 @@ from forebay.rest.parameters import (
     SCAN_PARAMETERS,
     openapi_parameters,
 )
+from forebay.rest.posted_cursor import POSTED_CURSOR_BODY
 from forebay.rest.scans import SCAN_ROUTES, ScanRoute
 from forebay.rest.schemas import BATCH_SCHEMA, KEY_SCHEMA, list_schema
 
@@ -93,8 +94,14 @@ def add_read_route(
     *,
     worker: bool = False,
 ) -> None:
-    """Add a GET route, and HEAD for its headers; a worker's takes ``partition`` too."""
-    _add(app, route, "GET", problems, endpoint, route.parameters | ({"partition"} if worker else set()))
+    """Add a GET route, and HEAD for its headers; a worker's takes ``partition`` too. Lists are read by POST, too,
+    after a key that makes the cursor too long for a URL."""
+    known = route.parameters | ({"partition"} if worker else set())
+    _add(app, route, "GET", problems, endpoint, known)
+    if route.scan is not None:
+        posted = replace(route, summary=f"{route.summary} after a long cursor")
+        body = {"requestBody": POSTED_CURSOR_BODY}
+        _add(app, posted, "POST", (*problems, BodyTooLarge), endpoint, known - {"cursor"}, body)
     app.router.add_api_route(
         route.path, endpoint, route_class_override=_PlainRoute, methods=["HEAD"], include_in_schema=False
     )

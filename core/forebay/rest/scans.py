@@ -6,6 +6,7 @@ import base64
 import binascii
 import bisect
 import hashlib
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -33,6 +34,10 @@ from forebay.topology import StoreSpec
 FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
 """How a worker passes a page or a batch to a router, so that no JSON is parsed: items with their stored keys, or
 results with their statuses. Another version of the format has another name."""
+
+
+_MOST_CURSOR_IN_URL = 8 << 10
+"""Characters of a cursor that is part of a URL: a longer one, which follows a long key, is posted."""
 
 
 class ScanRoute(NamedTuple):
@@ -210,7 +215,7 @@ class Cursor:
 
     def encode(self) -> str:
         """The opaque cursor."""
-        # Packed: it contains a key, and a path with its query is limited to 64 kB.
+        # Packed: it contains a key, and may have to fit into a URL.
         raw: bytes = msgpack.packb((self.digest, self.last, self.at, self.missing))
         return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
@@ -235,6 +240,11 @@ class Cursor:
                 parameter="cursor",
             )
         return cursor
+
+
+def posted_cursor(text: str) -> bytes | None:
+    """The body of a request for the page after a cursor; None if the cursor fits into the request's URL."""
+    return json.dumps({"cursor": text}).encode() if len(text) > _MOST_CURSOR_IN_URL else None
 
 
 Items = tuple[list[bytes], list[bytes]]

@@ -114,6 +114,10 @@ _STREAMS_METADATA = _object(
         "active_topic_partitions": _TOPIC_PARTITIONS,
         "standby_store_names": _array(_STRING),
         "standby_topic_partitions": _TOPIC_PARTITIONS,
+        "process_ids": {
+            **_array(_STRING),
+            "description": "The processes that the group knows at this host: two while one replaces another.",
+        },
     }
 )
 _GENERATION = {"incarnation": _NUMBER, "generation": _NUMBER}
@@ -157,10 +161,14 @@ _REPLICA_SCHEMA = _object(
 )
 LAGS_SCHEMA = _object({"lags": _array(_REPLICA_SCHEMA)})
 
-_PROCESS = {
+_IDENTITY = {
     "application_id": {"type": ["string", "null"]},
     "process_id": _STRING,
     "incarnation": _NUMBER,
+}
+IDENTITY_SCHEMA = _object({"tier": {**_STRING, "enum": ["worker", "router"]}, **_IDENTITY})
+_PROCESS = {
+    **_IDENTITY,
     "sequence": _NATURAL,
     "state": _STRING,
     "generation": _object(_GENERATION),

@@ -20,6 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady
+from forebay.identity import IDENTITY_PATH
 from forebay.linux import ask_for_short_slices
 from forebay.metadata import HostInfo
 from forebay.rest.answers import problem_answer
@@ -79,6 +80,7 @@ def advertised(listen: HostInfo, advertise: HostInfo | None) -> HostInfo:
 class Draining:
     """Adds ``Connection: close`` to every answer once draining, so that clients move on.
 
+    To an identity it is not added: a router begins each connection with it, and has nothing else answered yet.
     A request that is cancelled then, since it takes longer than the process has left, gets a 503.
     """
 
@@ -93,7 +95,7 @@ class Draining:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                if self.draining:
+                if self.draining and scope["path"] != IDENTITY_PATH:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 

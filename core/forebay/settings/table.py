@@ -35,6 +35,13 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def default_text(self) -> str:
+        """Its default as an operator would write it, empty if there is none."""
+        if self.default in (None, ()):
+            return ""
+        return ",".join(self.default) if self.kind == "names" else str(self.default)
+
+    @property
     def environment(self) -> str:
         """The environment variable's name."""
         return ENVIRONMENT_PREFIX + self.name.upper()
@@ -192,7 +199,8 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         600_000,
         WORKER,
-        "How long a released task's directory is kept on disk.",
+        "How long the state of a released task, or of a store that left the topology, is kept on disk; counted "
+        "from the release, whatever restarts follow.",
     ),
     Setting(
         "end_offset_max_age_ms",
@@ -385,6 +393,23 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         ROUTER,
         "File of the one token that the router sends to workers; read again when it changes.",
+    ),
+    Setting(
+        "worker_token_networks",
+        "names",
+        (
+            "127.0.0.0/8",
+            "10.0.0.0/8",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+            "169.254.0.0/16",
+            "::1",
+            "fc00::/7",
+            "fe80::/10",
+        ),
+        ROUTER,
+        "Networks, and names of workers, to which the router's token may go without TLS, comma-separated; by "
+        "default loopback and the private ones (RFC 1918, RFC 4193, link-local). A worker elsewhere is not asked.",
     ),
     Setting(
         "worker_ca_file",

@@ -92,6 +92,7 @@ class RouterSettings:
     authenticator: str | None
     allow_anonymous: bool
     worker_token_file: Path | None
+    worker_token_networks: tuple[str, ...]
     worker_ca_file: Path | None
     log_level: str
     log_format: str

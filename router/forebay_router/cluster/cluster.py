@@ -9,6 +9,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import PartitionerMissing, UnknownStore
+from forebay.identity import Identity
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.repeats import Repeats
@@ -170,6 +171,21 @@ class Cluster:
         """Whether a worker answers, as far as is known."""
         worker = self.workers.get(host)
         return worker is not None and worker.well
+
+    def mismatch(self, address: HostInfo, identity: Identity) -> str | None:
+        """Why what answers at an address is not the process that should be there; None if it may be.
+
+        The newest map is believed as long as some other worker is there that can renew it.
+        """
+        worker = self.workers.get(address)
+        named = self.metadata.map.process_ids.get(address)
+        if named and identity.process_id not in named:
+            if any(view.live for host, view in self.workers.items() if host != address):
+                return f"is the process {identity.process_id!r}, which the group does not know there"
+            return None
+        if worker is not None and worker.is_later_start_of(identity):
+            return f"is a copy of the process {identity.process_id!r} from before its last start"
+        return None
 
     def rows(self) -> list[dict[str, Any]]:
         """The replicas of all workers that answer, as they last reported them; their lag as of now."""

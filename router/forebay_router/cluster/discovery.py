@@ -11,7 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from forebay.clock import boot_ms
+from forebay.errors import NotReady
+from forebay.identity import IDENTITY_PATH, Identity
 from forebay.metadata import ClusterMap, Generation, HostInfo
+from forebay.rest.answers import Answer
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.polls import Pace, PollRefused, WorkerDocuments
@@ -19,7 +22,7 @@ from forebay_router.cluster.seeds import Seeds
 from forebay_router.cluster.statuses import require_status
 from forebay_router.upstream.connection import UpstreamClosed
 from forebay_router.upstream.credentials import REFUSALS, tell_refusal
-from forebay_router.upstream.encryption import Encryption, unencrypted
+from forebay_router.upstream.opener import NotAdmitted, Opener
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +52,12 @@ class Discovery:
         poll_interval_ms: int,
         credentials: Callable[[], bytes],
         on_forgotten: Callable[[HostInfo], None] | None = None,
-        encryption: Encryption = unencrypted,
+        opener: Opener | None = None,
     ) -> None:
         self._cluster = cluster
         self._seeds = seeds
         self._on_forgotten = on_forgotten
-        self._documents = WorkerDocuments(credentials, encryption)
+        self._documents = WorkerDocuments(credentials, opener or Opener())
         self._pace = Pace(poll_interval_ms / 1000)
         self._following: asyncio.Task[None] | None = None
         self.refused_polls: set[HostInfo] = set()
@@ -117,6 +120,25 @@ class Discovery:
                 while waited_for & self._refreshing:
                     await self._polled.wait()
 
+    def admit(self, address: HostInfo, answer: Answer) -> None:
+        """Decide by what an address answers to the request for its identity; raises ``NotAdmitted``."""
+        if answer.status == NotReady.status:
+            raise ConnectionRefusedError("it is starting")
+        if answer.status != 200:
+            raise NotAdmitted(
+                f"answers {answer.status} at {IDENTITY_PATH}: it is not a worker, or one of a version before this "
+                "router's; upgrade the workers first"
+            )
+        try:
+            identity = Identity.parse(answer.body)
+        except ValueError as error:
+            raise NotAdmitted(f"answers with something other than an identity: {error}") from None
+        why = self._cluster.mismatch(address, identity)
+        if why is not None:
+            raise NotAdmitted(why)
+        if not self._is_ours(address, identity.tier, identity.application_id or ""):
+            raise NotAdmitted(None)
+
     def _watch_seeds(self) -> None:
         for address in self._seeds.addresses:
             self._watch(address)
@@ -168,7 +190,7 @@ class Discovery:
             try:
                 status = json.loads(body)
                 host = None
-                if self._is_ours(address, status):
+                if self._is_ours(address, status.get("tier"), status["application_id"]):
                     require_status(status)
                     host = HostInfo.parse(status["host"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -204,16 +226,22 @@ class Discovery:
             for host in self._mapped:
                 self._watch(host)
 
-    def _is_ours(self, address: HostInfo, status: dict[str, Any]) -> bool:
+    def _is_ours(self, address: HostInfo, tier: Any, application_id: str) -> bool:
         strangers = self._cluster.strangers
-        if status.get("tier") != "worker":
+        if tier != "worker":
             strangers.ignore(address, "is not a worker: name workers as --seeds")
             return False
         # Only as long as there is an application to choose: there may be a thousand of them.
         all_asked = strangers.application_id is None and self._seeds.addresses <= self._asked | {address}
-        return strangers.admit(address, status["application_id"], all_asked=all_asked)
+        return strangers.admit(address, application_id, all_asked=all_asked)
 
     def _lost(self, address: HostInfo, error: Exception) -> None:
+        if isinstance(error, NotAdmitted):
+            if error.why is not None:
+                self._cluster.strangers.ignore(address, error.why)
+            self.refused_polls.discard(address)
+            self._drop(address)
+            return
         self._heed_refusal(address, error)
         unknown = address not in self._found and address not in self.refused_polls
         if unknown or isinstance(error, ssl.SSLCertVerificationError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from forebay.metadata import HostInfo
-from forebay_router.upstream.encryption import Encryption
+from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.timeouts import running_timeout
 from forebay_router.upstream.upstreams import Upstreams
 
@@ -35,9 +35,9 @@ class PollRefused(Exception):
 class WorkerDocuments:
     """Asks workers for documents, on connections that no read shares."""
 
-    def __init__(self, credentials: Callable[[], bytes], encryption: Encryption) -> None:
+    def __init__(self, credentials: Callable[[], bytes], opener: Opener) -> None:
         self._credentials = credentials
-        self._upstreams = Upstreams(encryption)
+        self._upstreams = Upstreams(opener)
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def get(self, address: HostInfo, path: str) -> bytes:

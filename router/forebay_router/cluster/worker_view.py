@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
+from forebay.identity import Identity
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay_router.cluster.slow_start import SlowStart
@@ -90,6 +91,10 @@ class WorkerView:
     def is_newer(self, status: Mapping[str, Any]) -> bool:
         """Whether a status is of a later moment than the last one adopted."""
         return bool((status["incarnation"], status["sequence"]) > (self.incarnation, self.sequence))
+
+    def is_later_start_of(self, identity: Identity) -> bool:
+        """Whether the process was started again since it was the one of an identity."""
+        return self.process_id == identity.process_id and self.incarnation > identity.incarnation
 
     def suspected(self) -> None:
         """It was silent on a poll, which counts like several reads."""

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.errors import DeadlineExceeded, NoReplica, Overloaded, PartitionerMismatch
+from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Overloaded, PartitionerMismatch
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer, problem_answer
 
+_MOST_ATTEMPTS = 256
+"""In one problem, of a list over many partitions."""
 _MISPLACED = f"urn:forebay:problem:{PartitionerMismatch.name}"
 
 
@@ -69,6 +71,26 @@ def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
             attempts=documents,
         )
     )
+
+
+def nothing_read(store: str, refused: Sequence[Answer]) -> Answer:
+    """The answer of a list of which no partition could be read: the refusal shared by all, else no replica.
+
+    Its attempts are those at all partitions.
+    """
+    problems = [_problem_of(answer) for answer in refused]
+    attempts = [
+        {"partition": problem.get("partition"), **attempt}
+        for problem in problems
+        for attempt in problem.get("attempts", ())
+    ][:_MOST_ATTEMPTS]
+    statuses = {answer.status for answer in refused}
+    if statuses == {LagExceedsTolerance.status}:
+        return _passed_on(refused[0], attempts)
+    text = f"No partition of {store!r} could be read"
+    if statuses == {DeadlineExceeded.status}:
+        return problem_answer(DeadlineExceeded(f"{text} in time.", store=store, attempts=attempts))
+    return problem_answer(NoReplica(f"{text}.", retry_after_s=1, store=store, attempts=attempts))
 
 
 def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:

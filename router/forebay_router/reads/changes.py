@@ -105,7 +105,7 @@ class RoutedChanges:
         except OSError as error:
             self._lost(host, error)
         finally:
-            await upstream.close()
+            upstream.close()
         self._told_boot_ms = boot_ms()
         self._due_boot_ms = self._router.deadline(self._parameters)
         if boot_ms() - since >= _STEADY_MS:
@@ -140,7 +140,7 @@ class RoutedChanges:
             self._router.cluster.answered(host)
             if event.name != "problem":
                 return host, upstream, event
-            await upstream.close()
+            upstream.close()
             self._refused(host, event)
         answer = refusal(spec.name, partition, self._attempts)
         raise problem_of(json.loads(answer.body))
@@ -213,7 +213,7 @@ async def _first(worker: Upstream, request: bytes, left_ms: float) -> tuple[Even
             while (event := await upstream.next()) is None:
                 pass
         except BaseException:
-            await upstream.close()
+            upstream.close()
             raise
         return upstream, event
 

@@ -12,15 +12,25 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.codecs import from_segment
-from forebay.errors import LagExceedsTolerance, NoReplica
 from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.rest.aging import came_too_early
 from forebay.rest.answers import Answer
 from forebay.rest.limits import HeldMemory
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
-from forebay.rest.scans import FRAMES_MEDIA_TYPE, Cursor, Page, Scan, ScanRoute, first_end, make_scan, merge
+from forebay.rest.scans import (
+    FRAMES_MEDIA_TYPE,
+    Cursor,
+    Page,
+    Scan,
+    ScanRoute,
+    first_end,
+    make_scan,
+    merge,
+    posted_cursor,
+)
 from forebay.rest.statuses import TRANSIENT
+from forebay_router.reads.attempts import nothing_read
 from forebay_router.reads.replica_read import Came, ReplicaRequest, ask, time_to_ask_again_ms
 from forebay_router.router import Router
 
@@ -182,10 +192,7 @@ class Gather:
     def _require_any(self) -> None:
         """Raise the combined problem if no partition could be read."""
         if not self.parts:
-            if self.refused and all(answer.status == LagExceedsTolerance.status for answer in self.refused):
-                raise ScanRefused(self.refused[0])
-            store = self.scan.spec.name
-            raise NoReplica(f"No partition of {store!r} could be read.", retry_after_s=1, store=store)
+            raise ScanRefused(nothing_read(self.scan.spec.name, self.refused))
 
     async def _renew_early(self) -> None:
         """Request again, once, first pages that left their bounds while waiting for others."""
@@ -321,12 +328,17 @@ class Gather:
         part.size = min(2 * part.size, _LARGEST_PAGE)
         query = [item.received for item in split_query(self.query) if item.name not in _NOT_FORWARDED]
         query.append(b"limit=%d" % limit)
+        body = None
         if part.last is not None:
-            query.append(b"cursor=" + Cursor(self.scan.digest, part.last, part.at).encode().encode())
+            cursor = Cursor(self.scan.digest, part.last, part.at).encode()
+            body = posted_cursor(cursor)
+            if body is None:
+                query.append(b"cursor=" + cursor.encode())
         request = ReplicaRequest(
             self.scan.spec,
             part.partition,
             self.path + b"?" + b"&".join(query),
+            body,
             accept=_FRAMES,
             alone=True,
             page_bytes=self.page_bytes,

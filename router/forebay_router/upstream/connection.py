@@ -6,23 +6,13 @@ A worker's ``Answer`` has its header lines as received, without content-length.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
 
-from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
-from forebay_router.upstream.encryption import Encryption, unencrypted
-from forebay_router.upstream.timeouts import running_timeout
 
-_CONNECT_TIMEOUT_S = 1.0
-_UNACKNOWLEDGED_MS = 2_000
-"""How long a worker's machine may leave sent data unacknowledged; if only the process hangs, its system still
-acknowledges."""
-_KEEP_ALIVE_S = 5
-"""After how long without traffic the worker's machine is asked whether the connection is still there."""
 _MOST_HEAD_BYTES = 64 << 10
 _MOST_ANSWER_BYTES = 64 << 20
 """A worker's longest answer, twice its longest batch: whatever is there, it cannot fill this process."""
@@ -122,7 +112,7 @@ class Connection(asyncio.Protocol):
         at, size, pending = 0, len(buffer), self._pending
         while at < size:
             try:
-                parsed = _parse(buffer, at)
+                parsed = parse_answer(buffer, at)
             except ValueError:
                 self.close()
                 return
@@ -178,28 +168,7 @@ async def exchange(
     return answer
 
 
-async def connect(host: HostInfo, in_flight: InFlight, encryption: Encryption = unencrypted) -> Connection:
-    """Open a connection; raises ``OSError``."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with running_timeout(_CONNECT_TIMEOUT_S):
-            transport, connection = await loop.create_connection(
-                lambda: Connection(in_flight), host.host, host.port, **encryption(host)
-            )
-    except UnicodeError as error:
-        # A name that DNS cannot have, such as one with two dots in a row.
-        raise OSError(f"{host} is no address: {error}") from None
-    # A machine that vanished closes nothing: without these, the connection would seem alive for minutes, or for
-    # ever while nothing is sent on it.
-    own = transport.get_extra_info("socket")
-    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
-    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    return connection
-
-
-def _parse(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
+def parse_answer(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
     """The answer that begins at ``at``, where it ends, and whether the connection stays open; None if incomplete.
 
     Raises ``ValueError`` unless it is a final HTTP/1.1 answer with a content-length.

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from forebay.errors import Forbidden, Unauthenticated
 from forebay.metadata import HostInfo
+from forebay.networks import Networks
 from forebay.reloaded_file import ReloadedFile
+from forebay.settings import RouterSettings
 from forebay.tokens import bearer
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,13 @@ def credentials_of(token_file: Path | None) -> Callable[[], bytes]:
     if token_file is None:
         return lambda: b""
     return ReloadedFile(token_file, _read, secrets=(token_file,))
+
+
+def token_networks_of(settings: RouterSettings) -> Networks | None:
+    """Where the token may go in the clear; None if there is none, or it goes encrypted only. Raises
+    ``SettingError``."""
+    networks = Networks("worker_token_networks", settings.worker_token_networks, names=True)
+    return networks if settings.worker_token_file is not None and settings.worker_ca_file is None else None
 
 
 def tell_refusal(host: HostInfo, what: str, status: int) -> None:

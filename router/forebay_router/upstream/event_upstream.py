@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from typing import Self
 
 import httptools
 
-from forebay.metadata import HostInfo
 from forebay.rest.events import Event, EventReader
-from forebay_router.upstream.encryption import Encryption
 
 _READ_BYTES = 64 << 10
 _MOST_REFUSAL_BYTES = 1 << 20
@@ -20,21 +16,14 @@ _MOST_REFUSAL_BYTES = 1 << 20
 class EventUpstream:
     """An open stream. Nothing is read ahead of the consumer, beyond the connection's buffer."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
         self._reader = reader
-        self._writer = writer
+        self._transport = transport
         self._parser = httptools.HttpResponseParser(self)
         self._parsed = EventReader()
         self._events: deque[Event] = deque()
         self._refusal = b""
         self._complete = False
-
-    @classmethod
-    async def open(cls, host: HostInfo, request: bytes, encryption: Encryption) -> Self:
-        """Connect and send a request; raises ``OSError`` if the worker cannot be reached."""
-        stream = cls(*await asyncio.open_connection(host.host, host.port, **encryption(host)))
-        stream._writer.write(request)
-        return stream
 
     async def next(self) -> Event | None:
         """The next event, None for a sign of life; a refusal comes as a ``problem``.
@@ -45,12 +34,10 @@ class EventUpstream:
             await self._receive()
         return self._events.popleft() if self._events else None
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the connection, which notifies the worker."""
         # With TLS, a regular close would wait for the worker, which may hang.
-        self._writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        self._transport.abort()
 
     async def _receive(self) -> None:
         if self._complete:

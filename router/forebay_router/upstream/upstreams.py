@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from forebay.metadata import HostInfo
 from forebay.rest.answers import Answer
-from forebay_router.upstream.connection import Connection, InFlight, OnAnswer, UpstreamClosed, connect, exchange
-from forebay_router.upstream.encryption import Encryption, unencrypted
+from forebay_router.upstream.connection import Connection, InFlight, OnAnswer, UpstreamClosed, exchange
 from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.opener import Opener
 
 _CONNECTIONS = 4
 _MOST_IDLE = 64
@@ -33,9 +33,9 @@ class Claim:
 class Upstream:
     """The connections to one worker, opened when first needed and again after they were lost."""
 
-    def __init__(self, host: HostInfo, encryption: Encryption = unencrypted) -> None:
+    def __init__(self, host: HostInfo, opener: Opener) -> None:
         self.host = host
-        self._encryption = encryption
+        self._opener = opener
         self._in_flight = InFlight()
         self._shared: list[Connection] = []
         self._opening: asyncio.Task[Connection] | None = None
@@ -123,7 +123,7 @@ class Upstream:
                     # It may have been closed for being idle; only a new one shows whether the worker is alive.
                     break
         # Its one request is counted by a claim.
-        return await self._lent(await connect(self.host, InFlight(), self._encryption), request, named)
+        return await self._lent(await self._opener.connect(self.host, InFlight()), request, named)
 
     async def _lent(
         self, connection: Connection, request: bytes, named: Callable[[Answer], bool] | None
@@ -146,14 +146,14 @@ class Upstream:
         if best is not None and len(self._shared) >= _CONNECTIONS:
             return best
         if self._opening is None:
-            self._opening = asyncio.ensure_future(connect(self.host, self._in_flight, self._encryption))
+            self._opening = asyncio.ensure_future(self._opener.connect(self.host, self._in_flight))
             self._opening.add_done_callback(self._opened)
         opening = self._opening
         return best if best is not None else await asyncio.shield(opening)
 
     async def open_events(self, request: bytes) -> EventUpstream:
         """A stream of events, over a connection of its own; raises ``OSError``."""
-        return await EventUpstream.open(self.host, request, self._encryption)
+        return await self._opener.open_events(self.host, request)
 
     def _opened(self, task: asyncio.Task[Connection]) -> None:
         self._opening = None
@@ -175,12 +175,12 @@ class Upstream:
 class Upstreams(dict[HostInfo, Upstream]):
     """All workers' connections, by host; created on first use."""
 
-    def __init__(self, encryption: Encryption = unencrypted) -> None:
+    def __init__(self, opener: Opener | None = None) -> None:
         super().__init__()
-        self._encryption = encryption
+        self._opener = opener or Opener()
 
     def __missing__(self, host: HostInfo) -> Upstream:
-        return self.setdefault(host, Upstream(host, self._encryption))
+        return self.setdefault(host, Upstream(host, self._opener))
 
     def load(self, host: HostInfo) -> int:
         """How many requests are in flight at a worker."""

@@ -135,7 +135,14 @@ class AssignmentInfo:
             topology.stores.values(),
             self.active_partitions_by_host(topology),
             self.standby_partitions_by_host(topology),
+            self._process_ids(),
         )
+
+    def _process_ids(self) -> dict[HostInfo, frozenset[str]]:
+        by_host: dict[HostInfo, set[str]] = {}
+        for member, host in self.hosts.items():
+            by_host.setdefault(host, set()).add(member)
+        return {host: frozenset(members) for host, members in by_host.items()}
 
     def _partitions_by_host(
         self, topology: Topology, *, active: bool

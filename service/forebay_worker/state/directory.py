@@ -133,33 +133,35 @@ class StateDirectory:
     def next_incarnation(self, now_epoch_ms: int) -> int:
         """A number larger than that of any earlier start: routers order by it, and a wall clock may be set
         back."""
-        before = self._process().get("incarnation")
+        before = self.document(_PROCESS).get("incarnation")
         incarnation = max(now_epoch_ms, before + 1 if type(before) is int else 0)
         # A full disk must not prevent serving what is on it.
         with contextlib.suppress(OSError):
-            self._write_process(process_id=self.process_id, incarnation=incarnation)
+            self.write_document(_PROCESS, {"process_id": self.process_id, "incarnation": incarnation})
         return incarnation
 
-    def _process_id(self) -> str:
-        known = self._process().get("process_id")
-        if isinstance(known, str) and known:
-            return known
-        process_id = str(uuid.uuid4())
-        self._write_process(process_id=process_id)
-        return process_id
-
-    def _process(self) -> dict[str, Any]:
+    def document(self, name: str) -> dict[str, Any]:
+        """A JSON object that is kept in a file here; empty if there is none, or it cannot be read as one."""
         try:
-            document = json.loads((self.path / _PROCESS).read_text())
+            document = json.loads((self.path / name).read_text())
         except (FileNotFoundError, ValueError, RecursionError):
             return {}
         return document if isinstance(document, dict) else {}
 
-    def _write_process(self, **document: Any) -> None:
-        path = self.path / _PROCESS
+    def write_document(self, name: str, document: dict[str, Any]) -> None:
+        """Replace it as a whole; raises ``OSError``."""
+        path = self.path / name
         draft = path.with_suffix(".tmp")
         draft.write_text(json.dumps(document))
         os.replace(draft, path)
+
+    def _process_id(self) -> str:
+        known = self.document(_PROCESS).get("process_id")
+        if isinstance(known, str) and known:
+            return known
+        process_id = str(uuid.uuid4())
+        self.write_document(_PROCESS, {"process_id": process_id})
+        return process_id
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:

@@ -68,6 +68,9 @@ class TaskManager:
         self._on_disk = OffsetCache()
         self._released = ReleasedTasks(directory, topology, self._on_disk, state_cleanup_delay_ms)
         self._sweeper = Sweeper(self._writable, self._recovery.rebuild, self._obstacle_in)
+        self._is_assigned = False
+        """Whether an assignment said what to hold: until then nothing is known to be released."""
+        self._is_stopping = False
         self._never_opened: set[TaskId] = set()
         """Tasks found on disk at the start and not opened since."""
         self._unopened: str | None = None
@@ -78,8 +81,11 @@ class TaskManager:
 
     def start(self) -> None:
         """Read the offsets of what is on disk, and start to hold it as standby, before any assignment."""
-        on_disk = {task for task, store in self._directory.stores_on_disk() if self._belongs(task, store)}
+        found = list(self._directory.stores_on_disk())
+        strays = [(task, store) for task, store in found if not self._belongs(task, store)]
+        on_disk = {task for task, store in found if (task, store) not in strays}
         self._never_opened = set(on_disk)
+        self._released.load(on_disk, strays)
         self.bulk_restore.delete_leftovers()
         self._directory.delete_leftovers()
         self._on_disk.load(read_positions(self._directory, self._topology))
@@ -89,6 +95,10 @@ class TaskManager:
 
     def hold(self, active: Iterable[TaskId], standby: Iterable[TaskId]) -> None:
         """Adopt an assignment: open what is new, change roles in place, release the rest."""
+        self._is_assigned = True
+        self._hold(active, standby)
+
+    def _hold(self, active: Iterable[TaskId], standby: Iterable[TaskId]) -> None:
         actives = frozenset(active)
         self._wanted = (actives | frozenset(standby), actives)
         # Roles change at once, in the caller's thread: a lease must never cover a role already lost.
@@ -97,10 +107,11 @@ class TaskManager:
 
     def hold_as_standby(self) -> None:
         """Keep holding everything held, active for nothing."""
-        self.hold((), self._wanted[0])
+        self._hold((), self._wanted[0])
 
     def stop(self) -> None:
         """Close every store."""
+        self._is_stopping = True
         self._wanted = (frozenset(), frozenset())
         self.bulk_restore.stop()
         self.applier.call(self._hold_wanted).result()
@@ -155,16 +166,22 @@ class TaskManager:
         ordinal = self._topology.ordinal_by_store.get(store)
         if ordinal == task.ordinal and task.partition < self._topology.stores[store].partitions:
             return True
-        log.warning("%s/%s does not belong to this topology and is left alone", task, store)
+        log.warning(
+            "%s/%s does not belong to this topology: it is not opened, and deleted after state_cleanup_delay_ms",
+            task,
+            store,
+        )
         return False
 
     def _hold_wanted(self) -> None:
         """Make the tasks held those last requested, whatever was requested when this was queued."""
         wanted = tasks, active = self._wanted
-        self._release_all_but(tasks)
-        for task in self._never_opened - tasks:
-            self._released.add(task)
+        released = self._release_all_but(tasks) | (self._never_opened - tasks)
         self._never_opened &= tasks
+        if self._is_assigned and not self._is_stopping:
+            for task in released:
+                self._released.add(task)
+            self._released.save()
         until = boot_ms() + _OPENING_TURN_MS
         missing = tasks - {replica.task for replica in self.replicas.values()} - self._unopenable.keys()
         if not self._unopenable:
@@ -182,13 +199,19 @@ class TaskManager:
                 break
         else:
             self._unopened = None if missing else self._unopened and self._refusal()
+        if self._is_assigned and not self._is_stopping:
+            for task in {replica.task for replica in self.replicas.values()} & self._wanted[0]:
+                self._released.discard(task)
+            self._released.save()
         # The latest request counts: a role that was lost must not come back.
         self._designate(self.replicas, self._wanted[1])
 
-    def _release_all_but(self, tasks: frozenset[TaskId]) -> None:
+    def _release_all_but(self, tasks: frozenset[TaskId]) -> set[TaskId]:
+        """Close the stores of all other tasks; returns which tasks these are."""
         gone = [replica for replica in self.replicas.values() if replica.task not in tasks]
         self.replicas = {place: replica for place, replica in self.replicas.items() if replica.task in tasks}
         self._close_all(gone)
+        return {replica.task for replica in gone}
 
     def _close_all(self, replicas: Iterable[Replica]) -> None:
         for replica in replicas:
@@ -222,7 +245,6 @@ class TaskManager:
                 )
             return not everywhere
         self.replicas = {**self.replicas, **opened}
-        self._released.discard(task)
         self._never_opened.discard(task)
         self._on_disk.drop(task)
         return True
@@ -273,14 +295,14 @@ class TaskManager:
         self._sweeper.forget(replica)
         if replica.store.persistent and replica.complete:
             self._on_disk.put(replica.task, replica.spec.name, replica.progress.position)
-        self._released.add(replica.task)
         # They refer to each other, which nothing collects of what was there when serving began.
         replica.admitted = None
         self._recovery.end(replica)
 
     def _keep_house(self) -> None:
         """Delete what was released long ago or has expired, retry opening, bring waiting replicas forward."""
-        self._released.delete_due(self._wanted[0])
+        if self._is_assigned:
+            self._released.delete_due(self._wanted[0])
         if self._reopen_boot_ms is not None and boot_ms() >= self._reopen_boot_ms:
             self._reopen_boot_ms = None
             self._unopenable.clear()

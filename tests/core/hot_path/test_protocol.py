@@ -436,3 +436,44 @@ async def test_a_body_that_is_none_is_refused_though_its_request_is_being_answer
     assert peer.closed
     assert peer.written.startswith(b"HTTP/1.1 400")
     protocol.connection_lost(None)
+
+
+class OfTokens:
+    """Handlers that accept every token, and answer with more than a peer takes at once."""
+
+    def key(self, form: RequestForm) -> KeyHandler:
+        def read(segment: bytes, protocol: HotPathProtocol) -> Outcome:
+            protocol.peer(form)
+            return Answer(200, b"", bytes(1 << 20)) if segment == b"k" else None
+
+        return read
+
+    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+        return None
+
+
+@pytest.mark.parametrize("segment", [b"k", b"of-the-framework"])
+async def test_what_is_not_read_is_held_by_the_token_and_not_by_the_address_that_others_share(segment, tmp_path):
+    settings = load_settings("router", {"seeds": "127.0.0.1:1", "auth_tokens_file": str(tmp_path / "tokens")}, {})
+    shared = Limits(RouterSettings(**settings))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        shared.peers.of(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(1 << 20)})
+
+    protocol = make_protocol(OfTokens(), None, lambda: False, shared)(*wiring(app), asyncio.get_running_loop())
+    peer = SlowPeer()
+    peer.protocol = protocol
+    protocol.connection_made(peer)
+    protocol.data_received(
+        b"GET /v1/stores/s/keys/%b HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer a\r\n\r\n" % segment
+    )
+    holder = shared.peers.named(b"Bearer a")
+    await until(lambda: holder.memory)
+    assert holder.memory == len(peer.written) > 1 << 20
+    assert protocol.address.memory == 0
+    assert shared.memory.used == holder.memory
+    protocol.resume_writing()
+    assert holder.memory == shared.memory.used == 0
+    protocol.connection_lost(None)

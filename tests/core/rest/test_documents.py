@@ -20,7 +20,7 @@ HELD = frozenset({TopicPartition("tails-log", 0)})
 
 
 def state() -> StreamsMetadataState:
-    map_ = cluster_map(Generation(5, 6), [SPEC], {ONE: HELD}, {TWO: HELD})
+    map_ = cluster_map(Generation(5, 6), [SPEC], {ONE: HELD}, {TWO: HELD}, {ONE: frozenset({"p"})})
     return StreamsMetadataState({"tails": SPEC}, map_)
 
 
@@ -34,6 +34,7 @@ def test_metadata_names_every_host_and_the_generation() -> None:
     document = json.loads(json.dumps(metadata_document("flights", "abc", state())))
     assert (document["incarnation"], document["generation"]) == (5, 6)
     assert [host["host"] for host in document["hosts"]] == ["one:1", "two:2"]
+    assert [host["process_ids"] for host in document["hosts"]] == [["p"], []]
 
 
 def test_metadata_before_the_first_assignment_names_nobody() -> None:

@@ -6,9 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from forebay.clock import boot_ms
+from forebay.identity import Identity
 from forebay.lag import Lag
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
+from forebay.networks import Networks
 from forebay.rest.answers import Provenance, provenance_head
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
@@ -16,19 +20,28 @@ from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.cluster.worker_view import WorkerView
+from forebay_router.upstream.encryption import unencrypted
+from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.upstreams import Upstreams
 from tests.cluster import free_port, until
+from tests.router.scripted_worker import answer
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
 HOST = HostInfo("h", 1)
+TOKEN = b"authorization: Bearer secret\r\n"
 
 
 def discovering(
-    seeds: Seeds | Sequence[HostInfo], application_id: str | None = None, on_forgotten: Any = None
+    seeds: Seeds | Sequence[HostInfo],
+    application_id: str | None = None,
+    on_forgotten: Any = None,
+    networks: Networks | None = None,
 ) -> tuple[Cluster, Discovery]:
     known = Cluster(1_000, application_id)
     seeds = seeds if isinstance(seeds, Seeds) else Seeds(seeds)
-    return known, Discovery(known, seeds, 20, lambda: b"", on_forgotten)
+    opener = Opener(unencrypted, networks, lambda address, answer: discovery.admit(address, answer))
+    discovery = Discovery(known, seeds, 20, lambda: TOKEN, on_forgotten, opener)
+    return known, discovery
 
 
 def test_a_router_that_knows_workers_but_no_stores_yet_is_not_ready():
@@ -42,19 +55,29 @@ def test_a_router_that_knows_workers_but_no_stores_yet_is_not_ready():
 
 
 @asynccontextmanager
-async def worker(status: dict[str, Any], *, mapped: bool) -> AsyncIterator[HostInfo]:
-    """A worker that says this of itself, its map has it or nobody; as long as it says nothing, it is silent."""
+async def worker(
+    status: dict[str, Any],
+    *,
+    mapped: bool,
+    received: list[bytes] | None = None,
+    others: Sequence[StreamsMetadata] = (),
+) -> AsyncIterator[HostInfo]:
+    """A worker that says this of itself, its map has it and others or nobody; as long as it says nothing, it is
+    silent. ``received`` gets the requests' heads."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
+                if received is not None:
+                    received.append(head)
                 if not status:
                     await asyncio.Event().wait()
                 status["sequence"] = int(str(status["sequence"])) + 1
                 documents: dict[bytes, object] = {
+                    b"/v1/identity": identity_of(status),
                     b"/v1/status": status,
                     b"/v1/stores": {"stores": [SPEC.document()], "topology": "f"},
-                    b"/v1/metadata": ClusterMap(known(status), (active,) if mapped else ()).document(),
+                    b"/v1/metadata": ClusterMap(known(status), (active, *others) if mapped else ()).document(),
                 }
                 body = json.dumps(documents[head.split()[1]]).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
@@ -74,6 +97,14 @@ async def worker(status: dict[str, Any], *, mapped: bool) -> AsyncIterator[HostI
         yield host
     finally:
         server.close()
+
+
+def identity_of(status: dict[str, Any]) -> dict[str, Any]:
+    """That of a worker with this status."""
+    identity = Identity(
+        status["tier"], status["application_id"], status.get("process_id", ""), status["incarnation"]
+    )
+    return identity.document() | status.get("identity", {})
 
 
 def known(status: dict[str, Any]) -> Generation:
@@ -222,5 +253,126 @@ async def test_workers_that_have_not_joined_again_leave_the_map_as_it_is(monkeyp
             polled = status["sequence"]
             await until(lambda: status["sequence"] > polled + 20)
             assert known.metadata.map.generation == Generation(1, 1)
+        finally:
+            await discovery.stop()
+
+
+@pytest.mark.parametrize(
+    ("identity", "why"),
+    [
+        ({"application_id": "b"}, "belongs to application 'b', this router serves 'a': it is ignored"),
+        ({"tier": "router"}, "is not a worker: name workers as --seeds"),
+        ({"process_id": "another"}, "is the process 'another', which the group does not know there"),
+        ({"incarnation": "1"}, "answers with something other than an identity: a member of it is missing"),
+        ({"process_id": "x" * 5_000}, "answers with something other than an identity: 5"),
+        ({"process_id": "x" * 10_000}, "answers with more than an identity"),
+    ],
+)
+async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_read(identity, why):
+    ours: dict[str, Any] = {}
+    theirs: dict[str, Any] = {}
+    received: list[bytes] = []
+    async with worker(theirs, mapped=False, received=received) as other:
+        theirs |= {"process_id": "known", "identity": identity}
+        named = StreamsMetadata(other, frozenset({TopicPartition("t", 1)}), process_ids=frozenset({"known"}))
+        async with worker(ours, mapped=True, others=[named]) as host:
+            known, discovery = discovering([host])
+            await discovery.start()
+            try:
+                await until(lambda: other in known.strangers.addresses)
+                documents = known.strangers.documents()
+                assert [document["address"] for document in documents] == [str(other)]
+                assert documents[0]["why"].startswith(why)
+                assert known.holders(SPEC, 1, lambda _: 0) == []
+                asked = len(received)
+                await until(lambda: len(received) > asked + 2)
+                assert {head.split()[1] for head in received} == {b"/v1/identity"}
+                assert not any(b"authorization" in head for head in received)
+                theirs["identity"] = {}
+                await until(lambda: known.well(other))
+                assert known.strangers.documents() == []
+                assert any(TOKEN in head for head in received)
+            finally:
+                await discovery.stop()
+
+
+async def test_what_has_no_identity_is_said_to_be_no_worker_or_an_older_one():
+    received: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer(b"{}", b"404 Not Found"))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host = HostInfo("127.0.0.1", server.sockets[0].getsockname()[1])
+    known, discovery = discovering([host])
+    await discovery.start()
+    try:
+        await until(known.strangers.documents)
+        assert "upgrade the workers first" in known.strangers.documents()[0]["why"]
+        assert not any(b"authorization" in head for head in received)
+    finally:
+        await discovery.stop()
+        server.close()
+
+
+async def test_a_copy_of_a_process_from_before_its_last_start_is_not_taken_for_it():
+    status: dict[str, Any] = {}
+    async with worker(status, mapped=True) as host:
+        status |= {"process_id": "p", "incarnation": 7}
+        known, discovery = discovering([host])
+        await discovery.start()
+        try:
+            await until(lambda: discovery.ready)
+            view = known.workers[host]
+            assert known.mismatch(host, Identity("worker", "a", "p", 7)) is None
+            assert known.mismatch(host, Identity("worker", "a", "q", 6)) is None
+            assert "from before its last start" in str(known.mismatch(host, Identity("worker", "a", "p", 6)))
+            assert view.live
+        finally:
+            await discovery.stop()
+
+
+async def test_without_any_other_worker_the_newest_map_is_no_reason_to_refuse_one():
+    """All of a group may have lost their state, and nobody else could give a newer map."""
+    status: dict[str, Any] = {}
+    async with worker(status, mapped=True) as host:
+        known, discovery = discovering([host])
+        known.metadata.map = ClusterMap(Generation(0, 1), (StreamsMetadata(host, process_ids=frozenset({"old"})),))
+        await discovery.start()
+        try:
+            await until(lambda: known.well(host))
+        finally:
+            await discovery.stop()
+
+
+@pytest.mark.parametrize("networks", [["127.0.0.0/8", "::1"], ["10.0.0.0/8", "localhost"]])
+async def test_a_token_goes_to_listed_networks_and_names(networks):
+    status: dict[str, Any] = {}
+    async with worker(status, mapped=False) as host:
+        named = HostInfo("localhost", host.port)
+        status["host"] = str(named)
+        seeds = Seeds([host])
+        seeds._addresses = frozenset({named})
+        known, discovery = discovering(seeds, networks=Networks("n", networks, names=True))
+        await discovery.start()
+        try:
+            await until(lambda: known.well(named))
+        finally:
+            await discovery.stop()
+
+
+async def test_nothing_is_sent_to_an_address_outside_the_listed_networks():
+    status: dict[str, Any] = {}
+    received: list[bytes] = []
+    async with worker(status, mapped=True, received=received) as host:
+        known, discovery = discovering([host], networks=Networks("n", ["10.0.0.0/8", "some.name"], names=True))
+        await discovery.start()
+        try:
+            await until(known.strangers.documents)
+            why = known.strangers.documents()[0]["why"]
+            assert "gets no token, since 127.0.0.1 is not in worker_token_networks" in why
+            assert received == []
         finally:
             await discovery.stop()

@@ -21,7 +21,7 @@ from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.replica_read import ReplicaRequest, ask
 from forebay_router.router import Router
 from tests.cluster import free_port
-from tests.router.scripted_worker import answer, worker
+from tests.router.scripted_worker import ASKS_IDENTITY, IDENTITY, answer, worker
 
 FRAMES = FRAMES_MEDIA_TYPE.encode()
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
@@ -29,7 +29,9 @@ JSON = answer(b"{}", extra=b"content-type: application/json\r\n")
 
 
 def router_of(*roles: tuple[HostInfo, str]) -> Router:
-    router = Router(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
+    router = Router(
+        RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1", "application_id": "test"}, {}))
+    )
     router.cluster.metadata = StreamsMetadataState({"s": SPEC})
     for host, role in roles:
         view = WorkerView(host, live=True, replicas={("s", 0): Report(role, Lag(0, 0, 0), boot_ms())})
@@ -73,6 +75,9 @@ class Answering(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if data.startswith(ASKS_IDENTITY):
+            self._transport.write(IDENTITY)
+            return
         self._asked.append(data)
         asyncio.get_running_loop().call_later(self._after_s, self._transport.write, self._sent)
 

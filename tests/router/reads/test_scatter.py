@@ -8,15 +8,17 @@ from urllib.parse import parse_qsl
 import pytest
 
 from forebay.clock import boot_ms
-from forebay.errors import Overloaded
+from forebay.errors import LagExceedsTolerance, Overloaded
 from forebay.lag import Lag
+from forebay.metadata import HostInfo
 from forebay.position import Position, encode_position, log_digest
-from forebay.rest.answers import Answer
+from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.limits import HeldMemory, Limit, Peer
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES, Cursor, Page
 from forebay.topology import StoreSpec
 from forebay_router.reads import scatter
+from forebay_router.reads.attempts import Attempt, late, refusal
 from forebay_router.reads.replica_read import Came
 from forebay_router.reads.scatter import Gather, ScanRefused
 
@@ -295,9 +297,35 @@ async def test_what_a_page_leaves_out_is_in_its_cursor():
     assert (cursor.missing, cursor.at) == ((1,), POSITION)
 
 
+@pytest.mark.parametrize(
+    ("answers", "status"), [(["late", "late"], 504), (["late", "unready"], 503), (["unready", "unready"], 503)]
+)
+async def test_a_partial_list_of_nothing_states_the_attempts_at_all_partitions(answers, status):
+    host = HostInfo("h", 1)
+    made = {"late": late, "unready": refusal}
+    refused = [made[name]("s", i, [Attempt(host, f"attempt {i}")]) for i, name in enumerate(answers)]
+    with pytest.raises(ScanRefused) as caught:
+        await Workers(*([answer] for answer in refused)).gather(b"allow_partial=true")
+    problem = json.loads(caught.value.answer.body)
+    assert problem["status"] == caught.value.answer.status == status
+    expected = [{"partition": i, "host": "h:1", "outcome": f"attempt {i}"} for i in range(2)]
+    assert problem["attempts"] == expected
+
+
+async def test_a_partial_list_beyond_its_bounds_everywhere_states_the_attempts_at_all_partitions():
+    host = HostInfo("h", 1)
+    beyond = problem_answer(LagExceedsTolerance("beyond"))
+    refused = [refusal("s", i, [Attempt(host, "answered", beyond)]) for i in range(2)]
+    with pytest.raises(ScanRefused) as caught:
+        await Workers(*([answer] for answer in refused)).gather(b"allow_partial=true")
+    problem = json.loads(caught.value.answer.body)
+    assert (problem["status"], len(problem["attempts"])) == (412, 2)
+    assert {attempt["status"] for attempt in problem["attempts"]} == {412}
+
+
 @pytest.mark.parametrize(("refused", "status"), [([REFUSED, REFUSED], 412), ([REFUSED, CONFLICT], 409)])
 async def test_a_partial_list_of_nothing_is_refused(refused, status):
     """There is nothing that could be had; and a request at fault is, whatever else can be read."""
-    with pytest.raises(ScanRefused) as refusal:
+    with pytest.raises(ScanRefused) as caught:
         await Workers(*([answer] for answer in refused)).gather(b"allow_partial=true")
-    assert refusal.value.answer.status == status
+    assert caught.value.answer.status == status

@@ -238,7 +238,7 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path, changelog, monkeyp
 
 def test_state_is_kept_for_as_long_after_its_task_was_last_wanted(tmp_path, monkeypatch):
     now_ms = [0.0]
-    monkeypatch.setattr("forebay_worker.tasks.released.boot_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.released.epoch_ms", lambda: now_ms[0])
     directory = StateDirectory(tmp_path / "state", "app")
     left = directory.store_path(TASKS[0], "a")
     left.mkdir(parents=True)
@@ -249,6 +249,69 @@ def test_state_is_kept_for_as_long_after_its_task_was_last_wanted(tmp_path, monk
         released.delete_due(wanted)
         assert left.exists() is kept
     directory.close()
+
+
+def test_a_worker_that_is_often_restarted_deletes_what_was_released_long_ago(tmp_path, changelog, monkeypatch):
+    now_ms = [1_000_000.0]
+    monkeypatch.setattr("forebay_worker.tasks.released.epoch_ms", lambda: now_ms[0])
+    fill(tmp_path, changelog)
+    state = tmp_path / "state" / "app" / str(TASKS[0])
+    for _ in range(3):
+        with started(tmp_path, changelog, StoreOpener) as manager:
+            manager.hold(TASKS[1:], ())
+            wait_until(lambda: manager.matches_assignment, "the assignment")
+            assert state.exists()
+        now_ms[0] += 250_000
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS[1:], ())
+        wait_until(lambda: not state.exists(), "the deletion")
+
+
+def test_what_was_held_until_the_end_is_not_yet_released_at_the_next_start(tmp_path, changelog, monkeypatch):
+    now_ms = [1_000_000.0]
+    monkeypatch.setattr("forebay_worker.tasks.released.epoch_ms", lambda: now_ms[0])
+    fill(tmp_path, changelog)
+    now_ms[0] += 10_000_000
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.matches_assignment, "the assignment")
+    # Whatever was due is deleted by then.
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.matches_assignment, "the assignment")
+        assert len(list((tmp_path / "state" / "app").glob("0_*"))) == PARTITIONS
+
+
+def test_a_store_that_left_the_topology_is_deleted_after_the_delay(tmp_path, changelog, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    now_ms = [1_000_000.0]
+    monkeypatch.setattr("forebay_worker.tasks.released.epoch_ms", lambda: now_ms[0])
+    fill(tmp_path, changelog)
+    stray = tmp_path / "state" / "app" / str(TASKS[0]) / "rocksdb" / "gone"
+    stray.mkdir(parents=True)
+    for _ in range(2):
+        with started(tmp_path, changelog, StoreOpener) as manager:
+            manager.hold(TASKS, ())
+            wait_until(lambda: manager.matches_assignment, "the assignment")
+            assert stray.exists()
+        now_ms[0] += 300_001
+    assert "0_0/gone does not belong to this topology: it is not opened, and deleted after" in caplog.text
+    with started(tmp_path, changelog, StoreOpener) as manager:
+        assert stray.exists()
+        manager.hold(TASKS, ())
+        wait_until(lambda: not stray.exists(), "the deletion")
+        wait_until(lambda: "0_0/gone, which the topology has had no place for" in caplog.text, "its log line")
+        assert (stray.parent / "a").exists()
+
+
+@pytest.mark.parametrize("written", ["[]", "x", '{"released": 5}', '{"released": [[0, 0], ["a", 0, "", 1]]}'])
+def test_a_damaged_record_of_releases_only_makes_the_delay_count_anew(tmp_path, changelog, written):
+    fill(tmp_path, changelog)
+    (tmp_path / "state" / "app" / "released.json").write_text(written)
+    with started(tmp_path, changelog, StoreOpener, cleanup_ms=50) as manager:
+        manager.hold(TASKS[:1], ())
+        state = tmp_path / "state" / "app"
+        wait_until(lambda: [path.name for path in state.glob("0_*")] == [str(TASKS[0])], "the others' deletion")
 
 
 @pytest.mark.parametrize(("supplier", "counts"), [("rocksdb", True), ("memory", False)])

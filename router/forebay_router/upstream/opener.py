@@ -1,0 +1,182 @@
+"""Opens connections to workers, to whichever address of a name accepts one first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from forebay.happy_eyeballs import Address, AsyncRace, in_turn
+from forebay.identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
+from forebay.metadata import HostInfo
+from forebay.networks import Networks
+from forebay.rest.answers import Answer
+from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
+from forebay_router.upstream.encryption import Encryption, unencrypted
+from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.timeouts import running_timeout
+
+_CONNECT_TIMEOUT_S = 1.0
+_MOST_IDENTITY_S = 30.0
+_UNACKNOWLEDGED_MS = 2_000
+"""How long a worker's machine may leave sent data unacknowledged; if only the process hangs, its system still
+acknowledges."""
+_MOST_IDENTITY_ANSWER_BYTES = 2 * MOST_IDENTITY_BYTES
+_KEEP_ALIVE_S = 5
+"""After how long without traffic the worker's machine is asked whether the connection is still there."""
+
+
+class NotAdmitted(ConnectionError):
+    """What answers at an address gets neither the router's token nor a read; ``why``, if that is certain."""
+
+    def __init__(self, why: str | None) -> None:
+        super().__init__(why or "it is not known yet whether its application is the router's")
+        self.why = why
+
+
+Admit = Callable[[HostInfo, Answer], None]
+"""Decides on what an address answers to the request for its identity; raises ``NotAdmitted``."""
+
+
+class Opener:
+    """Opens connections for requests, and for streams of events.
+
+    Each begins with a request for the identity of what answers there, without a token: an address may have been
+    given to another process since it was last used, or named by mistake. Only if ``admit`` allows it, anything
+    else is sent. ``token_networks`` are where connections may lead at all; None for anywhere.
+    """
+
+    def __init__(
+        self,
+        encryption: Encryption = unencrypted,
+        token_networks: Networks | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        self._encryption = encryption
+        self._token_networks = token_networks
+        self._admit = admit
+
+    async def connect(self, host: HostInfo, in_flight: InFlight) -> Connection:
+        """A connection for requests; raises ``OSError``."""
+        async with running_timeout(_CONNECT_TIMEOUT_S):
+            transport, reader = await self._open(host)
+        own = transport.get_extra_info("socket")
+        # A machine that vanished closes nothing: without these, the connection would seem alive for minutes, or
+        # for ever while nothing is sent on it.
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        await self._require_admitted(host, transport, reader)
+        connection = Connection(in_flight)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        return connection
+
+    async def open_events(self, host: HostInfo, request: bytes) -> EventUpstream:
+        """A stream of events that a request asks for; raises ``OSError``."""
+        transport, reader = await self._open(host)
+        await self._require_admitted(host, transport, reader)
+        transport.write(request)
+        return EventUpstream(reader, transport)
+
+    async def _open(self, host: HostInfo) -> tuple[asyncio.Transport, asyncio.StreamReader]:
+        own, reader = await _socket_to(host), asyncio.StreamReader()
+        try:
+            self._require_token_network(host, own)
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: asyncio.StreamReaderProtocol(reader), sock=own, **self._encryption(host)
+            )
+        except BaseException:
+            own.close()
+            raise
+        return transport, reader
+
+    async def _require_admitted(
+        self, host: HostInfo, transport: asyncio.Transport, reader: asyncio.StreamReader
+    ) -> None:
+        """Close the connection and raise ``OSError`` unless what answers there is admitted."""
+        try:
+            if self._admit is not None:
+                # A worker that hangs is waited for as long as its answers would be.
+                async with running_timeout(_MOST_IDENTITY_S):
+                    self._admit(host, await _identity(host, transport, reader))
+            if reader.at_eof() or transport.is_closing():
+                raise UpstreamClosed("the worker closed the connection")
+        except BaseException:
+            transport.abort()
+            raise
+
+    def _require_token_network(self, host: HostInfo, own: socket.socket) -> None:
+        networks = self._token_networks
+        if networks is None or networks.names(host.host):
+            return
+        address = str(own.getpeername()[0])
+        if address not in networks:
+            raise NotAdmitted(
+                f"gets no token, since {address} is not in worker_token_networks and the connection is not "
+                "encrypted: give --worker-ca-file, or name the network"
+            )
+
+
+async def _identity(host: HostInfo, transport: asyncio.Transport, reader: asyncio.StreamReader) -> Answer:
+    """What is answered to the request for an identity; raises ``OSError``."""
+    transport.write(b"GET %b HTTP/1.1\r\nhost: %b\r\n\r\n" % (IDENTITY_PATH.encode(), str(host).encode()))
+    received = b""
+    while len(received) < _MOST_IDENTITY_ANSWER_BYTES:
+        piece = await reader.read(_MOST_IDENTITY_ANSWER_BYTES - len(received))
+        received += piece
+        try:
+            parsed = parse_answer(received, 0)
+        except ValueError as error:
+            raise NotAdmitted(f"answers with something other than an identity: {error}") from None
+        if parsed is not None:
+            answer, end, _ = parsed
+            if end == len(received):
+                return answer
+            break
+        if not piece:
+            raise UpstreamClosed("the worker closed the connection")
+    raise NotAdmitted("answers with more than an identity")
+
+
+async def _socket_to(host: HostInfo) -> socket.socket:
+    """A socket connected to one of a host's addresses; raises ``OSError``."""
+    addresses = await _resolved(host)
+    if len(addresses) == 1:
+        return await _connected(addresses[0])
+    race = AsyncRace(_connected, _close, addresses, _CONNECT_TIMEOUT_S)
+    try:
+        return await race.winner()
+    finally:
+        await race.aclose()
+
+
+async def _resolved(host: HostInfo) -> list[Address]:
+    """A host's addresses in the order in which to try them; raises ``OSError``."""
+    try:
+        with contextlib.suppress(socket.gaierror):
+            # Nearly always an address, which takes no thread.
+            flags = socket.AI_NUMERICHOST
+            return in_turn(socket.getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM, flags=flags))
+        found = await asyncio.get_running_loop().getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        # A name that DNS cannot have, such as one with two dots in a row.
+        raise OSError(f"{host} is no address: {error}") from None
+    return in_turn(found)
+
+
+async def _connected(address: Address) -> socket.socket:
+    own = socket.socket(address.family, socket.SOCK_STREAM)
+    own.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(own, address.sockaddr)
+    except BaseException:
+        own.close()
+        raise
+    return own
+
+
+async def _close(own: socket.socket) -> None:
+    own.close()
