@@ -28,6 +28,7 @@ from tests.cluster import wait_until
 pytestmark = pytest.mark.spark
 
 FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+COUNT = {"fields": [{"name": "n", "position": 0, "function": "count"}]}
 TOPOLOGY = {
     "application_id": "t",
     "subtopology": [
@@ -36,6 +37,10 @@ TOPOLOGY = {
             "partitions": 3,
             "store": [
                 {"name": "latest"},
+                {
+                    "name": "counted",
+                    "spark_state": {"fields": [{"name": "n", "position": 0, "function": "count"}]},
+                },
                 {"name": "by_number", "key": "int32"},
                 {"name": "by_long", "key": "int64"},
                 {"name": "by_pair", "key": "json"},
@@ -385,6 +390,41 @@ def test_a_query_goes_on_into_a_log_that_has_nothing_of_it_only_if_the_store_is_
     assert set(content(sink, "latest")) == {b"c", b"d"}
 
 
+def test_a_store_is_filled_from_the_checkpoint_that_its_query_goes_on_from(spark, sink, tmp_path):
+    """Whose batches went elsewhere, or into a log that is lost."""
+    from pyspark.sql import functions as F
+
+    from forebay.errors import SinkError
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add(*({"k": key, "n": 1} for key in "abcdef"))
+    source.add({"k": "a", "n": 1})
+    counts = source.df.groupBy("k").agg(F.count("*").alias("n"))
+    elsewhere = counts.writeStream.outputMode("update").format("noop").trigger(availableNow=True)
+    elsewhere.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination(60)
+    source.add({"k": "b", "n": 1}, {"k": "g", "n": 1})
+    with pytest.raises(SinkError, match="with bootstrap=True to fill the store from this checkpoint"):
+        run(sink.write(counts, "counted", key="k"), tmp_path)
+    renamed = counts.withColumnRenamed("n", "total")
+    with pytest.raises(SinkError, match=r"has the fields n, but the query writes total\. Name the fields"):
+        run(sink.write(renamed, "counted", key="k", bootstrap=True), tmp_path)
+    with pytest.raises(SinkError, match="needs to know which of the query's state the store has"):
+        run(sink.write(counts, "latest", key="k", bootstrap=True), tmp_path)
+    assert content(sink, "counted") == {}
+    run(sink.write(counts, "counted", key="k", bootstrap=True), tmp_path)
+    totals = {b"a": 2, b"b": 2, b"c": 1, b"d": 1, b"e": 1, b"f": 1, b"g": 1}
+    assert content(sink, "counted") == {key: {"n": n} for key, n in totals.items()}
+    filling = [beat.get("filling", False) for beat in beats(sink, "counted")]
+    assert filling[0]
+    assert filling == sorted(filling, reverse=True)
+    source.add({"k": "c", "n": 1})
+    before = sum(map(len, log_of(sink, "counted").values()))
+    run(sink.write(counts, "counted", key="k", bootstrap=True), tmp_path)
+    assert content(sink, "counted")[b"c"] == {"n": 2}
+    # It is not copied twice.
+    assert sum(map(len, log_of(sink, "counted").values())) == before + 1
+
+
 def test_a_log_that_is_reset_under_a_query_gets_no_more_of_it(spark, sink, tmp_path, caplog):
     from pyspark.errors import StreamingQueryException
 
@@ -673,7 +713,8 @@ def test_a_store_is_filled_once_for_each_name_and_a_snapshot_deletes_what_it_lac
     with pytest.raises(OSError, match="the driver is gone"):
         sink.fill(**correction)
     monkeypatch.setattr(destination, "write", write)
-    assert {beat["as_of_ms"] for beat in beats(sink) if beat["query_id"] == "fill-correction"} == {None}
+    of_it = [beat for beat in beats(sink) if beat["query_id"] == "fill-correction"]
+    assert [(beat["as_of_ms"], beat["filling"]) for beat in of_it] == [(None, True)]
     sink.fill(**correction)
     before = log_of(sink, "latest")
     assert {key: value["n"] for key, value in content(sink, "latest").items()} == {

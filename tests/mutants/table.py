@@ -2047,4 +2047,51 @@ MUTANTS: tuple[Mutant, ...] = (
         "False",
         ("core/changelog/test_sqlite.py::test_a_log_that_lost_a_partition_does_not_have_what_a_query_wrote",),
     ),
+    # The state tap: the log has the state, and each batch once.
+    Mutant(
+        "tap-follows-another-history",
+        "a batch that was repeated under its number is not continued",
+        "forebay.state_tap.lineage:lineage_of",
+        'for directory in ("offsets", "commits"):',
+        'for directory in ("commits",):',
+        ("core/state_tap/test_store_tap.py::test_a_batch_that_was_repeated_under_its_number_is_copied_anew",),
+    ),
+    Mutant(
+        "tap-leaves-merged-sessions",
+        "a session that was merged into another leaves the log",
+        "forebay.state_tap.conversion:SessionConversion.apply",
+        "if self.mapping.deletes or self._sessions.has_within(plain, session):",
+        "if False:",
+        (
+            "core/state_tap/test_conversion.py::"
+            "test_two_sessions_that_an_event_joins_leave_the_log_for_the_whole_one",
+        ),
+    ),
+    Mutant(
+        "tap-forgets-expiries",
+        "what expired while the tap was away is deleted when it is back",
+        "forebay.state_tap.store_tap:StoreTap.begin",
+        "self._remember(written.batch)",
+        "pass",
+        ("core/state_tap/test_store_tap.py::test_an_expired_value_leaves_the_log_before_spark_removes_it",),
+    ),
+    Mutant(
+        "tap-writes-batches-twice",
+        "rows of a batch that are in a SQLite log are not appended again",
+        "forebay.state_tap.store_tap:StoreTap.follow",
+        "self._append(batch, rows, batch_id=batch)",
+        "self._append(batch, rows, batch_id=None)",
+        ("core/state_tap/test_store_tap.py::test_a_batch_that_was_half_written_is_in_a_sqlite_log_once",),
+    ),
+    Mutant(
+        "tap-fills-in-silence",
+        "the log says that it is being filled until it has the first state",
+        "forebay.state_tap.store_tap:StoreTap.copy",
+        "self._is_filling |= content.is_empty()",
+        "pass",
+        (
+            "core/state_tap/test_store_tap.py::"
+            "test_the_log_says_that_it_is_being_filled_until_it_has_the_first_state",
+        ),
+    ),
 )

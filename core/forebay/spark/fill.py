@@ -33,8 +33,8 @@ def fill(write: Write, df: DataFrame, *, snapshot: bool) -> None:
     if changelog.has_retired(topic, writer.name):
         log.info("%s: %s was already through", writer.spec.name, writer.name)
         return
-    # Until it is through, the age of the store is unknown.
-    writer.patiently(lambda: writer.beat(query_id, None, -1))
+    # Until it is through, the age of the store is unknown, and no key is missing for sure.
+    writer.patiently(lambda: writer.beat(query_id, None, -1, filling=True))
     placed = write.place(df).persist()
     try:
         rows = placed

@@ -83,6 +83,7 @@ class Sink:
         *,
         writer: str | None = None,
         store_begins_here: bool = False,
+        bootstrap: bool = False,
         **columns: Unpack[ColumnArguments],
     ) -> SinkWriter:
         """A writer of ``df`` to a store; give it a checkpoint location and start it.
@@ -90,8 +91,9 @@ class Sink:
         ``columns`` are ``key=`` and, if need be, ``value=``, ``flatten=``, ``order_by=``, ``delete=`` and
         ``null_keys=``; see ``ColumnArguments``. ``writer`` is the writer's name, by default the store's: two
         queries that write one store need different names. ``store_begins_here`` lets a query go on from its
-        checkpoint into a log that has nothing of it: keys that do not change stay missing. Raises ``SinkError``
-        naming the column or the store.
+        checkpoint into a log that has nothing of it: keys that do not change stay missing. With ``bootstrap`` the
+        log is filled from that checkpoint first, by the store's ``spark_state``. Raises ``SinkError`` naming the
+        column or the store.
         """
         session = _classic_session(df)
         if not df.isStreaming:
@@ -99,7 +101,7 @@ class Sink:
         spec = self._writable(store, session)
         layout = lay_out(df, spec, Selection.of(columns))
         self._listen(session)
-        store_writer = StoreWriter(self._log, spec, writer or store, store_begins_here)
+        store_writer = StoreWriter(self._log, spec, writer or store, store_begins_here, bootstrap)
         return SinkWriter(df, Write(store_writer, layout, Slots(spec.partitions)))
 
     def write_batch(

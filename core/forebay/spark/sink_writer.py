@@ -10,6 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from forebay.errors import SinkError
+from forebay.spark.bootstrap import bootstrap
 from forebay.spark.plan import mode_refusal
 from forebay.spark.query_checkpoint import continued_query
 from forebay.spark.query_runs import QUERY_RUNS
@@ -123,15 +124,24 @@ class SinkWriter(DataStreamWriter):
         if queryName is not None:
             self.queryName(queryName)
         self.options(**options)
-        query_id = continued_query(self._df.sparkSession, self._checkpoint_location())
+        location = self._checkpoint_location()
+        query_id = continued_query(self._df.sparkSession, location)
         if query_id is not None:
-            self._write_to.writer.check_continuity(query_id, continued=True)
+            self._go_on(query_id, location)
         begun_ms = time.time_ns() // 1_000_000
         query = super().start(partitionBy=partitionBy)
         run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
         run.as_of_limit_ms = begun_ms if self._available_now else None
         run.writers[self._write_to.writer.output] = self._write_to.writer
         return query
+
+    def _go_on(self, query_id: str, location: str) -> None:
+        """See that the log has what the query wrote before its checkpoint, or is to have it."""
+        writer = self._write_to.writer
+        if writer.bootstraps and writer.lacks(query_id):
+            bootstrap(writer, self._write_to.layout, location)
+            writer.goes_on(query_id)
+        writer.check_continuity(query_id, continued=True)
 
     def _checkpoint_location(self) -> str:
         if self._checkpoint:

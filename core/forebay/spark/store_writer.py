@@ -52,6 +52,8 @@ class StoreWriter:
     name: str
     begins_here: bool = False
     """Whether a query may go on from a checkpoint into a log that has nothing of it."""
+    bootstraps: bool = False
+    """Whether the log is then filled from the checkpoint first."""
     as_of_ms: dict[str, int] = field(default_factory=dict)
     """By query: a new one of the same writer inherits nothing from the old one."""
     _logs: dict[str, str] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class StoreWriter:
         topic, changelog = self.spec.topic, self.log.changelog
         identity, known = changelog.identity(topic), self._logs.get(query_id)
         if known is None and continued:
-            if changelog.has_written(topic, writer=self.name, query_id=query_id) is False:
+            if self.lacks(query_id):
                 raise self._discontinued(
                     f"query {query_id} goes on from its checkpoint, but the log {topic!r} has nothing of it under "
                     f"the writer {self.name!r}"
@@ -82,11 +84,21 @@ class StoreWriter:
             raise self._discontinued(f"the log {topic!r} was reset or replaced while query {query_id} was running")
         self._logs[query_id] = identity
 
+    def lacks(self, query_id: str) -> bool:
+        """Whether the log is known to have nothing of a query. Raises ``ChangelogError``."""
+        has_written = self.log.changelog.has_written(self.spec.topic, writer=self.name, query_id=query_id)
+        return has_written is False
+
+    def goes_on(self, query_id: str) -> None:
+        """Note that the log has what a query wrote, or would have written, before."""
+        self._logs[query_id] = self.log.changelog.identity(self.spec.topic)
+
     def _discontinued(self, finding: str) -> SinkError:
         return SinkError(
             f"{self.spec.name}: {finding}. Keys that do not change would be missing, and no lag would show it. "
-            "Start the query with a new checkpoint and its source from the beginning, or with "
-            "store_begins_here=True if the store is to contain only what changes from now on."
+            "Start the query with a new checkpoint and its source from the beginning, or with bootstrap=True to "
+            "fill the store from this checkpoint first, or with store_begins_here=True if the store is to contain "
+            "only what changes from now on."
         )
 
     def patiently(self, act: Callable[[], None]) -> None:
@@ -103,10 +115,11 @@ class StoreWriter:
                 logged = True
                 time.sleep(_PAUSE_S)
 
-    def beat(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
+    def beat(self, query_id: str, as_of_ms: int | None, batch_id: int, *, filling: bool = False) -> None:
         """Append a heartbeat to every partition, and record the log's position after it.
 
-        ``as_of_ms`` is None if it did not advance. Raises ``ChangelogError``, and ``SinkError`` if the log was
+        ``as_of_ms`` is None if it did not advance. While the writer is ``filling`` the log, no reader is told that
+        a key is missing. Raises ``ChangelogError``, and ``SinkError`` if the log was
         replaced.
         """
         with self._lock:
@@ -119,7 +132,7 @@ class StoreWriter:
                 self.spec.topic,
                 writer=self.name,
                 query_id=query_id,
-                value=Heartbeat(known, query_id, batch_id).value(),
+                value=Heartbeat(known, query_id, batch_id, filling).value(),
             )
             if known is not None:
                 self.as_of_ms[query_id] = known

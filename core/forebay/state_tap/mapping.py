@@ -75,6 +75,8 @@ class TableMapping:
         self.family = operator.store(self.table.store).family(self.table.family)
         self._check()
         self._members = _members(spec, self.table, self.family)
+        self.names = tuple(member.name for member in self._members)
+        """The members of a value."""
         self._key_paths = tuple(field.path for field in self.table.key)
         self.digest = _digest(spec, operator, self.table, self.family)
 

@@ -7,12 +7,12 @@ everything from before that time. Of sources whose ends it cannot see, nothing i
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from forebay.clock import epoch_ms
 from forebay.spark_checkpoint.logs import Offsets
 
 Ends = Mapping[tuple[str, int], int]
@@ -37,7 +37,7 @@ class SourceEnds:
     """
 
     read: EndsReader | None
-    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    clock_ms: Callable[[], float] = epoch_ms
     _observed: deque[tuple[int, Ends]] = field(default_factory=deque)
 
     def observe(self, offsets: Offsets) -> None:
@@ -46,7 +46,7 @@ class SourceEnds:
         if self.read is None or read_to is None:
             return
         # Before they are asked for: what comes meanwhile may be missing.
-        now_ms = self.clock_ms()
+        now_ms = int(self.clock_ms())
         ends = self.read(frozenset(topic for topic, _ in read_to))
         if ends is None:
             return

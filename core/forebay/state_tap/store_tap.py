@@ -44,7 +44,7 @@ class StoreTap:
         checkpoint: Checkpoint,
         spec: StoreSpec,
         changelog: Changelog,
-        clock_ms: Callable[[], int],
+        clock_ms: Callable[[], float],
         *,
         take_over: bool = False,
         writer: str | None = None,
@@ -105,7 +105,7 @@ class StoreTap:
                 changes = self._checkpoint.changes(
                     self.operator, partition, batch + 1, batch + 1, mapping.table.store, mapping.table.family
                 )
-                rows.add_all(conversion.apply(changes, self._clock_ms()))
+                rows.add_all(conversion.apply(changes, self._now_ms()))
         except CANNOT_FOLLOW as error:
             return self.copy(self._checkpoint.batches()[-1], str(error))
         except StateUnsupported as error:
@@ -141,7 +141,7 @@ class StoreTap:
         conversion, position = self._conversion, self._position
         assert conversion is not None
         assert position is not None
-        now_ms = self._clock_ms()
+        now_ms = self._now_ms()
         due_ms = conversion.next_expiry_ms()
         if due_ms is None or due_ms > now_ms:
             return 0
@@ -163,6 +163,9 @@ class StoreTap:
             query_id=position.query_id,
             value=position.heartbeat(as_of_ms).value(),
         )
+
+    def _now_ms(self) -> int:
+        return int(self._clock_ms())
 
     def _mapping(self, batch: int) -> TableMapping:
         self._operator = self._checkpoint.operator(self.operator, batch)
@@ -197,7 +200,7 @@ class StoreTap:
         assert conversion is not None
         if conversion.remembers:
             for partition in range(conversion.mapping.table.partitions):
-                for _ in conversion.load(self._entries(partition, batch), self._clock_ms()):
+                for _ in conversion.load(self._entries(partition, batch), self._now_ms()):
                     pass
 
     def _compare(self, batch: int) -> int:
@@ -221,7 +224,7 @@ class StoreTap:
 
     def _differences(self, conversion: Conversion, content: ContentIndex, batch: int) -> Iterator[StoreRecord]:
         for partition in range(conversion.mapping.table.partitions):
-            for record in conversion.load(self._entries(partition, batch), self._clock_ms()):
+            for record in conversion.load(self._entries(partition, batch), self._now_ms()):
                 if record.value is not None and content.changes(record.key, value_digest(record.value)):
                     yield record
         keys = self.spec.stored_keys

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from forebay.changelog import Changelog, Wake
+from forebay.clock import epoch_ms
 from forebay.errors import ChangelogUnreachable
 from forebay.repeats import Repeats
 from forebay.spark_checkpoint import Checkpoint
@@ -30,11 +30,6 @@ _WARN_AT = 0.5
 """The tap warns once it is behind by this share of the batches that Spark retains."""
 
 
-def wall_clock_ms() -> int:
-    """Now, in epoch milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
 class StateTap:
     """Keeps the logs of some stores at the state of one query.
 
@@ -52,7 +47,7 @@ class StateTap:
         poll_interval_ms: int,
         take_over: bool = False,
         stopping: Wake | None = None,
-        clock_ms: Callable[[], int] = wall_clock_ms,
+        clock_ms: Callable[[], float] = epoch_ms,
     ) -> None:
         self._url = url
         self._specs = specs
@@ -63,8 +58,8 @@ class StateTap:
         self._stopping = stopping or Wake()
         self._clock_ms = clock_ms
         self._logged = Repeats()
-        self._beat_due_ms = 0
-        self._retained_due_ms = 0
+        self._beat_due_ms = 0.0
+        self._retained_due_ms = 0.0
         self._was_behind = False
 
     def run(self) -> None:

@@ -1,0 +1,44 @@
+"""Fills a store from the checkpoint of the query that goes on to write it."""
+
+from __future__ import annotations
+
+import logging
+
+from forebay.clock import epoch_ms
+from forebay.errors import ForebayError, SinkError
+from forebay.spark.columns import Layout
+from forebay.spark.store_writer import StoreWriter
+from forebay.spark_checkpoint import Checkpoint
+from forebay.state_tap.mapping import TableMapping
+from forebay.state_tap.store_tap import StoreTap
+
+log = logging.getLogger(__name__)
+
+
+def bootstrap(writer: StoreWriter, layout: Layout, location: str) -> None:
+    """Make a store's log equal to the state that a query left in its checkpoint.
+
+    The log says meanwhile that it is being filled. If it fails, the next start goes on with it. Raises
+    ``SinkError``, saying what the topology lacks or how the state differs from what the query puts out.
+    """
+    spec = writer.spec
+    if spec.spark_state is None:
+        raise SinkError(
+            f"{spec.name}: bootstrap=True needs to know which of the query's state the store has. Declare its "
+            f"spark_state in the topology; 'forebay spark describe {location}' shows how."
+        )
+    try:
+        checkpoint = Checkpoint.open(location)
+        newest = checkpoint.batches()[-1]
+        names = TableMapping(spec, checkpoint.operator(spec.spark_state.operator, newest)).names
+        if not layout.flatten and set(names) != set(layout.value):
+            raise SinkError(
+                f"{spec.name}: its spark_state has the fields {', '.join(names)}, but the query writes "
+                f"{', '.join(layout.value)}. Name the fields as the query names its columns."
+            )
+        StoreTap(checkpoint, spec, writer.log.changelog, epoch_ms, writer=writer.name).begin(newest)
+    except SinkError:
+        raise
+    except ForebayError as error:
+        raise SinkError(f"{spec.name}: it cannot be filled from {location}: {error}") from error
+    log.info("%s: its log has the state of batch %d, and the query goes on from there", spec.name, newest)
