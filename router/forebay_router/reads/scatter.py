@@ -40,8 +40,9 @@ _LARGEST_PAGE = 4_000
 _MOST_AT_ONCE = 64
 """Partitions asked at once: one scan of a large store must not use up a worker's request limit."""
 _PIECE_BYTES = 256 << 10
-_FIRST_PAGES_BYTES = 4 << 20
-"""What the first pages of a list may take together, unless its partitions are many."""
+_FIRST_PAGES_BYTES = 2 << 20
+"""What the first pages of a list may take together, unless its partitions are many: dozens of small lists that one
+client has in flight, behind a worker that hangs, are no reason to refuse it."""
 _LEAST_PAGE_BYTES = 64 << 10
 _PART_FOR_ROOM = 0.25
 """Fraction of its time that a list may wait for memory."""
