@@ -12,6 +12,7 @@ from tests.cluster import running_cluster
 
 TARGETS = {"hot": b"/v1/stores/counts/keys/k", "ordinary": b"/livez"}
 HOST = b"Host: x\r\n"
+ANY_HOST = ("--allowed-hosts", "*")
 BODY = b'{"keys":["k"]}'
 POST = b"POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: x\r\n"
 CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
@@ -21,8 +22,9 @@ CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     with running_cluster(tmp_path_factory.mktemp("heads")) as cluster:
         cluster.put("counts", {b"k": b"1"})
-        worker = cluster.start_worker(None, "--num-standby-replicas", "0")
-        router = cluster.start_router()
+        # What is tried is the form of a host, not whose it is.
+        worker = cluster.start_worker(None, "--num-standby-replicas", "0", *ANY_HOST)
+        router = cluster.start_router(*ANY_HOST)
         cluster.wait_settled(router, replicas=1)
         yield SimpleNamespace(worker=worker, router=router)
 
