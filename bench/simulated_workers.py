@@ -17,6 +17,7 @@ from typing import Any, cast
 import uvloop
 from bench.deployment import STORE, topology
 
+from forebay.identity import IDENTITY_PATH, Identity
 from forebay.metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.rest.documents import metadata_document, stores_document
 from forebay.tasks import TopicPartition
@@ -57,6 +58,9 @@ class Workers:
         """The body of a worker's answer."""
         if path == "/v1/status":
             return json.dumps(self._status(self._by_host[address]), separators=(",", ":")).encode()
+        if path == IDENTITY_PATH:
+            identity = Identity("worker", _APPLICATION, _process_id(self._by_host[address]), 1)
+            return json.dumps(identity.document()).encode()
         if path == "/v1/stores":
             return json.dumps(stores_document(_APPLICATION, _FINGERPRINT, [self.spec])).encode()
         assert path == "/v1/metadata", path
@@ -72,7 +76,10 @@ class Workers:
             for role, of_host in parts.items():
                 mine = (TopicPartition(self.spec.topic, partition) for partition, own in held if own == role)
                 of_host[host] = frozenset(mine)
-        newest = cluster_map(Generation(1, self.generation), [self.spec], parts["active"], parts["standby"])
+        process_ids = {host: frozenset({_process_id(n)}) for n, host in enumerate(self.hosts)}
+        newest = cluster_map(
+            Generation(1, self.generation), [self.spec], parts["active"], parts["standby"], process_ids
+        )
         state = StreamsMetadataState({self.spec.name: self.spec}, newest)
         self._map = json.dumps(metadata_document(_APPLICATION, _FINGERPRINT, state)).encode()
 
@@ -85,7 +92,7 @@ class Workers:
             "topology": _FINGERPRINT,
             "host": host,
             "rack": host,
-            "process_id": f"process-{n}",
+            "process_id": _process_id(n),
             "incarnation": 1,
             "sequence": self._sequence,
             "state": "member",
@@ -109,6 +116,10 @@ class Workers:
                 for partition, role in self._held[n]
             ],
         }
+
+
+def _process_id(n: int) -> str:
+    return f"process-{n}"
 
 
 class _Connection(asyncio.Protocol):
