@@ -64,6 +64,9 @@ class StoreTap:
         self._is_filling = False
         """Whether the log has never had all of a state."""
         self._operator: Operator | None = None
+        self._is_interrupted = False
+        """Whether something failed between reading changes and writing their records: what is remembered of the
+        state is ahead of the log then."""
         self._as_of_ms: int | None = None
 
     @property
@@ -86,21 +89,33 @@ class StoreTap:
         self._is_filling = written is not None and written.filling
         self.copy(newest, _why_not_continued(written))
 
+    def has_batch(self) -> bool:
+        """Whether the checkpoint still has the batch that the log has; it does not once the query was set back."""
+        assert self._position is not None
+        assert self._conversion is not None
+        unfinished = self._position.batch < 0
+        return unfinished or is_continued(self._checkpoint, self._position, self._conversion.mapping.digest)
+
     def follow(self, batch: int) -> int:
         """Write what a batch changed; it must be the next, and have ended. Returns how many records that took.
 
-        Copies the whole state if the batch's changes are gone, do not follow, or are not kept.
+        Copies the whole state if the batch's changes are gone, do not follow, or are not kept. If it fails, it may
+        be repeated.
         """
-        assert self._position is not None
-        conversion = self._conversion
+        position, conversion = self._position, self._conversion
+        assert position is not None
         assert conversion is not None
         mapping = conversion.mapping
+        if self._is_interrupted and (position.batch < 0 or self._content is not None):
+            return self.copy(batch, "a copy of it was interrupted", compares=self._content is not None)
         if self._checkpoint.operator(self.operator, batch) != self._operator:
             return self.copy(batch, "the operator, its schema or its partitions have changed")
         if self._content is not None:
             return self._compare(batch)
         rows = _Rows(self.spec)
         try:
+            self._remember_if_interrupted()
+            self._is_interrupted = True
             for partition in range(mapping.table.partitions):
                 changes = self._checkpoint.changes(
                     self.operator, partition, batch + 1, batch + 1, mapping.table.store, mapping.table.family
@@ -112,6 +127,7 @@ class StoreTap:
             log.warning("%s: %s Until then every batch is compared with the whole log.", self.spec.name, error)
             return self.copy(batch, "its changes are not kept", compares=True)
         self._append(batch, rows, batch_id=batch)
+        self._is_interrupted = False
         return rows.count
 
     def copy(self, batch: int, reason: str, *, compares: bool = False) -> int:
@@ -141,13 +157,18 @@ class StoreTap:
         conversion, position = self._conversion, self._position
         assert conversion is not None
         assert position is not None
-        now_ms = self._now_ms()
-        due_ms = conversion.next_expiry_ms()
+        try:
+            self._remember_if_interrupted()
+        except CANNOT_FOLLOW as error:
+            return self.copy(self._checkpoint.batches()[-1], str(error))
+        now_ms, due_ms = self._now_ms(), conversion.next_expiry_ms()
         if due_ms is None or due_ms > now_ms:
             return 0
         rows = _Rows(self.spec)
+        self._is_interrupted = True
         rows.add_all(conversion.expire(now_ms))
         self._write(position, rows, batch_id=None)
+        self._is_interrupted = False
         return rows.count
 
     def beat(self, as_of_ms: int | None) -> None:
@@ -192,6 +213,7 @@ class StoreTap:
         self._position = position
         self._conversion = open_conversion(mapping)
         self._content = None
+        self._is_interrupted = False
         self._as_of_ms = None
 
     def _remember(self, batch: int) -> None:
@@ -203,6 +225,15 @@ class StoreTap:
                 for _ in conversion.load(self._entries(partition, batch), self._now_ms()):
                     pass
 
+    def _remember_if_interrupted(self) -> None:
+        """Load anew what is remembered, if that is ahead of the log."""
+        assert self._position is not None
+        assert self._conversion is not None
+        if self._is_interrupted:
+            self._conversion.clear()
+            self._remember(self._position.batch)
+            self._is_interrupted = False
+
     def _compare(self, batch: int) -> int:
         """Write where the log differs from the state as a batch left it."""
         conversion, position, content = self._conversion, self._position, self._content
@@ -211,6 +242,7 @@ class StoreTap:
         assert content is not None
         if position.filling:
             self._write(position, _Rows(self.spec), batch_id=None)
+        self._is_interrupted = True
         conversion.clear()
         content.begin()
         rows, written = _Rows(self.spec), 0
@@ -220,6 +252,7 @@ class StoreTap:
                 self._write(position, rows, batch_id=None)
                 rows, written = _Rows(self.spec), written + rows.count
         self._append(batch, rows, batch_id=None)
+        self._is_interrupted = False
         return written + rows.count
 
     def _differences(self, conversion: Conversion, content: ContentIndex, batch: int) -> Iterator[StoreRecord]:

@@ -122,6 +122,9 @@ class StateTap:
                     self._idle(checkpoint, taps, batch)
                     commits.wait(self._poll_interval_s, self._stopping)
                     continue
+                if not all(self._patiently(tap.has_batch) for tap in taps):
+                    log.warning("batch %d is another than the log has: the query was set back", batch)
+                    return
                 for tap in taps:
                     if tap.batch == batch:
                         self._patiently(tap.follow, batch + 1)

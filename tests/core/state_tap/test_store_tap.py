@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.errors import ChangelogError, TopologyError
+from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
 from forebay.spark_checkpoint.errors import StateUnsupported
 from forebay.state_tap.store_tap import StoreTap
 from tests.core.state_tap.running_query import RunningQuery, content, records, store
@@ -268,6 +268,87 @@ def test_a_batch_that_was_half_written_is_in_a_sqlite_log_once(spark_4_0, tmp_pa
     assert records(changelog, spec) == once
     expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[1])
     assert same(content(changelog, spec), expected)
+
+
+class Failing(SqliteChangelog):
+    """A log that cannot be reached at two writes of five, now before it and now after half of it."""
+
+    attempts = 0
+    is_cut = False
+
+    def append_batch(self, *args: Any, **named: Any) -> dict[int, int]:
+        self.attempts += 1
+        if self.attempts % 5 == 1:
+            raise ChangelogUnreachable("no broker answers")
+        if self.attempts % 5 == 3:
+            self.is_cut = True
+            named["rows"] = dict(list(named["rows"].items())[:1])
+        return super().append_batch(*args, **named)
+
+    def append_heartbeat(self, *args: Any, **named: Any) -> dict[int, int]:
+        if self.is_cut:
+            self.is_cut = False
+            raise ChangelogUnreachable("no broker answers any more")
+        return super().append_heartbeat(*args, **named)
+
+
+def until_it_is_reached(act: Any, *arguments: Any) -> None:
+    """As the tap does."""
+    for _ in range(10):
+        try:
+            act(*arguments)
+        except ChangelogUnreachable:
+            continue
+        return
+    raise AssertionError("it was never reached")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("sessions-changelog", SPECS["sessions"]),
+        ("aggregation-default", SPECS["aggregation"]),
+        ("aggregation-rocksdb", SPECS["aggregation"]),
+        ("ledger-changelog", store(spark_state={"variable": "recent"})),
+        ("ledger-changelog", store(spark_state={"variable": "total_ttl"})),
+        ("ledger-rocksdb", store(spark_state={"variable": "recent"})),
+    ],
+)
+def test_a_log_that_is_away_again_and_again_gets_all_the_same(spark_4_0, name, spec, tmp_path, changelog):
+    changelog.ensure(spec)
+    expected = SqliteChangelog(tmp_path / "undisturbed")
+    expected.ensure(spec)
+    query = RunningQuery(spark_4_0.path(name), tmp_path / "checkpoint")
+    failing = Failing(changelog.directory)
+    now_ms = [NOW_MS]
+    disturbed = StoreTap(query.checkpoint, spec, failing, lambda: now_ms[0])
+    undisturbed = StoreTap(query.checkpoint, spec, expected, lambda: now_ms[0])
+    for batch in query.batches:
+        query.end(batch)
+        if batch == 0:
+            until_it_is_reached(disturbed.begin, batch)
+            undisturbed.begin(batch)
+        else:
+            until_it_is_reached(disturbed.follow, batch)
+            undisturbed.follow(batch)
+        assert content(changelog, spec) == content(expected, spec), batch
+    assert failing.attempts > len(query.batches)
+    now_ms[0] = 2_000_000_000_000
+    for _ in range(2):
+        until_it_is_reached(disturbed.expire)
+    undisturbed.expire()
+    assert content(changelog, spec) == content(expected, spec)
+
+
+def test_a_tap_knows_when_its_query_was_set_back(spark_4_0, changelog, tapped):
+    query, tap = tapped(spark_4_0, "aggregation-default", SPECS["aggregation"])
+    query.end(0)
+    tap.begin(0)
+    query.end(1)
+    assert tap.has_batch()
+    offsets = query.path / "offsets/0"
+    offsets.write_text(offsets.read_text().replace('"batchTimestampMs":1', '"batchTimestampMs":2'))
+    assert not tap.has_batch()
 
 
 def test_the_log_says_that_it_is_being_filled_until_it_has_the_first_state(spark_4_0, changelog, tapped):
