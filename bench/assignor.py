@@ -40,7 +40,7 @@ def measure(members: list[Member]) -> tuple[float, float]:
 
 def tasks_by_member(members: list[Member], outcome: Assignment) -> list[list[TaskId]]:
     held: dict[str, list[TaskId]] = {member.id: [] for member in members}
-    for task, placement in outcome.actual.items():
+    for task, placement in outcome.current.items():
         for name in placement.members:
             held[name].append(task)
     return list(held.values())

@@ -69,7 +69,7 @@ class RouterHotPath:
         self._router = router
         self._metrics = metrics
         self._answer_ms = metrics.answer_ms[_PATH]
-        self._choices = Choices(router)
+        self._candidates = Choices(router)
         # Counted without a call: a router's part of a read is some seven microseconds.
         self._requests = router.limits.requests
         self._by_token = router.limits.peers.by_token
@@ -85,7 +85,7 @@ class RouterHotPath:
     def _ask(self, form: RequestForm, segment: bytes, protocol: HotPathProtocol) -> Answer | Slot | None:
         router = self._router
         try:
-            asked = self._choices.key_read(form)
+            asked = self._candidates.key_read(form)
             if asked is None:
                 return None
             partition, named = asked.key_of(segment)
@@ -98,7 +98,7 @@ class RouterHotPath:
             self._answer_ms[asked.spec.name].observe(0)
             return problem_answer(overload)
         now = boot_ms()
-        target = self._choices.choose(asked, partition, now)
+        target = self._candidates.choose(asked, partition, now)
         if target is None:
             return None
         slot = protocol.slot(form)

@@ -23,9 +23,9 @@ from forebay.settings import WorkerSettings
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, load_topology
 from forebay_worker.group.assignor import AssignmentPolicy
-from forebay_worker.group.leader import GroupTimes
-from forebay_worker.group.opening import open_membership
-from forebay_worker.group.standing import Obstruction
+from forebay_worker.group.leader import GroupTimeouts
+from forebay_worker.group.member_health import HealthMonitor
+from forebay_worker.group.membership_factory import open_membership
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.queries.admission import Admission
 from forebay_worker.queries.reads import Reads
@@ -63,7 +63,7 @@ class Worker:
             AssignmentPolicy(
                 settings.num_standby_replicas, settings.acceptable_recovery_lag, settings.max_warmup_replicas
             ),
-            GroupTimes(
+            GroupTimeouts(
                 settings.session_timeout_ms,
                 settings.standby_rebuild_delay_ms,
                 settings.initial_rebalance_delay_ms,
@@ -93,7 +93,7 @@ class Worker:
             ),
             settings.state_cleanup_delay_ms,
         )
-        self._obstruction = Obstruction(settings.standby_rebuild_delay_ms)
+        self._health_monitor = HealthMonitor(settings.standby_rebuild_delay_ms)
         self.metadata = StreamsMetadataState(self.topology.stores, local_lags=self.local_lags)
         self._ceiling = Tolerance(
             settings.record_lag_ceiling, settings.time_lag_ceiling_ms, settings.age_ceiling_ms
@@ -295,7 +295,7 @@ class Worker:
             self.topology.fingerprint,
             {task: copy.positions for task, copy in copies.items()},
             rack=self._rack,
-            standing=self._obstruction.standing(self.tasks.machine_obstacle, boot_ms()),
+            health=self._health_monitor.health(self.tasks.machine_obstacle, boot_ms()),
             unchecked=frozenset(task for task, copy in copies.items() if not copy.checked),
             restoring=self._restoring(),
         )

@@ -1145,7 +1145,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "active-not-caught-up",
         "the active is caught up where any member is (KIP-441)",
-        "forebay_worker.group.actual:Situation._within",
+        "forebay_worker.group.current_assignment:Situation._within",
         "if lag <= limit and not",
         "if not",
         (
@@ -1156,7 +1156,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "warm-ups-unbounded",
         "no more than max_warmup_replicas warm up at once (KIP-441)",
-        "forebay_worker.group.actual:_build",
+        "forebay_worker.group.current_assignment:_build",
         "if not extra or taken < warm_ups:",
         "if True:",
         ("service/group/test_assignor.py::test_no_warm_up_begins_beyond_max_warmup_replicas",),
@@ -1164,7 +1164,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "built-though-expected-back",
         "nothing is built while a holder is expected back",
-        "forebay_worker.group.actual:_build",
+        "forebay_worker.group.current_assignment:_build",
         "if now.absent(task):",
         "if False:",
         ("service/group/test_assignor.py::test_nothing_is_built_where_a_holder_is_expected_back",),
@@ -1172,7 +1172,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "released-before-others-are-near",
         "a caught-up replica stays until enough others are",
-        "forebay_worker.group.actual:_held_standbys",
+        "forebay_worker.group.current_assignment:_held_standbys",
         "if len(others) < enough:",
         "if len(others) < enough - 1:",
         ("service/group/test_assignor.py::test_a_caught_up_replica_stays_until_enough_others_are_caught_up",),
@@ -1196,7 +1196,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "racks-ignored",
         "replicas are on distinct racks where balance allows it (KIP-708)",
-        "forebay_worker.group.intended:intend",
+        "forebay_worker.group.target_assignment:target_assignment",
         "racks = {member.id: member.rack for member in members.values() if member.rack is not None}",
         "racks = {}",
         ("service/group/test_assignor.py::test_no_two_replicas_share_a_rack_where_all_divides_evenly",),
@@ -1239,9 +1239,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "obstructed-copies-dropped",
         "a caught-up replica is kept though its machine refuses writes",
-        "forebay_worker.group.actual:_held_standbys",
-        "now.has_near_copy(task, name)",
-        "name in promising",
+        "forebay_worker.group.current_assignment:_held_standbys",
+        "now.has_caught_up_copy(task, name)",
+        "name in presumed_caught_up",
         ("service/group/test_assignor.py::test_an_obstructed_member_that_returns_keeps_its_copies",),
     ),
     Mutant(
@@ -1263,7 +1263,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "failover-moves-others",
         "in a fail-over no other active moves",
-        "forebay_worker.group.actual:_evident_active",
+        "forebay_worker.group.current_assignment:_evident_active",
         "[was, goal] if failing_over else [goal, was]",
         "[goal, was]",
         ("service/group/test_assignor.py::test_a_failover_moves_no_other_active",),
@@ -1271,7 +1271,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "unchecked-copy-active",
         "a copy that was not compared with its log is not caught up",
-        "forebay_worker.group.actual:Situation.near",
+        "forebay_worker.group.current_assignment:Situation.caught_up",
         "checked=True",
         "checked=False",
         (

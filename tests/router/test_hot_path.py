@@ -37,7 +37,7 @@ def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatc
         for key in range(100):
             # Nobody holds anything, so the route is to answer.
             assert path.key(form)(b"k%d" % key, PROTOCOL) is None
-            most = max(most, sum(map(len, path._choices._choices.values())))
+            most = max(most, sum(map(len, path._candidates._candidates.values())))
     assert 50 <= most <= 100
 
 
@@ -67,7 +67,7 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     router.cluster.metadata = StreamsMetadataState({"s": spec})
     path, answered = RouterHotPath(router, RouterMetrics(router)), asyncio.get_running_loop().create_future()
     target = Target(WorkerView(HostInfo("w", 1)), cast(Upstream, Worker()), b"")
-    monkeypatch.setattr(path._choices, "choose", lambda *_: target)
+    monkeypatch.setattr(path._candidates, "choose", lambda *_: target)
     read, client = path.key(RequestForm("s", b"", b"", b"", b"h")), cast(HotPathProtocol, Client())
     assert read(b"k", client) is client
     (lose,) = asked

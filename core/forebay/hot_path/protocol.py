@@ -361,4 +361,4 @@ def make_protocol(
         "outbox": Outbox(),
         "limits": limits,
     }
-    return type("BoundHotPathProtocol", (HotPathProtocol,), bound)
+    return type("BoundFastPathProtocol", (HotPathProtocol,), bound)

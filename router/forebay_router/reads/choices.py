@@ -85,7 +85,7 @@ class Choices:
         """By store and how numbers are written: a key by its segment."""
         self._reads: dict[tuple[str, bytes], KeyRead] = {}
         """By store and query."""
-        self._choices: dict[tuple[str, Tolerance, bool, bool], _ByPartition] = {}
+        self._candidates: dict[tuple[str, Tolerance, bool, bool], _ByPartition] = {}
         self._choices_made = 0
 
     def key_read(self, form: RequestForm) -> KeyRead | None:
@@ -119,7 +119,7 @@ class Choices:
             tolerance,
             (spec.name, tolerance.held_to(self._router.cluster.ceiling)),
             spread,
-            self._choices.setdefault((spec.name, tolerance, spread, parameters.require_active), {}),
+            self._candidates.setdefault((spec.name, tolerance, spread, parameters.require_active), {}),
             b"GET /v1/stores/%b/keys/" % spec.name_bytes,
             b"?%b&" % form.query if form.query else b"?",
         )
@@ -139,7 +139,7 @@ class Choices:
     def _forget(self) -> None:
         """Start again: clients may send any number of different forms."""
         self._reads.clear()
-        self._choices.clear()
+        self._candidates.clear()
         self._choices_made = 0
 
     def choose(self, read: KeyRead, partition: int, now_boot_ms: float) -> Target | None:

@@ -15,7 +15,7 @@ A copy that was not compared with its log yet is kept as if it were caught up, b
 may be of a log that was replaced meanwhile. An active whose lag swings about the limit stays where it is.
 
 A member whose machine refuses its writes is not caught up for long, so it does not count as such where another is,
-and gets nothing new (``Standing``). If that is true of all, of none.
+and gets nothing new (``MemberHealth``). If that is true of all, of none.
 
 The work grows with replicas and with sub-topologies x members, not with tasks x members.
 """
@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from forebay.tasks import TaskId
-from forebay_worker.group.actual import Situation, serve
-from forebay_worker.group.intended import intend
+from forebay_worker.group.current_assignment import Situation, next_assignment
+from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.placement import (
     NO_ASSIGNMENT,
     Assignment,
@@ -35,7 +35,7 @@ from forebay_worker.group.placement import (
     Member,
     Placement,
 )
-from forebay_worker.group.standing import Standing
+from forebay_worker.group.target_assignment import target_assignment
 
 __all__ = ["NO_ASSIGNMENT", "Assignment", "AssignmentPolicy", "Member", "Placement", "assign"]
 
@@ -51,26 +51,26 @@ def assign(
         return NO_ASSIGNMENT
     copies = _copies(ordered, present)
     expected = _expected(everyone, previous) or everyone
-    intended = intend(ordered, expected, copies, previous.intended, policy)
+    target = target_assignment(ordered, expected, copies, previous.target, policy)
     situation = Situation(
         frozenset(member.id for member in present),
-        frozenset(member.id for member in present if member.standing is not Standing.FIT),
+        frozenset(member.id for member in present if member.health is not MemberHealth.HEALTHY),
         copies,
         {member.id: member.unchecked for member in present},
-        intended,
-        previous.actual,
+        target,
+        previous.current,
         policy,
     )
-    return Assignment(serve(ordered, situation), intended)
+    return Assignment(next_assignment(ordered, situation), target)
 
 
 def _expected(everyone: Mapping[str, Member], previous: Assignment) -> dict[str, Member]:
-    """The members that may have a place: one that is obstructed keeps it, but is given none."""
-    placed = {name for placement in previous.intended.values() for name in placement.members}
+    """The members that may have a place: one that is degraded keeps it, but is given none."""
+    placed = {name for placement in previous.target.values() for name in placement.members}
     return {
         name: member
         for name, member in everyone.items()
-        if member.standing is Standing.FIT or (member.standing is Standing.OBSTRUCTED and name in placed)
+        if member.health is MemberHealth.HEALTHY or (member.health is MemberHealth.DEGRADED and name in placed)
     }
 
 

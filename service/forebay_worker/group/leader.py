@@ -12,18 +12,18 @@ from forebay.metadata import Generation, HostInfo
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, Placement, assign
-from forebay_worker.group.standing import Standing
+from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
 
 _OffsetsByTask = Mapping[TaskId, tuple[int, ...]]
 
-_NEVER_NEAR = 1 << 63
+_NEVER_CAUGHT_UP = 1 << 63
 """The lag of what never was consistent: beyond any that is counted."""
 
 
 @dataclass(frozen=True)
-class GroupTimes:
+class GroupTimeouts:
     """The group's durations, in milliseconds; each is the setting of that name."""
 
     session_timeout_ms: int
@@ -39,8 +39,8 @@ class Leader:
     topology: Topology
     changelog: Changelog
     policy: AssignmentPolicy
-    _found_settled: tuple[Generation, Mapping[str, str | None], Mapping[str, Standing]] | None = None
-    """The generation in which this leader found nothing to change, and its members' racks and standings at that
+    _settled_in: tuple[Generation, Mapping[str, str | None], Mapping[str, MemberHealth]] | None = None
+    """The generation in which this leader found nothing to change, and its members' racks and healths at that
     time."""
 
     def alike(self, subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
@@ -73,7 +73,7 @@ class Leader:
             }
             return {task: placements[was] for task, was in there.items() if was in placements}
 
-        return Assignment(translated(previous.assignment.actual), translated(previous.assignment.intended))
+        return Assignment(translated(previous.assignment.current), translated(previous.assignment.target))
 
     def elsewhere(
         self, subscriptions: Mapping[str, SubscriptionInfo], before: Assignment
@@ -100,9 +100,9 @@ class Leader:
         before = self.before(previous)
         hosts = {name: subscription.host for name, subscription in present.items()}
         racks = _fail_together(present, absent, {} if previous is None else previous.hosts)
-        standings = {name: subscription.standing for name, subscription in present.items()}
+        healths = {name: subscription.health for name, subscription in present.items()}
         same_hosts = previous is not None and before is previous.assignment and dict(previous.hosts) == hosts
-        if same_hosts and previous is not None and self._found_settled == (previous.generation, racks, standings):
+        if same_hosts and previous is not None and self._settled_in == (previous.generation, racks, healths):
             return None
         lags = self.lags(
             {name: subscription.offsets for name, subscription in present.items()},
@@ -113,7 +113,7 @@ class Leader:
                 name,
                 lags.get(name, {}),
                 rack=racks[name],
-                standing=standings[name],
+                health=healths[name],
                 unchecked=subscription.unchecked,
             )
             for name, subscription in present.items()
@@ -122,7 +122,7 @@ class Leader:
         outcome = assign(self.topology.tasks, members, before, self.policy)
         if same_hosts and previous is not None and outcome == before:
             if outcome.settled:
-                self._found_settled = (previous.generation, racks, standings)
+                self._settled_in = (previous.generation, racks, healths)
             return None
         return AssignmentInfo(
             generation, self.topology.fingerprint, hosts, outcome, dict(self.topology.ordinal_by_store)
@@ -153,12 +153,12 @@ class Leader:
             if position == CAUGHT_UP:
                 return 0
             if position == INCOMPLETE:
-                return _NEVER_NEAR + max(0, ends[tp] - restored_to)
+                return _NEVER_CAUGHT_UP + max(0, ends[tp] - restored_to)
             return max(0, ends[tp] - position)
 
         def farthest_behind(task: TaskId, positions: tuple[int, ...], restored_to: tuple[int, ...]) -> int:
             known = restored_to or (0,) * len(positions)
-            return max(map(behind, partitions[task], positions, known), default=_NEVER_NEAR)
+            return max(map(behind, partitions[task], positions, known), default=_NEVER_CAUGHT_UP)
 
         return {
             name: {
@@ -206,4 +206,4 @@ def may_lead(mine: str, fingerprints: Iterable[str], *, led: bool) -> bool:
 
 def holders(assignment: Assignment) -> set[str]:
     """Every member with an intended place."""
-    return {name for placement in assignment.intended.values() for name in placement.members}
+    return {name for placement in assignment.target.values() for name in placement.members}

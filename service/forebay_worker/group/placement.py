@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forebay.tasks import TaskId
-from forebay_worker.group.standing import Standing
+from forebay_worker.group.member_health import MemberHealth
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Member:
     lags: Mapping[TaskId, int] = field(default_factory=dict)
     absent: bool = False
     rack: str | None = None
-    standing: Standing = Standing.FIT
+    health: MemberHealth = MemberHealth.HEALTHY
     unchecked: frozenset[TaskId] = frozenset()
 
 
@@ -53,17 +53,17 @@ class AssignmentPolicy:
 class Assignment:
     """The outcome of a round: what to do now, and the intended result."""
 
-    actual: Mapping[TaskId, Placement]
-    intended: Mapping[TaskId, Placement]
+    current: Mapping[TaskId, Placement]
+    target: Mapping[TaskId, Placement]
 
     @property
     def moving(self) -> frozenset[TaskId]:
         """The tasks that are not where they are intended to be."""
         return frozenset(
             task
-            for task, placement in self.actual.items()
+            for task, placement in self.current.items()
             if (placement.active, set(placement.standbys))
-            != (self.intended[task].active, set(self.intended[task].standbys))
+            != (self.target[task].active, set(self.target[task].standbys))
         )
 
     @property

@@ -18,7 +18,7 @@ from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, cl
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import Assignment, Placement
-from forebay_worker.group.standing import Standing
+from forebay_worker.group.member_health import MemberHealth
 
 VERSION = 1
 _LEAST = 1
@@ -52,7 +52,7 @@ class SubscriptionInfo:
     offsets: Mapping[TaskId, tuple[int, ...]] = field(default_factory=dict)
     known_generation: Generation = NO_GENERATION
     rack: str | None = None
-    standing: Standing = Standing.FIT
+    health: MemberHealth = MemberHealth.HEALTHY
     unchecked: frozenset[TaskId] = frozenset()
     restoring: Mapping[TaskId, tuple[int, ...]] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class SubscriptionInfo:
                 "unchecked": sorted(self.unchecked),
                 "known": self.known_generation,
                 "rack": self.rack,
-                "standing": self.standing,
+                "standing": self.health,
             }
         )
 
@@ -85,7 +85,7 @@ class SubscriptionInfo:
                 _offsets_by_task(document["offsets"]),
                 Generation(*document["known"]),
                 document.get("rack"),
-                Standing(document.get("standing", Standing.FIT)),
+                MemberHealth(document.get("standing", MemberHealth.HEALTHY)),
                 frozenset(TaskId(*task) for task in document.get("unchecked", ())),
                 _offsets_by_task(document.get("restoring", ())),
             )
@@ -114,7 +114,7 @@ class AssignmentInfo:
 
     def tasks_of(self, member: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
         """The active and the standby tasks of one member."""
-        placements = self.assignment.actual.items()
+        placements = self.assignment.current.items()
         return (
             frozenset(task for task, placement in placements if placement.active == member),
             frozenset(task for task, placement in placements if member in placement.standbys),
@@ -148,7 +148,7 @@ class AssignmentInfo:
         self, topology: Topology, *, active: bool
     ) -> dict[HostInfo, frozenset[TopicPartition]]:
         held: dict[HostInfo, set[TopicPartition]] = {host: set() for host in self.hosts.values()}
-        for task, placement in self.assignment.actual.items():
+        for task, placement in self.assignment.current.items():
             for member in (placement.active,) if active else placement.standbys:
                 held[self.hosts[member]].update(topology.topic_partitions(task))
         return {host: frozenset(partitions) for host, partitions in held.items()}
@@ -167,14 +167,14 @@ class AssignmentInfo:
                 for task, placement in sorted(placements.items())
             ]
 
-        actual, intended = self._sides()
-        moving = {task: goal for task, goal in intended.items() if actual.get(task) != goal}
+        current, target = self._sides()
+        moving = {task: goal for task, goal in target.items() if current.get(task) != goal}
         return _encode(
             {
                 "generation": self.generation,
                 "fingerprint": self.fingerprint,
                 "members": [[name, *self.hosts.get(name, ("", 0))] for name in names],
-                "actual": table(actual),
+                "actual": table(current),
                 "moving": table(moving),
                 "ordinals": self.ordinals,
             }
@@ -192,17 +192,17 @@ class AssignmentInfo:
                     for ordinal, partition, active, *standbys in table
                 }
 
-            actual = placements(document["actual"])
+            current = placements(document["actual"])
             return cls(
                 Generation(*document["generation"]),
                 document["fingerprint"],
                 {name: HostInfo(host, port) for name, host, port in document["members"] if port},
-                Assignment(actual, {**actual, **placements(document["moving"])}),
+                Assignment(current, {**current, **placements(document["moving"])}),
                 document.get("ordinals", {}),
             )
 
     def _sides(self) -> tuple[Mapping[TaskId, Placement], Mapping[TaskId, Placement]]:
-        return self.assignment.actual, self.assignment.intended
+        return self.assignment.current, self.assignment.target
 
 
 def _encode(document: dict[str, Any]) -> bytes:

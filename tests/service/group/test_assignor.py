@@ -17,7 +17,7 @@ from forebay_worker.group.assignor import (
     Placement,
     assign,
 )
-from forebay_worker.group.standing import Standing
+from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.wire import AssignmentInfo
 
 properties = settings(
@@ -49,10 +49,10 @@ class Group:
     def standbys(self) -> int:
         return min(self.policy.num_standby_replicas, len(self.members) - 1)
 
-    def near(self, task: TaskId) -> set[str]:
-        return {name for name in self.promising(task) if task not in self.members[name].unchecked}
+    def compared_and_caught_up(self, task: TaskId) -> set[str]:
+        return {name for name in self.presumed_caught_up(task) if task not in self.members[name].unchecked}
 
-    def promising(self, task: TaskId) -> set[str]:
+    def presumed_caught_up(self, task: TaskId) -> set[str]:
         return {name for name in self.present if self.members[name].lags.get(task, 1 << 60) <= ACCEPTABLE_LAG}
 
     def holders(self, task: TaskId) -> set[str]:
@@ -62,10 +62,10 @@ class Group:
         """One round; nothing is copied yet."""
         return replace(self, assignment=assign(self.tasks, self.members.values(), self.assignment, self.policy))
 
-    def caught_up(self) -> "Group":
+    def all_caught_up(self) -> "Group":
         """Every present member holds what it is assigned, caught up, and nothing else."""
         held: dict[str, dict[TaskId, int]] = {name: {} for name in self.members}
-        for task, placement in self.assignment.actual.items():
+        for task, placement in self.assignment.current.items():
             for name in placement.members:
                 held[name][task] = 0
         return replace(
@@ -83,7 +83,7 @@ class Group:
         return replace(self, members={**self.members, **{member.id: member for member in members}})
 
     def settled(self) -> "Group":
-        return list(self.rounds())[-1].caught_up()
+        return list(self.rounds())[-1].all_caught_up()
 
     def rounds(self) -> "Iterator[Group]":
         """The rounds until nothing changes any more, each as it was decided, before anyone caught up."""
@@ -91,15 +91,15 @@ class Group:
         for _ in range(self.bound()):
             before, group = group, group.assigned()
             yield group
-            if group.assignment == before.assignment and group.caught_up() == before:
+            if group.assignment == before.assignment and group.all_caught_up() == before:
                 return
-            group = group.caught_up()
+            group = group.all_caught_up()
         raise AssertionError(f"not settled after {self.bound()} rounds")
 
     def bound(self) -> int:
         """One round for each ``max_warmup_replicas`` moves, and a few; the last one only confirms."""
-        intended = self.assigned().assignment.intended
-        moves = sum(len(set(goal.members) - self.near(task)) for task, goal in intended.items())
+        target = self.assigned().assignment.target
+        moves = sum(len(set(goal.members) - self.compared_and_caught_up(task)) for task, goal in target.items())
         return -(-moves // self.policy.max_warmup_replicas) + SETTLING_ROUNDS + 1
 
 
@@ -178,9 +178,9 @@ def standbys(placement: Placement) -> tuple[str, ...]:
 
 
 def warm_ups(group: Group, task: TaskId) -> int:
-    placement = group.assignment.actual[task]
+    placement = group.assignment.current[task]
     extra = len(placement.standbys) - group.policy.num_standby_replicas
-    return max(0, min(extra, len(set(placement.standbys) - group.promising(task))))
+    return max(0, min(extra, len(set(placement.standbys) - group.presumed_caught_up(task))))
 
 
 def clashes(group: Group, names: Iterable[str]) -> int:
@@ -194,14 +194,14 @@ def clashes(group: Group, names: Iterable[str]) -> int:
 @properties
 @given(any_groups())
 def test_every_task_is_active_once_and_on_distinct_present_members(group: Group) -> None:
-    for state in (group.assigned(), group.assigned().caught_up().assigned()):
-        assert state.assignment.actual.keys() == state.assignment.intended.keys() == set(group.tasks)
+    for state in (group.assigned(), group.assigned().all_caught_up().assigned()):
+        assert state.assignment.current.keys() == state.assignment.target.keys() == set(group.tasks)
         for task in group.tasks:
-            actual, intended = state.assignment.actual[task], state.assignment.intended[task]
-            assert set(actual.members) <= set(group.present)
-            assert set(intended.members) <= set(group.names)
-            assert len(set(actual.members)) == len(actual.members)
-            assert len(set(intended.members)) == len(intended.members) == group.standbys + 1
+            current, target = state.assignment.current[task], state.assignment.target[task]
+            assert set(current.members) <= set(group.present)
+            assert set(target.members) <= set(group.names)
+            assert len(set(current.members)) == len(current.members)
+            assert len(set(target.members)) == len(target.members) == group.standbys + 1
 
 
 def test_without_a_present_member_nothing_is_assigned() -> None:
@@ -212,11 +212,11 @@ def test_without_a_present_member_nothing_is_assigned() -> None:
 @properties
 @given(any_groups())
 def test_a_caught_up_member_is_active_where_there_is_one_else_the_nearest_copy(group: Group) -> None:
-    for task, placement in group.assigned().assignment.actual.items():
+    for task, placement in group.assigned().assignment.current.items():
         lags = {name: group.members[name].lags[task] for name in group.holders(task)}
-        was = group.assignment.actual.get(task)
-        if group.near(task):
-            if placement.active not in group.near(task):
+        was = group.assignment.current.get(task)
+        if group.compared_and_caught_up(task):
+            if placement.active not in group.compared_and_caught_up(task):
                 # One that is active does not move for a lag that may just swing about the limit.
                 assert was is not None
                 assert was.active == placement.active
@@ -234,12 +234,12 @@ def test_input_order_does_not_matter(group: Group, random: Random) -> None:
     for items in (shuffled_tasks, members):
         random.shuffle(items)
     previous = Assignment(
-        dict(reversed(group.assignment.actual.items())), dict(reversed(group.assignment.intended.items()))
+        dict(reversed(group.assignment.current.items())), dict(reversed(group.assignment.target.items()))
     )
     members = [replace(member, lags=dict(reversed(member.lags.items()))) for member in members]
     outcome = assign(shuffled_tasks, members, previous, group.policy)
     assert outcome == expected
-    assert list(outcome.actual) == list(expected.actual)
+    assert list(outcome.current) == list(expected.current)
 
 
 @properties
@@ -260,7 +260,7 @@ def test_actives_and_standbys_are_balanced_once_settled(group: Group) -> None:
     group = group.settled()
     assert group.assignment.settled
     for pick in (actives, standbys):
-        *each, total = loads(group.assignment.actual, group.names, pick)
+        *each, total = loads(group.assignment.current, group.names, pick)
         assert all(is_even(load, group.names) for load in each)
         assert is_even(total, group.names) or (pick is standbys and not can_be_even(group))
 
@@ -269,10 +269,10 @@ def can_be_even(group: Group) -> bool:
     """Whether the standbys' total can be even, given the actives: a task's active can't be its standby too."""
     options = []
     for ordinal in sorted({task.ordinal for task in group.tasks}):
-        own = Counter(group.assignment.actual[task].active for task in group.tasks if task.ordinal == ordinal)
-        base, odd = divmod(own.total() * group.standbys, len(group.names))
-        able = [name for name in group.names if own.total() - own[name] > base]
-        options.append(list(itertools.combinations(able, odd)))
+        own = Counter(group.assignment.current[task].active for task in group.tasks if task.ordinal == ordinal)
+        base, remainder = divmod(own.total() * group.standbys, len(group.names))
+        eligible = [name for name in group.names if own.total() - own[name] > base]
+        options.append(list(itertools.combinations(eligible, remainder)))
     return any(is_even(Counter(itertools.chain(*choice)), group.names) for choice in itertools.product(*options))
 
 
@@ -292,8 +292,8 @@ def test_a_settled_assignment_is_a_fixpoint(group: Group) -> None:
 @given(any_groups())
 def test_what_is_intended_is_a_fixpoint_from_any_state(group: Group) -> None:
     once = group.assigned()
-    assert once.assigned().assignment.intended == once.assignment.intended
-    assert once.caught_up().assigned().assignment.intended == once.assignment.intended
+    assert once.assigned().assignment.target == once.assignment.target
+    assert once.all_caught_up().assigned().assignment.target == once.assignment.target
 
 
 @properties
@@ -303,8 +303,8 @@ def test_a_leaver_moves_only_its_own_actives_in_the_first_round(
 ) -> None:
     leaver = data.draw(st.sampled_from(group.names))
     left = group.having(Member(leaver, absent=True)) if absent else group.without(leaver)
-    for task, placement in left.assigned().assignment.actual.items():
-        was = group.assignment.actual[task]
+    for task, placement in left.assigned().assignment.current.items():
+        was = group.assignment.current[task]
         assert placement.active == was.active or was.active == leaver
         assert placement.active in was.members or not was.standbys
 
@@ -314,7 +314,7 @@ def test_a_leaver_moves_only_its_own_actives_in_the_first_round(
 def test_dropping_a_member_moves_only_what_balance_requires(group: Group, data: st.DataObject) -> None:
     leaver = data.draw(st.sampled_from(group.names))
     left = group.without(leaver)
-    before, after = group.assignment.intended, left.assigned().assignment.intended
+    before, after = group.assignment.target, left.assigned().assignment.target
     held = {task: (placement.active,) for task, placement in before.items() if placement.active != leaver}
     assert sum(after[task].active != active for task, (active,) in held.items()) == least_moves(left, held, 1)
 
@@ -334,11 +334,11 @@ def least_moves(group: Group, held: Mapping[TaskId, tuple[str, ...]], per_task: 
     for ordinal in sorted({task.ordinal for task in group.tasks}):
         own = [task for task in group.tasks if task.ordinal == ordinal]
         has = Counter(name for task in own for name in held.get(task, ()))
-        base, odd = divmod(len(own) * per_task, len(group.names))
+        base, remainder = divmod(len(own) * per_task, len(group.names))
         options.append(
             [
                 (extra, sum(max(0, has[name] - base - (name in extra)) for name in group.names))
-                for extra in itertools.combinations(group.names, odd)
+                for extra in itertools.combinations(group.names, remainder)
             ]
         )
     return min(
@@ -357,14 +357,14 @@ def is_even(load: Counter[str], names: list[str]) -> bool:
 @given(settled_groups(least=2), st.data())
 def test_a_joiner_takes_over_only_what_it_is_to_have(group: Group, data: st.DataObject) -> None:
     joined = group.having(Member("joiner", rack=data.draw(racks))).settled()
-    for ordinal_load in loads(joined.assignment.actual, joined.names, actives):
+    for ordinal_load in loads(joined.assignment.current, joined.names, actives):
         assert max(ordinal_load.values()) - min(ordinal_load.values()) <= 1
     moved = [
         task
-        for task, placement in joined.assignment.actual.items()
-        if placement.active != group.assignment.actual[task].active
+        for task, placement in joined.assignment.current.items()
+        if placement.active != group.assignment.current[task].active
     ]
-    to_joiner = [task for task in moved if joined.assignment.actual[task].active == "joiner"]
+    to_joiner = [task for task in moved if joined.assignment.current[task].active == "joiner"]
     assert len(moved) <= len(to_joiner) + len({task.ordinal for task in group.tasks})
 
 
@@ -378,9 +378,9 @@ def test_a_bounce_ends_where_it_began_and_builds_nothing(group: Group, data: st.
     away = group.having(replace(bouncer, lags={}, absent=True))
     for _ in range(3):
         decided = away.assigned()
-        for task, placement in decided.assignment.actual.items():
+        for task, placement in decided.assignment.current.items():
             assert set(placement.members) <= away.holders(task) or not away.holders(task)
-        away = decided.caught_up()
+        away = decided.all_caught_up()
     back = away.having(replace(bouncer, lags=dict.fromkeys(bouncer.lags, lag))).settled()
     assert back.assignment == group.assignment
     assert back.members == group.members
@@ -392,8 +392,8 @@ def test_a_rolling_restart_ends_where_it_began(group: Group, data: st.DataObject
     rolling = group
     for name in data.draw(st.permutations(group.names)):
         member = rolling.members[name]
-        away = rolling.having(replace(member, lags={}, absent=True)).assigned().caught_up()
-        rolling = away.having(member).assigned().caught_up()
+        away = rolling.having(replace(member, lags={}, absent=True)).assigned().all_caught_up()
+        rolling = away.having(member).assigned().all_caught_up()
     assert rolling.settled() == group
 
 
@@ -401,11 +401,11 @@ def test_a_rolling_restart_ends_where_it_began(group: Group, data: st.DataObject
 @given(any_groups())
 def test_nothing_is_built_where_a_holder_is_expected_back(group: Group) -> None:
     decided = group.assigned()
-    for task, goal in decided.assignment.intended.items():
+    for task, goal in decided.assignment.target.items():
         if set(goal.members) <= set(group.present):
             continue
-        held = set(group.assignment.actual[task].members) if task in group.assignment.actual else set()
-        built = set(decided.assignment.actual[task].members) - group.holders(task) - held
+        held = set(group.assignment.current[task].members) if task in group.assignment.current else set()
+        built = set(decided.assignment.current[task].members) - group.holders(task) - held
         assert not built or not group.holders(task)
 
 
@@ -418,9 +418,9 @@ def test_a_joiner_gets_no_active_before_it_is_caught_up(group: Group, count: int
     joiners = [f"joiner-{i}" for i in range(count)]
     group = group.having(*(Member(name, rack=rack) for name in joiners))
     for decided in group.rounds():
-        for task, placement in decided.assignment.actual.items():
-            assert placement.active in decided.near(task)
-    assert is_even(Counter(p.active for p in decided.assignment.actual.values()), decided.names)
+        for task, placement in decided.assignment.current.items():
+            assert placement.active in decided.compared_and_caught_up(task)
+    assert is_even(Counter(p.active for p in decided.assignment.current.values()), decided.names)
 
 
 @properties
@@ -432,9 +432,9 @@ def test_no_warm_up_begins_beyond_max_warmup_replicas(group: Group, rounds: int)
         warming = {task: warm_ups(decided, task) for task in group.tasks}
         if sum(warming.values()) > group.policy.max_warmup_replicas:
             for task in (task for task, count in warming.items() if count):
-                held = group.assignment.actual[task].members if task in group.assignment.actual else ()
-                assert set(decided.assignment.actual[task].standbys) <= {*held, *decided.promising(task)}
-        group = decided.caught_up()
+                held = group.assignment.current[task].members if task in group.assignment.current else ()
+                assert set(decided.assignment.current[task].standbys) <= {*held, *decided.presumed_caught_up(task)}
+        group = decided.all_caught_up()
 
 
 @properties
@@ -459,7 +459,7 @@ def test_warm_ups_that_take_several_rounds_count_until_they_are_caught_up(
         group = group.assigned()
         assert sum(warm_ups(group, task) for task in group.tasks) <= group.policy.max_warmup_replicas
         if is_ready:
-            group = group.caught_up()
+            group = group.all_caught_up()
 
 
 @properties
@@ -467,13 +467,13 @@ def test_warm_ups_that_take_several_rounds_count_until_they_are_caught_up(
 def test_a_caught_up_replica_stays_until_enough_others_are_caught_up(group: Group) -> None:
     for _ in range(3):
         decided = group.assigned()
-        for task, was in group.assignment.actual.items():
-            holders = set(decided.assignment.actual[task].members)
-            if (set(was.members) & group.near(task)) - holders:
-                assert len(holders & group.near(task)) >= group.policy.num_standby_replicas + 1
-            if (set(was.members) & group.promising(task)) - holders:
-                assert len(holders & group.promising(task)) >= group.policy.num_standby_replicas + 1
-        group = decided.caught_up()
+        for task, was in group.assignment.current.items():
+            holders = set(decided.assignment.current[task].members)
+            if (set(was.members) & group.compared_and_caught_up(task)) - holders:
+                assert len(holders & group.compared_and_caught_up(task)) >= group.policy.num_standby_replicas + 1
+            if (set(was.members) & group.presumed_caught_up(task)) - holders:
+                assert len(holders & group.presumed_caught_up(task)) >= group.policy.num_standby_replicas + 1
+        group = decided.all_caught_up()
 
 
 @properties
@@ -485,17 +485,17 @@ def test_for_copies_that_may_be_worthless_nothing_is_released_and_no_warm_up_spe
     without = group.without(returner.id).settled()
     unchecked = replace(returner, unchecked=frozenset(returner.lags))
     back = without.having(unchecked).assigned()
-    for task, was in without.assignment.actual.items():
-        now, intended = back.assignment.actual[task], back.assignment.intended[task]
+    for task, was in without.assignment.current.items():
+        now, target = back.assignment.current[task], back.assignment.target[task]
         assert now.active == was.active
         assert set(was.members) <= set(now.members)
         # As many as it could have: it need not build them.
-        assert returner.id in now.members or returner.id not in intended.members or task not in returner.lags
+        assert returner.id in now.members or returner.id not in target.members or task not in returner.lags
     # They are of a log that is no more: the copies are rebuilt, and nothing that was served depends on them.
     rebuilt = back.having(replace(returner, lags=dict.fromkeys(returner.lags, 1 << 62))).assigned()
-    for task, was in without.assignment.actual.items():
-        assert rebuilt.assignment.actual[task].active == was.active
-        assert set(was.members) <= set(rebuilt.assignment.actual[task].members)
+    for task, was in without.assignment.current.items():
+        assert rebuilt.assignment.current[task].active == was.active
+        assert set(was.members) <= set(rebuilt.assignment.current[task].members)
 
 
 def test_an_active_whose_lag_swings_about_the_limit_stays_and_one_that_is_far_behind_does_not() -> None:
@@ -509,11 +509,11 @@ def test_an_active_whose_lag_swings_about_the_limit_stays_and_one_that_is_far_be
         (2 * ACCEPTABLE_LAG + 1, "b"),
     ]:
         members = [Member("a", {task: lag}), Member("b", {task: 0})]
-        assert assign([task], members, placed, policy).actual[task].active == active
+        assert assign([task], members, placed, policy).current[task].active == active
     # It is not made active while its lag is beyond the limit.
     placed = Assignment({task: Placement("b", ("a",))}, {task: Placement("a", ("b",))})
     members = [Member("a", {task: ACCEPTABLE_LAG + 1}), Member("b", {task: 0})]
-    assert assign([task], members, placed, policy).actual[task].active == "b"
+    assert assign([task], members, placed, policy).current[task].active == "b"
 
 
 @properties
@@ -536,7 +536,7 @@ def test_the_nearest_copy_does_not_flap_while_lags_wobble(group: Group, data: st
             for name, member in group.members.items()
         }
         group = replace(group, members=wobbling).assigned()
-        for task, placement in group.assignment.actual.items():
+        for task, placement in group.assignment.current.items():
             chosen[task].append(placement.active)
     # One that was not the nearest to begin with may be given up once.
     assert all(len(list(itertools.groupby(names))) <= 2 for names in chosen.values())
@@ -560,15 +560,15 @@ def test_no_two_replicas_share_a_rack_where_all_divides_evenly(
     group = Group(tasks, plain, policy)
     # Racks may become known after the group has settled without them.
     group = (group.settled() if later else group).having(*racked).settled()
-    for placement in group.assignment.actual.values():
+    for placement in group.assignment.current.values():
         assert clashes(group, placement.members) == 0
 
 
 @properties
 @given(any_groups(absent=False))
 def test_no_exchange_within_a_sub_topology_would_spread_replicas_better(group: Group) -> None:
-    intended = group.assigned().assignment.intended
-    for (one, its), (other, theirs) in itertools.combinations(intended.items(), 2):
+    target = group.assigned().assignment.target
+    for (one, its), (other, theirs) in itertools.combinations(target.items(), 2):
         if one.ordinal != other.ordinal:
             continue
         clashing = clashes(group, its.members) + clashes(group, theirs.members)
@@ -591,16 +591,16 @@ def test_a_standby_leaves_the_rack_of_its_active_when_another_rack_appears() -> 
     tasks = tuple(TaskId(0, i) for i in range(4))
     group = Group(tasks, members, AssignmentPolicy(1, ACCEPTABLE_LAG, 2)).settled()
     group = group.having(*(Member(f"other-{i}", rack="b") for i in range(2))).settled()
-    assert all(clashes(group, placement.members) == 0 for placement in group.assignment.actual.values())
+    assert all(clashes(group, placement.members) == 0 for placement in group.assignment.current.values())
 
 
 def test_where_nobody_knows_who_held_what_no_caught_up_copy_is_dropped() -> None:
     tasks = [TaskId(0, partition) for partition in range(12)]
-    caught_up = dict.fromkeys(tasks, 0)
-    members = [Member("a", caught_up), Member("b", caught_up), Member("c")]
+    all_caught_up = dict.fromkeys(tasks, 0)
+    members = [Member("a", all_caught_up), Member("b", all_caught_up), Member("c")]
     first = assign(tasks, members, NO_ASSIGNMENT, AssignmentPolicy(num_standby_replicas=1))
-    assert any("c" in placement.members for placement in first.intended.values())
-    assert all({"a", "b"} <= set(placement.members) for placement in first.actual.values())
+    assert any("c" in placement.members for placement in first.target.values())
+    assert all({"a", "b"} <= set(placement.members) for placement in first.current.values())
 
 
 # Members whose machines refuse their writes ------------------------------------------------------------------
@@ -612,22 +612,22 @@ def test_obstructed_members_get_nothing_and_serve_only_where_no_other_is_caught_
     group: Group, data: st.DataObject
 ) -> None:
     group = group.having(
-        *(replace(member, standing=data.draw(st.sampled_from(Standing))) for member in group.members.values())
+        *(replace(member, health=data.draw(st.sampled_from(MemberHealth))) for member in group.members.values())
     )
-    fit = {name for name in group.present if group.members[name].standing is Standing.FIT}
-    decided = group.assigned().assignment.actual
+    fit = {name for name in group.present if group.members[name].health is MemberHealth.HEALTHY}
+    decided = group.assigned().assignment.current
     for task, placement in decided.items():
-        before = set(group.assignment.actual[task].members) if task in group.assignment.actual else set()
+        before = set(group.assignment.current[task].members) if task in group.assignment.current else set()
         assert set(placement.members) <= fit | before | group.holders(task) or not fit
-        assert placement.active in fit or not fit & group.near(task)
+        assert placement.active in fit or not fit & group.compared_and_caught_up(task)
 
 
 @properties
-@given(settled_groups(), st.sampled_from([Standing.OBSTRUCTED, Standing.WRITTEN_OFF]))
+@given(settled_groups(), st.sampled_from([MemberHealth.DEGRADED, MemberHealth.EVICTED]))
 def test_a_joiner_with_a_full_disk_is_as_none_and_keeps_no_other_from_warming_up(
-    group: Group, standing: Standing
+    group: Group, health: MemberHealth
 ) -> None:
-    full = group.having(Member("full", standing=standing)).assigned()
+    full = group.having(Member("full", health=health)).assigned()
     assert full.assignment == group.assigned().assignment
     assert (
         full.having(Member("joiner")).settled().assignment == group.having(Member("joiner")).settled().assignment
@@ -640,35 +640,35 @@ def test_warm_ups_on_a_disk_that_filled_up_take_no_others_place(
     group: Group, joiners: int, data: st.DataObject
 ) -> None:
     group = group.having(Member("full")).assigned()
-    begun = {task for task, placement in group.assignment.actual.items() if "full" in placement.members}
+    begun = {task for task, placement in group.assignment.current.items() if "full" in placement.members}
     group = group.having(*(Member(f"joiner-{i}") for i in range(joiners)))
-    stuck = Member("full", standing=Standing.OBSTRUCTED)
+    stuck = Member("full", health=MemberHealth.DEGRADED)
     for _ in range(group.bound()):
-        group = group.having(stuck).assigned().caught_up()
-    assert {task for task, placement in group.assignment.actual.items() if "full" in placement.members} <= begun
-    given = {name for placement in group.assignment.actual.values() for name in placement.members}
-    wanted = {name for placement in group.assignment.intended.values() for name in placement.members}
-    assert wanted - {"full"} <= given
+        group = group.having(stuck).assigned().all_caught_up()
+    assert {task for task, placement in group.assignment.current.items() if "full" in placement.members} <= begun
+    given = {name for placement in group.assignment.current.values() for name in placement.members}
+    placed = {name for placement in group.assignment.target.values() for name in placement.members}
+    assert placed - {"full"} <= given
 
 
 @properties
 @given(settled_groups(least=2), st.data())
 def test_an_obstructed_member_keeps_its_place_until_it_is_written_off(group: Group, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(group.names))
-    has = {task for task, placement in group.assignment.actual.items() if name in placement.members}
-    stuck = group.having(replace(group.members[name], standing=Standing.OBSTRUCTED)).assigned()
-    assert stuck.assignment.intended == group.assignment.intended
-    for task, placement in stuck.assignment.actual.items():
-        assert set(placement.members) == set(group.assignment.actual[task].members)
-        assert placement.active != name or not group.near(task) - {name}
-    off = stuck.having(replace(group.members[name], standing=Standing.WRITTEN_OFF))
+    has = {task for task, placement in group.assignment.current.items() if name in placement.members}
+    stuck = group.having(replace(group.members[name], health=MemberHealth.DEGRADED)).assigned()
+    assert stuck.assignment.target == group.assignment.target
+    for task, placement in stuck.assignment.current.items():
+        assert set(placement.members) == set(group.assignment.current[task].members)
+        assert placement.active != name or not group.compared_and_caught_up(task) - {name}
+    off = stuck.having(replace(group.members[name], health=MemberHealth.EVICTED))
     for decided in off.rounds():
         for task in has:
-            others = decided.near(task) - {name}
-            released = name not in decided.assignment.actual[task].members
+            others = decided.compared_and_caught_up(task) - {name}
+            released = name not in decided.assignment.current[task].members
             assert not released or len(others) > group.policy.num_standby_replicas
     if len(group.names) > group.policy.num_standby_replicas + 1:
-        assert not any(name in placement.members for placement in decided.assignment.actual.values())
+        assert not any(name in placement.members for placement in decided.assignment.current.values())
         assert decided.assignment.settled
 
 
@@ -676,11 +676,11 @@ def test_an_obstructed_member_keeps_its_place_until_it_is_written_off(group: Gro
 @given(any_groups())
 def test_if_all_are_obstructed_each_keeps_what_it_has(group: Group) -> None:
     """No copy is given up because everybody's disk is full."""
-    stuck = group.having(*(replace(m, standing=Standing.WRITTEN_OFF) for m in group.members.values()))
+    stuck = group.having(*(replace(m, health=MemberHealth.EVICTED) for m in group.members.values()))
     decided = stuck.assigned().assignment
-    assert decided.intended == group.assigned().assignment.intended
-    for task, placement in decided.actual.items():
-        assert placement.active in group.near(task) or not group.near(task)
+    assert decided.target == group.assigned().assignment.target
+    for task, placement in decided.current.items():
+        assert placement.active in group.compared_and_caught_up(task) or not group.compared_and_caught_up(task)
 
 
 @properties
@@ -688,13 +688,13 @@ def test_if_all_are_obstructed_each_keeps_what_it_has(group: Group) -> None:
 def test_an_obstructed_member_that_returns_keeps_its_copies(group: Group, data: st.DataObject) -> None:
     """A full disk may keep it from renewing its lease too; its copies may be needed as soon as it is back."""
     name = data.draw(st.sampled_from(group.present))
-    held = {task for task, placement in group.assignment.actual.items() if name in placement.members}
+    held = {task for task, placement in group.assignment.current.items() if name in placement.members}
     copies = group.members[name].lags
     away = replace(group, members={**group.members, name: replace(group.members[name], absent=True)}).assigned()
-    back = replace(group.members[name], lags=copies, standing=Standing.OBSTRUCTED)
+    back = replace(group.members[name], lags=copies, health=MemberHealth.DEGRADED)
     returned = replace(away, members={**away.members, name: back}).assigned()
-    actual = returned.assignment.actual
-    assert {task for task, placement in actual.items() if name in placement.members} >= held
+    current = returned.assignment.current
+    assert {task for task, placement in current.items() if name in placement.members} >= held
 
 
 def test_a_failover_moves_no_other_active() -> None:
@@ -706,8 +706,8 @@ def test_a_failover_moves_no_other_active() -> None:
         {one: Placement("b", ("a",)), two: Placement("c", ("a",))},
     )
     group = Group((one, two), members, AssignmentPolicy(1, ACCEPTABLE_LAG), moving)
-    assert group.assigned().assignment.actual[one].active == "b"
+    assert group.assigned().assignment.current[one].active == "b"
     lost = replace(group, members={**members, "c": replace(members["c"], absent=True)}).assigned()
-    assert lost.assignment.actual[two].active != "c"
-    assert lost.assignment.actual[one].active == "a"
-    assert lost.assigned().assignment.actual[one].active == "b"
+    assert lost.assignment.current[two].active != "c"
+    assert lost.assignment.current[one].active == "a"
+    assert lost.assigned().assignment.current[one].active == "b"

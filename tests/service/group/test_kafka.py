@@ -29,8 +29,8 @@ from forebay_worker.group.kafka import group_consumer, membership
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer
 from forebay_worker.group.kafka.membership import KafkaMembership
-from forebay_worker.group.leader import GroupTimes, Leader
-from forebay_worker.group.standing import Standing
+from forebay_worker.group.leader import GroupTimeouts, Leader
+from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo
 from tests.cluster import wait_until
 
@@ -81,7 +81,7 @@ class Node:
     map: ClusterMap = field(default_factory=ClusterMap)
     held_up: bool = False
     incarnation: int = 1
-    standing: Standing = Standing.FIT
+    health: MemberHealth = MemberHealth.HEALTHY
     _loop: asyncio.AbstractEventLoop | None = None
     _thaw: threading.Event = field(default_factory=threading.Event)
 
@@ -102,7 +102,7 @@ class Node:
             self.host,
             self.topology.fingerprint,
             dict(self.offsets),
-            standing=self.standing,
+            health=self.health,
             unchecked=self.unchecked & self.offsets.keys(),
         )
 
@@ -186,7 +186,7 @@ class Group:
     ) -> Node:
         """A started member."""
         topology = topology or self.topology
-        times = GroupTimes(SESSION_MS, rebuild_ms, initial_ms, probing_ms)
+        times = GroupTimeouts(SESSION_MS, rebuild_ms, initial_ms, probing_ms)
         node = Node(name, KafkaMembership(self.url, Leader(topology, self.changelog, POLICY), times), topology)
         if on_disk is not None:
             node.offsets = dict(on_disk.offsets)
@@ -310,9 +310,9 @@ def test_a_member_whose_disk_is_full_says_so_and_others_serve_until_it_has_room(
     before = roles(a, b)
     # Neither leads nor joins anew: it has to ask for the rebalance itself.
     full, other = (a, b) if b.leads else (b, a)
-    full.standing = Standing.OBSTRUCTED
+    full.health = MemberHealth.DEGRADED
     wait_until(lambda: other.running_actives == set(group.topology.tasks), "the other serving all")
-    full.standing = Standing.FIT
+    full.health = MemberHealth.HEALTHY
     wait_until(lambda: roles(a, b) == before, "the roles from before")
     assert a.built | b.built == set()
 
@@ -334,7 +334,7 @@ def test_a_warm_up_takes_over_as_soon_as_it_has_caught_up(group):
 
 def test_the_leader_asks_for_lags_again_while_anything_is_to_move(group, monkeypatch):
     """As often as it is set to, though nobody reports that a copy has caught up."""
-    monkeypatch.setattr(KafkaMembership, "_near", lambda self, mine: frozenset())
+    monkeypatch.setattr(KafkaMembership, "_caught_up", lambda self, mine: frozenset())
     a = group.settled("a", probing_ms=700)[0]
     b = group.node("b", held_up=True, probing_ms=700)
     wait_until(lambda: b.built, "a copy being built")
@@ -358,12 +358,12 @@ def test_lags_that_swing_about_the_limit_move_no_active(group, monkeypatch):
             return wants(looking)
         looks[node.name] += 1
         node.lag_by(POLICY.acceptable_recovery_lag)
-        wanted = wants(looking)
+        placed = wants(looking)
         # Within the limit whenever it looks, and mostly beyond it when it joins.
         node.lag_by(POLICY.acceptable_recovery_lag + looks[node.name] % 3)
-        return wanted
+        return placed
 
-    monkeypatch.setattr(membership, "_LOOK_MS", 20.0)
+    monkeypatch.setattr(membership, "_REBALANCE_CHECK_INTERVAL_MS", 20.0)
     monkeypatch.setattr(membership, "_POLL_MS", 20)
     monkeypatch.setattr(KafkaMembership, "_wants_rebalance", swing)
     for node in nodes:
@@ -378,7 +378,7 @@ def test_lags_that_swing_about_the_limit_move_no_active(group, monkeypatch):
 def test_a_copy_that_catches_up_again_and_again_asks_once_an_interval(group, monkeypatch):
     now, beyond = 1_000_000.0, POLICY.acceptable_recovery_lag + 1
     monkeypatch.setattr(membership, "boot_ms", lambda: now)
-    times = GroupTimes(SESSION_MS, NEVER_MS, INITIAL_MS, probing_rebalance_interval_ms=5_000)
+    times = GroupTimeouts(SESSION_MS, NEVER_MS, INITIAL_MS, probing_rebalance_interval_ms=5_000)
     own = KafkaMembership(group.url, Leader(group.topology, group.changelog, POLICY), times)
     node = Node("a", own, group.topology)
     own._subscription = node.subscription
@@ -563,9 +563,9 @@ class Talker:
         self.told.append(assignment)
 
 
-def consumer_of(group: Group, talk: Talker, on_heard: Callable[[float], None]) -> GroupConsumer:
+def consumer_of(group: Group, callbacks: Talker, on_heartbeat: Callable[[float], None]) -> GroupConsumer:
     connection = KafkaUrl.parse(group.url).aiokafka()
-    return GroupConsumer(connection, group.application_id, talk, SESSION_MS, on_heard)
+    return GroupConsumer(connection, group.application_id, callbacks, SESSION_MS, on_heartbeat)
 
 
 async def until(condition: Callable[[], object], consumer: GroupConsumer | None = None) -> None:
@@ -657,20 +657,20 @@ async def test_the_client_tells_when_it_was_heard_and_rejoins_when_asked(group):
     """The internals of aiokafka in use exist: without them no lease would be renewed, and no lag reported
     again."""
     AssignmentTopic(KafkaUrl.parse(group.url), group.application_id).ensure()
-    talk, heard = Talker(), []
-    consumer = consumer_of(group, talk, heard.append)
+    callbacks, heard = Talker(), []
+    consumer = consumer_of(group, callbacks, heard.append)
     began = boot_ms()
     await consumer.join(f"{group.application_id}-assignments")
     try:
-        await until(lambda: talk.told == [b"told hello"], consumer)
+        await until(lambda: callbacks.told == [b"told hello"], consumer)
         joined = len(heard)
         assert joined >= 2  # to join, and to hear the assignment
         await until(lambda: len(heard) >= joined + 5, consumer)
         assert began < heard[0]
         assert heard == sorted(heard)
-        asked = talk.subscribed
+        asked = callbacks.subscribed
         consumer.request_rejoin()
-        await until(lambda: talk.subscribed > asked and len(talk.told) == 2, consumer)
+        await until(lambda: callbacks.subscribed > asked and len(callbacks.told) == 2, consumer)
     finally:
         await consumer.leave()
 

@@ -68,7 +68,7 @@ def test_of_copies_still_restoring_the_nearest_is_active(tmp_path):
     decoded = {name: SubscriptionInfo.decode(info.encode()) for name, info in subscriptions.items()}
     info = leader.next_assignment(decoded, {}, before, Generation(1, 2))
     assert info is not None
-    assert info.assignment.actual[TASK].active == "nearly"
+    assert info.assignment.current[TASK].active == "nearly"
 
 
 def test_where_no_end_is_known_a_copy_is_behind_the_foremost(tmp_path):
@@ -97,7 +97,7 @@ def test_a_copy_of_which_one_store_is_far_behind_does_not_replace_a_whole_one(tm
     before = AssignmentInfo(Generation(1, 1), TOPOLOGY.fingerprint, hosts, under_way, TOPOLOGY.ordinal_by_store)
     info = leader.next_assignment(told, {}, before, Generation(1, 2))
     assert info is not None
-    assert info.assignment.actual == {TASK: Placement("whole", ("behind",))}
+    assert info.assignment.current == {TASK: Placement("whole", ("behind",))}
 
 
 def test_placements_of_another_topology_are_those_of_the_same_stores():
@@ -109,7 +109,7 @@ def test_placements_of_another_topology_are_those_of_the_same_stores():
     held = {task: Placement(f"holder of {task}") for task in old.tasks}
     told = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
     before = Leader(turned, None, AssignmentPolicy()).before(told)
-    assert before.intended == before.actual == {TaskId(1 - ordinal, p): held[ordinal, p] for ordinal, p in held}
+    assert before.target == before.current == {TaskId(1 - ordinal, p): held[ordinal, p] for ordinal, p in held}
 
 
 def test_workers_of_one_rack_are_told_apart_by_their_machines(tmp_path):
@@ -126,13 +126,13 @@ def test_workers_of_one_rack_are_told_apart_by_their_machines(tmp_path):
         for port, (name, machine) in enumerate(machines.items(), 8081)
     }
     first = leader.next_assignment(members, {}, None, Generation(1, 1))
-    assert {placement_on(machines, placement) for placement in first.assignment.intended.values()} == {
+    assert {placement_on(machines, placement) for placement in first.assignment.target.values()} == {
         frozenset({"left", "right"})
     }
     # One that is expected back is still where it was.
     del members["d"]
     second = leader.next_assignment(members, {"d": "zone1"}, first, Generation(1, 2))
-    assert {placement_on(machines, placement) for placement in second.assignment.intended.values()} == {
+    assert {placement_on(machines, placement) for placement in second.assignment.target.values()} == {
         frozenset({"left", "right"})
     }
 

@@ -20,10 +20,10 @@ from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.group.assignor import AssignmentPolicy
-from forebay_worker.group.leader import GroupTimes
+from forebay_worker.group.leader import GroupTimeouts
+from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.sqlite import database as group_database
 from forebay_worker.group.sqlite.membership import SqliteMembership
-from forebay_worker.group.standing import Standing
 from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from tests.cluster import wait_until
 
@@ -91,7 +91,7 @@ class Node:
     map: ClusterMap = field(default_factory=ClusterMap)
     incarnation: int = 1
     rack: str | None = None
-    standing: Standing = Standing.FIT
+    health: MemberHealth = MemberHealth.HEALTHY
 
     def __post_init__(self) -> None:
         self.host = HostInfo(self.name, 1)
@@ -99,7 +99,7 @@ class Node:
     def subscription(self) -> SubscriptionInfo:
         told = self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
         unchecked = self.unchecked & self.offsets.keys()
-        return SubscriptionInfo(*told, rack=self.rack, standing=self.standing, unchecked=unchecked)
+        return SubscriptionInfo(*told, rack=self.rack, health=self.health, unchecked=unchecked)
 
     def on_assignment(self, info: AssignmentInfo) -> None:
         self.map = info.map(self.topology)
@@ -145,7 +145,7 @@ class Group:
         policy: AssignmentPolicy = POLICY,
     ) -> Node:
         """A worker that has been given its callbacks, as by ``start``, but no thread."""
-        times = GroupTimes(SESSION_MS, REBUILD_MS, INITIAL_MS)
+        times = GroupTimeouts(SESSION_MS, REBUILD_MS, INITIAL_MS)
         membership = SqliteMembership(self.path, topology, self.changelog, policy, times, clock=self.clock)
         node = Node(name, membership, topology, self.clock)
         if on_disk is not None:
@@ -257,20 +257,20 @@ def test_a_member_that_leaves_gives_its_actives_away_at_once(group):
 def test_the_actives_of_a_member_whose_disk_is_full_move_at_once_and_later_its_place(group):
     a, b, full = group.settled("a", "b", "c")
     before = roles(a, b, full)
-    full.standing = Standing.OBSTRUCTED
+    full.health = MemberHealth.DEGRADED
     group.go_on(a, b, full, for_ms=2 * TICK_MS)
     assert full.running_actives == frozenset()
     assert len(full.standbys) == sum(map(len, before[2]))
     group.assert_served_by(a, b, full)
     assert a.built | b.built == set()
-    full.standing = Standing.FIT
+    full.health = MemberHealth.HEALTHY
     group.go_on(a, b, full, for_ms=2 * TICK_MS)
     assert roles(a, b, full) == before
-    full.standing = Standing.WRITTEN_OFF
+    full.health = MemberHealth.EVICTED
     group.go_on(a, b, full, for_ms=SESSION_MS)
     group.assert_served_by(a, b)
     assert full.offsets == {}
-    full.standing = Standing.FIT
+    full.health = MemberHealth.HEALTHY
     group.go_on(a, b, full, for_ms=2 * SESSION_MS)
     assert [len(held) for node in (a, b, full) for held in (node.running_actives, node.standbys)] == [2] * 6
 
@@ -312,12 +312,12 @@ def test_a_leader_that_was_stopped_within_its_round_changes_nothing(group, monke
     group.round(joiner)
     written: list[Generation] = []
 
-    def stopped(wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def stopped(placed: list[TopicPartition]) -> dict[TopicPartition, int]:
         # The leader has read the group and is about to write; meanwhile the others go on without it.
         monkeypatch.setattr(leader.membership, "_leader", leads)
         group.go_on(b, c, joiner, for_ms=SESSION_MS + 2 * TICK_MS)
         written.append(b.map.generation)
-        return group.changelog.end_offsets(wanted)
+        return group.changelog.end_offsets(placed)
 
     leads = leader.membership._leader
     monkeypatch.setattr(leader.membership, "_leader", replace(leads, changelog=Interrupted(stopped)))
@@ -503,9 +503,9 @@ def test_of_two_processes_with_one_id_the_later_one_counts_and_the_other_says_so
 def test_a_leader_that_takes_long_to_ask_where_the_logs_end_still_leads(group, monkeypatch, caplog):
     nodes = [group.node(name) for name in "ab"]
 
-    def slow(wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def slow(placed: list[TopicPartition]) -> dict[TopicPartition, int]:
         group.clock.now += SESSION_MS * 0.6
-        return group.changelog.end_offsets(wanted)
+        return group.changelog.end_offsets(placed)
 
     for node in nodes:
         own = node.membership._leader
@@ -705,7 +705,7 @@ def test_members_of_a_corrupted_group_become_standbys(group, restarted):
 
 def test_a_worker_starts_beside_a_corrupted_group_and_joins_once_it_is_removed(group, caplog):
     group.path.write_bytes(b"not a database, " * 1_000)
-    times = GroupTimes(120, REBUILD_MS, 0)
+    times = GroupTimeouts(120, REBUILD_MS, 0)
     membership = SqliteMembership(group.path, TOPOLOGY, group.changelog, POLICY, times)
     node = Node("a", membership, TOPOLOGY, group.clock)
     caplog.set_level(logging.WARNING)

@@ -62,13 +62,13 @@ def assignments(draw: st.DrawFn) -> AssignmentInfo:
         return Placement(chosen[0], tuple(chosen[1:]))
 
     placed = draw(st.sets(st.sampled_from(TOPOLOGY.tasks)))
-    actual = {task: placement(present) for task in placed}
-    intended = {task: actual[task] if draw(st.booleans()) else placement(everyone) for task in placed}
+    current = {task: placement(present) for task in placed}
+    target = {task: current[task] if draw(st.booleans()) else placement(everyone) for task in placed}
     return AssignmentInfo(
         draw(generations),
         draw(names),
         dict(zip(present, addresses, strict=True)),
-        Assignment(actual, intended),
+        Assignment(current, target),
     )
 
 
@@ -127,7 +127,7 @@ def test_the_same_assignment_has_the_same_bytes(info):
         info.fingerprint,
         dict(reversed(info.hosts.items())),
         Assignment(
-            dict(reversed(info.assignment.actual.items())), dict(reversed(info.assignment.intended.items()))
+            dict(reversed(info.assignment.current.items())), dict(reversed(info.assignment.target.items()))
         ),
     )
     assert backwards.encode() == info.encode()
@@ -180,7 +180,7 @@ def test_the_map_says_who_holds_each_topic_partition(info):
             info.hosts[placement.active],
             tuple(sorted(info.hosts[member] for member in placement.standbys)),
         )
-        for task, placement in info.assignment.actual.items()
+        for task, placement in info.assignment.current.items()
         for tp in TOPOLOGY.topic_partitions(task)
     }
 

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from forebay.changelog.base import Rows, unknown_writer
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.kafka.claims import claim, known_writers
+from forebay.changelog.kafka.claims import known_writers, take_ownership
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.topics import passes
 from forebay.changelog.kafka.url import KafkaUrl
@@ -146,7 +146,7 @@ class HeartbeatWriter:
             if known is not None and self._writer not in known:
                 raise unknown_writer(self._topic, self._writer, known)
             return
-        own = claim(self._url, self._topic, self._writer, self._query_id)
+        own = take_ownership(self._url, self._topic, self._writer, self._query_id)
         if own is None:
             raise self.supersede()
         self._headers = [(HEARTBEAT_HEADER, b""), own.header()]

@@ -60,9 +60,9 @@ class AssignmentTopic:
         # Of two of one generation the earlier was never adopted: its leader was deposed before it could be.
         return max(reversed(readable), key=lambda info: info.generation, default=None)
 
-    def find(self, wanted_digest: str) -> bytes | None:
+    def find(self, digest_to_find: str) -> bytes | None:
         """The assignment with that digest."""
-        return next((raw for raw in self._read() if digest(raw) == wanted_digest), None)
+        return next((raw for raw in self._read() if digest(raw) == digest_to_find), None)
 
     def _read(self) -> list[bytes]:
         consumer = Consumer(

@@ -37,7 +37,7 @@ _LEAVE_S = 3.0
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
-class Talk(Protocol):
+class RebalanceCallbacks(Protocol):
     """A member's callbacks; all three are called in the consumer's event loop."""
 
     def subscription(self) -> bytes:
@@ -58,18 +58,20 @@ class _Assignor:
 
     name = PROTOCOL
 
-    def __init__(self, talk: Talk) -> None:
-        self._talk = talk
+    def __init__(self, callbacks: RebalanceCallbacks) -> None:
+        self._callbacks = callbacks
 
     def metadata(self, topics: Any) -> Any:
-        return ConsumerProtocolMemberMetadata(_VERSION, list(topics), self._talk.subscription())
+        return ConsumerProtocolMemberMetadata(_VERSION, list(topics), self._callbacks.subscription())
 
     def assign(self, cluster: Any, members: Mapping[str, Any]) -> dict[str, Any]:
-        told = self._talk.lead({name: bytes(member.user_data) for name, member in members.items()})
-        return {name: ConsumerProtocolMemberAssignment(_VERSION, [], told.get(name, b"")) for name in members}
+        assignments = self._callbacks.lead({name: bytes(member.user_data) for name, member in members.items()})
+        return {
+            name: ConsumerProtocolMemberAssignment(_VERSION, [], assignments.get(name, b"")) for name in members
+        }
 
     def on_assignment(self, assignment: Any) -> None:
-        self._talk.follow(bytes(assignment.user_data))
+        self._callbacks.follow(bytes(assignment.user_data))
 
 
 class GroupConsumer:
@@ -83,14 +85,14 @@ class GroupConsumer:
         self,
         connection: Mapping[str, Any],
         group_id: str,
-        talk: Talk,
+        callbacks: RebalanceCallbacks,
         session_timeout_ms: int,
-        on_heard: Callable[[float], None],
+        on_heartbeat: Callable[[float], None],
     ) -> None:
         self._consumer = AIOKafkaConsumer(
             **connection,
             group_id=group_id,
-            partition_assignment_strategy=(_Assignor(talk),),
+            partition_assignment_strategy=(_Assignor(callbacks),),
             enable_auto_commit=False,
             session_timeout_ms=session_timeout_ms,
             heartbeat_interval_ms=max(50, session_timeout_ms // 12),
@@ -100,7 +102,7 @@ class GroupConsumer:
             request_timeout_ms=max(_LEAST_REQUEST_TIMEOUT_MS, 2 * session_timeout_ms),
             metadata_max_age_ms=_METADATA_MAX_AGE_MS,
         )
-        self._on_heard = on_heard
+        self._on_heartbeat = on_heartbeat
 
     async def join(self, topic: str) -> None:
         """Connect and join, in the background; the topic only needs to exist."""
@@ -113,7 +115,7 @@ class GroupConsumer:
             response = await send(request)
             known = response.error_code in (NoError.errno, RebalanceInProgressError.errno)
             if type(request).__name__ in _KEEPS_ALIVE and known:
-                self._on_heard(sent)
+                self._on_heartbeat(sent)
             return response
 
         coordinator._send_req = send_and_tell
@@ -151,4 +153,4 @@ def refusal(error: Exception, group_id: str, url: str) -> str:
     return f"The worker group at {url} cannot be reached: {error}"
 
 
-__all__ = ["PROTOCOL", "GroupConsumer", "KafkaError", "Talk", "refusal"]
+__all__ = ["PROTOCOL", "GroupConsumer", "KafkaError", "RebalanceCallbacks", "refusal"]

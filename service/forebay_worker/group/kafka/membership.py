@@ -21,7 +21,7 @@ from forebay.repeats import Repeats
 from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError, refusal
-from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead, superseded
+from forebay_worker.group.leader import GroupTimeouts, Leader, holders, may_lead, superseded
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MOST_INLINE_BYTES = 512 * 1024
 """Assignments that are larger than this, summed over the members, are sent through the topic."""
 _POLL_MS = 100
-_LOOK_MS = 1_000.0
+_REBALANCE_CHECK_INTERVAL_MS = 1_000.0
 _RETRY_S = 1.0
 _TOO_OLD_PAUSE_S = 60.0
 """Each return of a member that cannot read the leader's messages costs the others a rebalance."""
@@ -39,19 +39,19 @@ _REFERENCE = b"@"
 class KafkaMembership:
     """One worker's membership; the interface is ``Membership``. The group id is the application id."""
 
-    def __init__(self, url: str, leader: Leader, times: GroupTimes) -> None:
+    def __init__(self, url: str, leader: Leader, times: GroupTimeouts) -> None:
         self.lease_until_boot_ms = 0.0
         self._url = KafkaUrl.parse(url)
         self._leader = leader
         self._topology = leader.topology
         self._times = times
         self._topic = AssignmentTopic(self._url, self._topology.application_id)
-        self._heard_boot_ms = 0.0
+        self._heartbeat_sent_boot_ms = 0.0
         self._known = NO_GENERATION
         self._newest: AssignmentInfo | None = None
         self._fingerprint: str | None = None
         self._joined_with: SubscriptionInfo | None = None
-        self._told_near: dict[TaskId, float] = {}
+        self._caught_up_reported: dict[TaskId, float] = {}
         """When a rebalance was last requested because the copy of a task under way had caught up."""
         self._rejoin_at = float("inf")
         self._leads = self._led_before = self._steps_down = False
@@ -118,21 +118,21 @@ class KafkaMembership:
     async def _be_member(self) -> None:
         """Join and stay until stopped, or until another member should lead."""
         await asyncio.to_thread(self._topic.ensure)
-        await asyncio.to_thread(self._look_at_topic)
+        await asyncio.to_thread(self._read_newest_assignment)
         consumer = GroupConsumer(
             self._url.aiokafka(),
             self._topology.application_id,
             self,
             self._times.session_timeout_ms,
-            self._heard,
+            self._on_heartbeat,
         )
         try:
             await consumer.join(self._topic.name)
-            looked = boot_ms()
+            checked_boot_ms = boot_ms()
             while not (self._stopping.is_set() or self._steps_down or self._too_old):
                 await consumer.poll(_POLL_MS)
-                if boot_ms() - looked >= _LOOK_MS or boot_ms() >= self._rejoin_at:
-                    looked = boot_ms()
+                if boot_ms() - checked_boot_ms >= _REBALANCE_CHECK_INTERVAL_MS or boot_ms() >= self._rejoin_at:
+                    checked_boot_ms = boot_ms()
                     if await asyncio.to_thread(self._wants_rebalance):
                         self._rejoin_at = float("inf")
                         consumer.request_rejoin()
@@ -149,14 +149,14 @@ class KafkaMembership:
         """Wait in the event loop's own thread: nothing else runs in it then, and there may be no other thread."""
         self._stopping.wait(seconds)
 
-    def _heard(self, sent_boot_ms: float) -> None:
-        self._heard_boot_ms = sent_boot_ms
+    def _on_heartbeat(self, sent_boot_ms: float) -> None:
+        self._heartbeat_sent_boot_ms = sent_boot_ms
         self.refusal = None
         if self._follows:
             self.lease_until_boot_ms = sent_boot_ms + self._times.session_timeout_ms
 
     def _wants_rebalance(self) -> bool:
-        """Whether since the join the copy of a task under way has caught up or the standing has changed, or the
+        """Whether since the join the copy of a task under way has caught up or the health has changed, or the
         leader's next rebalance is due.
 
         A copy whose lag swings about the limit counts once per ``probing_rebalance_interval_ms``: each rebalance
@@ -165,15 +165,15 @@ class KafkaMembership:
         now, mine, before = boot_ms(), self._subscription(), self._joined_with
         if before is None:
             return False
-        if now >= self._rejoin_at or mine.standing is not before.standing:
+        if now >= self._rejoin_at or mine.health is not before.health:
             return True
         since = now - self._times.probing_rebalance_interval_ms
-        told_lately = {task for task, told in self._told_near.items() if told > since}
-        near = self._near(mine) - self._near(before) - told_lately
-        self._told_near |= dict.fromkeys(near, now)
-        return bool(near)
+        reported_lately = {task for task, at_boot_ms in self._caught_up_reported.items() if at_boot_ms > since}
+        caught_up = self._caught_up(mine) - self._caught_up(before) - reported_lately
+        self._caught_up_reported |= dict.fromkeys(caught_up, now)
+        return bool(caught_up)
 
-    def _near(self, mine: SubscriptionInfo) -> frozenset[TaskId]:
+    def _caught_up(self, mine: SubscriptionInfo) -> frozenset[TaskId]:
         """The tasks under way to where they are intended to be whose copy here, at these offsets, is caught up."""
         newest = self._newest
         if newest is None or newest.fingerprint != self._topology.fingerprint:
@@ -194,12 +194,12 @@ class KafkaMembership:
     def lead(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
         """Turns all members' messages into the message for each."""
         now = boot_ms()
-        told = _readable(members)
-        newest_by_process = _one_an_address(_one_each(told))
+        subscriptions = _readable(members)
+        newest_by_process = _one_an_address(_one_each(subscriptions))
         self._rejoin_at = float("inf")
-        known = max([info.known_generation for info in told.values()], default=NO_GENERATION)
+        known = max([info.known_generation for info in subscriptions.values()], default=NO_GENERATION)
         if known > (NO_GENERATION if self._newest is None else self._newest.generation):
-            self._look_at_topic()
+            self._read_newest_assignment()
         fingerprints = [subscription.fingerprint for subscription in newest_by_process.values()]
         if not may_lead(self._topology.fingerprint, fingerprints, led=self._led_before):
             self._steps_down = True
@@ -245,7 +245,7 @@ class KafkaMembership:
             self._known = info.generation
         self._fingerprint = info.fingerprint
         self._follows = True
-        self._heard(self._heard_boot_ms)
+        self._on_heartbeat(self._heartbeat_sent_boot_ms)
 
     def _next(
         self, members: Mapping[str, SubscriptionInfo], known: Generation, now: float
@@ -259,7 +259,7 @@ class KafkaMembership:
         self._group_began = self._group_began or now
         waited_until = self._group_began + self._times.initial_rebalance_delay_ms
         # A group that all had left waits for members that hold something, which may be about to return.
-        if now < waited_until and (not before.actual or (missing and self._fingerprint is None)):
+        if now < waited_until and (not before.current or (missing and self._fingerprint is None)):
             self._rejoin_at = waited_until
             return None
         elsewhere = self._leader.elsewhere(members, before)
@@ -291,7 +291,7 @@ class KafkaMembership:
         large = len(raw) * len(members) > MOST_INLINE_BYTES
         return dict.fromkeys(members, _reference(raw, info.generation) if large else raw)
 
-    def _look_at_topic(self) -> None:
+    def _read_newest_assignment(self) -> None:
         """Read the newest assignment ever written, to start from it if this member leads."""
         found = self._topic.newest()
         if found is not None and (self._newest is None or found.generation > self._newest.generation):
@@ -300,19 +300,19 @@ class KafkaMembership:
 
 def _readable(members: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
     """Members' messages; one that cannot be read must not keep the rest from being led."""
-    told = {}
+    subscriptions = {}
     for name, raw in members.items():
         try:
-            told[name] = SubscriptionInfo.decode(raw)
+            subscriptions[name] = SubscriptionInfo.decode(raw)
         except UnreadableMessage as error:
             log.warning("the member %s is given no tasks: %s", name, error)
-    return told
+    return subscriptions
 
 
-def _one_each(told: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
+def _one_each(subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
     """By process: if one crashed and came back, both are members until the first one's session ends."""
     newest: dict[str, SubscriptionInfo] = {}
-    for info in sorted(told.values(), key=lambda info: info.incarnation):
+    for info in sorted(subscriptions.values(), key=lambda info: info.incarnation):
         newest[info.process_id] = info
     return newest
 

@@ -22,7 +22,7 @@ from forebay.errors import AdvertisedByAnother, ConfigurationError, ForebayError
 from forebay.metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
-from forebay_worker.group.leader import GroupTimes, Leader, holders, may_lead, superseded
+from forebay_worker.group.leader import GroupTimeouts, Leader, holders, may_lead, superseded
 from forebay_worker.group.sqlite.database import GroupDatabase, GroupTransaction, LivingMember
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage
 
@@ -52,7 +52,7 @@ class SqliteMembership:
         topology: Topology,
         changelog: Changelog,
         policy: AssignmentPolicy,
-        times: GroupTimes,
+        times: GroupTimeouts,
         clock: Callable[[], float] = boot_ms,
     ) -> None:
         self.lease_until_boot_ms = 0.0
@@ -225,7 +225,7 @@ class SqliteMembership:
         alike = self._leader.alike(seen.subscriptions)
         previous = None if seen.assignment is None else _read_assignment(seen.assignment)
         before = self._leader.before(previous)
-        if not before.actual and not self._waited_for_members(seen.generation.incarnation, now):
+        if not before.current and not self._waited_for_members(seen.generation.incarnation, now):
             return
         until = seen.lease_until
         present = {name: alike[name] for name in alike if until[name] > now}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from forebay.tasks import TaskId
 from forebay_worker.group.placement import AssignmentPolicy, Copies, Placement
 
-_LINGERING = 2
+_KEEPS_ACTIVE_TIMES = 2
 """An active is replaced by another that is caught up once it is this many times the acceptable lag behind."""
 
 
@@ -23,30 +23,30 @@ class Situation:
     """The inputs for the next step towards the intended placement, by task."""
 
     present: frozenset[str]
-    obstructed: frozenset[str]
+    degraded: frozenset[str]
     copies: Copies
     unchecked: Mapping[str, frozenset[TaskId]]
     """By present member, the tasks whose copy there was not compared with its log yet."""
-    intended: Mapping[TaskId, Placement]
+    target: Mapping[TaskId, Placement]
     before: Mapping[TaskId, Placement]
     policy: AssignmentPolicy
 
-    def near(self, task: TaskId) -> list[str]:
-        """The members that are caught up, nearest first; obstructed ones only where there is no other."""
+    def caught_up(self, task: TaskId) -> list[str]:
+        """The members that are caught up, nearest first; degraded ones only where there is no other."""
         return self._within(task, self.policy.acceptable_recovery_lag, checked=True)
 
-    def promising(self, task: TaskId) -> list[str]:
+    def presumed_caught_up(self, task: TaskId) -> list[str]:
         """Those that are caught up unless their copy turns out to be of a log that is no more."""
         return self._within(task, self.policy.acceptable_recovery_lag)
 
-    def has_near_copy(self, task: TaskId, name: str) -> bool:
+    def has_caught_up_copy(self, task: TaskId, name: str) -> bool:
         """Whether a member's copy is within the acceptable lag, even if its machine refuses writes now."""
         return self.copies[task].get(name, math.inf) <= self.policy.acceptable_recovery_lag
 
-    def lingers(self, task: TaskId, name: str) -> bool:
+    def keeps_active(self, task: TaskId, name: str) -> bool:
         """Whether one that is active may remain so, with others caught up: its lag may just swing about the
         limit."""
-        return name in self._within(task, _LINGERING * self.policy.acceptable_recovery_lag, checked=True)
+        return name in self._within(task, _KEEPS_ACTIVE_TIMES * self.policy.acceptable_recovery_lag, checked=True)
 
     def _within(self, task: TaskId, limit: int, *, checked: bool = False) -> list[str]:
         names = [
@@ -54,25 +54,25 @@ class Situation:
             for name, lag in self.copies[task].items()
             if lag <= limit and not (checked and task in self.unchecked[name])
         ]
-        return [name for name in names if name not in self.obstructed] or names
+        return [name for name in names if name not in self.degraded] or names
 
-    def had(self, task: TaskId) -> tuple[str, ...]:
+    def previous_holders(self, task: TaskId) -> tuple[str, ...]:
         """The present members that held the task; if that is no longer known, those that seem caught up."""
         if task not in self.before:
-            return tuple(self.promising(task))
+            return tuple(self.presumed_caught_up(task))
         return tuple(name for name in self.before[task].members if name in self.present)
 
     @property
-    def fit(self) -> frozenset[str]:
+    def healthy(self) -> frozenset[str]:
         """The present members that could take something; all if none could."""
-        return self.present - self.obstructed or self.present
+        return self.present - self.degraded or self.present
 
     def absent(self, task: TaskId) -> int:
         """How many of the intended holders are expected back."""
-        return sum(name not in self.present for name in self.intended[task].members)
+        return sum(name not in self.present for name in self.target[task].members)
 
 
-def serve(tasks: list[TaskId], now: Situation) -> dict[TaskId, Placement]:
+def next_assignment(tasks: list[TaskId], now: Situation) -> dict[TaskId, Placement]:
     """What to do now, among the members that are present."""
     actives = _actives(tasks, now)
     standbys = {task: _held_standbys(task, actives[task], now) for task in tasks}
@@ -85,7 +85,7 @@ def serve(tasks: list[TaskId], now: Situation) -> dict[TaskId, Placement]:
 
 def _placement(task: TaskId, active: str, standbys: list[str], now: Situation) -> Placement:
     """In the order intended, so that a detour ends where it began."""
-    order = [*now.intended[task].members, *now.had(task)]
+    order = [*now.target[task].members, *now.previous_holders(task)]
     return Placement(active, tuple(sorted(standbys, key=order.index)))
 
 
@@ -100,8 +100,8 @@ def _actives(tasks: list[TaskId], now: Situation) -> dict[TaskId, str]:
     actives: dict[TaskId, str] = {}
     for task, name in evident.items():
         if name is None:
-            goal = now.intended[task].members
-            choice = now.near(task) or now.fit
+            goal = now.target[task].members
+            choice = now.caught_up(task) or now.healthy
             name = min(choice, key=lambda name: (name not in goal, serving[name], name))
             serving[name] += 1
         actives[task] = name
@@ -113,19 +113,19 @@ def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | N
 
     The previous one counts as nearest while it is within the acceptable lag of that, so the choice does not flap.
     """
-    goal = now.intended[task].active
+    goal = now.target[task].active
     was = now.before[task].active if task in now.before else None
     preferred = [was, goal] if failing_over else [goal, was]
-    near, copies = now.near(task), now.copies[task]
-    if near:
-        lingering = {was} if was is not None and now.lingers(task, was) else set()
-        return next((name for name in preferred if name in near or name in lingering), None)
+    caught_up, copies = now.caught_up(task), now.copies[task]
+    if caught_up:
+        kept_active = {was} if was is not None and now.keeps_active(task, was) else set()
+        return next((name for name in preferred if name in caught_up or name in kept_active), None)
     if copies:
         least = min(copies.values())
         if was is not None and copies.get(was, math.inf) <= least + now.policy.acceptable_recovery_lag:
             return was
         return min(copies, key=lambda name: (copies[name], name != goal, name))
-    return next((name for name in (was, goal) if name in now.fit), None)
+    return next((name for name in (was, goal) if name in now.healthy), None)
 
 
 def _held_standbys(task: TaskId, active: str, now: Situation) -> list[str]:
@@ -134,13 +134,19 @@ def _held_standbys(task: TaskId, active: str, now: Situation) -> list[str]:
     A caught-up replica stays until ``num_standby_replicas`` + 1 others are caught up, and one that seems so until
     as many others do; any other replica, until there are that many.
     """
-    near, promising, had = now.near(task), now.promising(task), now.had(task)
-    wanted = [name for name in now.intended[task].members if name in now.present and name != active]
-    standbys = [name for name in wanted if name in had or now.has_near_copy(task, name)]
+    caught_up, presumed_caught_up, previous_holders = (
+        now.caught_up(task),
+        now.presumed_caught_up(task),
+        now.previous_holders(task),
+    )
+    placed = [name for name in now.target[task].members if name in now.present and name != active]
+    standbys = [name for name in placed if name in previous_holders or now.has_caught_up_copy(task, name)]
     enough = now.policy.num_standby_replicas + 1
-    worth = {name: (name in promising) + (name in near) for name in (active, *standbys, *had)}
-    for name in sorted(had, key=lambda name: -worth[name]):
-        if name == active or name in wanted:
+    worth = {
+        name: (name in presumed_caught_up) + (name in caught_up) for name in (active, *standbys, *previous_holders)
+    }
+    for name in sorted(previous_holders, key=lambda name: -worth[name]):
+        if name == active or name in placed:
             continue
         others = [other for other in (active, *standbys) if worth[other] >= worth[name]]
         if len(others) < enough:
@@ -152,15 +158,15 @@ def _warming(task: TaskId, standbys: list[str], now: Situation) -> int:
     """How many of a task's standbys are warm-ups: beyond ``num_standby_replicas``, and not caught up."""
     counted = _in_place(task, standbys, now)
     extra = len(counted) + now.absent(task) - now.policy.num_standby_replicas
-    advancing = [name for name in counted if name not in now.obstructed]
-    promising = now.promising(task)
-    return max(0, min(extra, sum(name not in promising for name in advancing)))
+    advancing = [name for name in counted if name not in now.degraded]
+    presumed_caught_up = now.presumed_caught_up(task)
+    return max(0, min(extra, sum(name not in presumed_caught_up for name in advancing)))
 
 
 def _in_place(task: TaskId, standbys: list[str], now: Situation) -> list[str]:
-    """The standbys that count: all but obstructed ones whose place is given to others."""
-    intended = now.intended[task].members
-    return [name for name in standbys if name not in now.obstructed or name in intended]
+    """The standbys that count: all but degraded ones whose place is given to others."""
+    target = now.target[task].members
+    return [name for name in standbys if name not in now.degraded or name in target]
 
 
 def _build(task: TaskId, active: str, standbys: list[str], warm_ups: int, now: Situation) -> int:
@@ -171,8 +177,8 @@ def _build(task: TaskId, active: str, standbys: list[str], warm_ups: int, now: S
     if now.absent(task):
         return 0
     taken = 0
-    for name in now.intended[task].members:
-        if name == active or name in standbys or name in now.obstructed:
+    for name in now.target[task].members:
+        if name == active or name in standbys or name in now.degraded:
             continue
         extra = len(_in_place(task, standbys, now)) >= now.policy.num_standby_replicas
         if not extra or taken < warm_ups:

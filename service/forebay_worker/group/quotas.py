@@ -12,7 +12,7 @@ from forebay_worker.group.placement import Copies, Member
 
 
 @dataclass(frozen=True)
-class Deal:
+class Demand:
     """Replicas to give out, ``per_task`` of each task: the actives, or the standbys.
 
     ``held`` lists the members that have them already, ``taken`` those that must not get a task, ``racks`` the
@@ -40,20 +40,20 @@ class Deal:
 
 
 @dataclass
-class Share:
+class Quota:
     """How many replicas of one sub-topology each member gets: ``base``, and one more if in ``extra``.
 
-    There are ``odd`` extras. ``keen`` members hold more than ``base``, so an extra saves a move; ``able`` ones can
-    hold one more on distinct tasks; ``fitness`` ranks members. ``rack_room`` is how many more replicas a rack can
-    take without two of one task.
+    There are ``remainder`` extras. ``prefers_extra`` members hold more than ``base``, so an extra saves a move;
+    ``eligible`` ones can hold one more on distinct tasks; ``fitness`` ranks members. ``rack_room`` is how many
+    more replicas a rack can take without two of one task.
     """
 
     tasks: list[TaskId]
     racks: Mapping[str, str]
     base: int
-    odd: int
-    keen: set[str]
-    able: set[str]
+    remainder: int
+    prefers_extra: set[str]
+    eligible: set[str]
     fitness: Mapping[str, int]
     rack_room: dict[str, int]
     extra: set[str] = field(default_factory=set)
@@ -61,7 +61,7 @@ class Share:
     @property
     def takers(self) -> set[str]:
         """The members that could get one more."""
-        return self.able - self.extra
+        return self.eligible - self.extra
 
     def has_rack_room(self, name: str) -> bool:
         """Whether one more replica on this member can avoid sharing a rack with another of its task."""
@@ -85,157 +85,161 @@ class Share:
         self.grant(taker)
 
 
-def share_out(tasks: list[TaskId], members: Mapping[str, Member], deal: Deal) -> list[Share]:
+def plan_quotas(tasks: list[TaskId], members: Mapping[str, Member], demand: Demand) -> list[Quota]:
     """Every sub-topology's shares, balanced in each and in total, as close to what is held as that allows."""
     groups = [list(group) for _, group in itertools.groupby(tasks, key=lambda task: task.ordinal)]
-    shares = [_share(group, members, deal) for group in groups]
-    load = _keep_extras(shares, members)
-    _give_up_extras(shares, load)
-    for share in shares:
-        _give_extras(share, members, load)
-    _even_out(shares, load)
-    _part_racks(shares, load)
-    return shares
+    quotas = [_quota(group, members, demand) for group in groups]
+    load = _keep_extras(quotas, members)
+    _give_up_extras(quotas, load)
+    for quota in quotas:
+        _give_extras(quota, members, load)
+    _even_out(quotas, load)
+    _part_racks(quotas, load)
+    return quotas
 
 
-def _share(group: list[TaskId], members: Mapping[str, Member], deal: Deal) -> Share:
-    base, odd = divmod(len(group) * deal.per_task, len(members))
-    has = Counter(name for task in group for name in deal.held.get(task, ()))
-    taken = Counter(name for task in group for name in deal.taken.get(task, ()))
-    rack_room = dict.fromkeys(deal.racks.values(), len(group))
-    for name, rack in deal.racks.items():
+def _quota(group: list[TaskId], members: Mapping[str, Member], demand: Demand) -> Quota:
+    base, remainder = divmod(len(group) * demand.per_task, len(members))
+    has = Counter(name for task in group for name in demand.held.get(task, ()))
+    taken = Counter(name for task in group for name in demand.taken.get(task, ()))
+    rack_room = dict.fromkeys(demand.racks.values(), len(group))
+    for name, rack in demand.racks.items():
         rack_room[rack] -= base + taken[name]
-    able = {name for name in members if len(group) - taken[name] > base}
-    keen = {name for name in able if has[name] > base}
-    return Share(group, deal.racks, base, odd, keen, able, _fitness(group, deal), rack_room)
+    eligible = {name for name in members if len(group) - taken[name] > base}
+    prefers_extra = {name for name in eligible if has[name] > base}
+    return Quota(group, demand.racks, base, remainder, prefers_extra, eligible, _fitness(group, demand), rack_room)
 
 
-def _fitness(group: list[TaskId], deal: Deal) -> Counter[str]:
+def _fitness(group: list[TaskId], demand: Demand) -> Counter[str]:
     """How many copies members have of tasks that lack a replica; -1 if they hold all of these."""
-    lacking = [task for task in group if len(deal.held.get(task, ())) < deal.per_task]
-    refused = [deal.refused(task, deal.held.get(task, ())) for task in lacking]
+    lacking = [task for task in group if len(demand.held.get(task, ())) < demand.per_task]
+    refused = [demand.refused(task, demand.held.get(task, ())) for task in lacking]
     fitness: Counter[str] = Counter()
     for task, names in zip(lacking, refused, strict=True):
-        fitness.update(deal.copies[task].keys() - names)
+        fitness.update(demand.copies[task].keys() - names)
     if refused:
         fitness.subtract(set.intersection(*refused))
     return fitness
 
 
-def _keep_extras(shares: list[Share], members: Mapping[str, Member]) -> Counter[str]:
+def _keep_extras(quotas: list[Quota], members: Mapping[str, Member]) -> Counter[str]:
     """Let members keep the extras they have; returns how many each has."""
     load = Counter(dict.fromkeys(members, 0))
-    for share in shares:
-        for name in sorted(share.keen, key=lambda name: (load[name], name))[: share.odd]:
+    for quota in quotas:
+        for name in sorted(quota.prefers_extra, key=lambda name: (load[name], name))[: quota.remainder]:
             load[name] += 1
-            share.grant(name)
+            quota.grant(name)
     return load
 
 
-def _give_up_extras(shares: list[Share], load: Counter[str]) -> None:
+def _give_up_extras(quotas: list[Quota], load: Counter[str]) -> None:
     """Take from members what exceeds their part of the total, about equally from each sub-topology.
 
     A joiner can get only one extra of a sub-topology, so it matters that they come from many.
     """
-    least, odd = divmod(sum(share.odd for share in shares), len(load))
+    least, remainder = divmod(sum(quota.remainder for quota in quotas), len(load))
     for name in sorted(load):
-        limit = least + (load[name] > least and odd > 0)
-        odd -= limit > least
+        limit = least + (load[name] > least and remainder > 0)
+        remainder -= limit > least
         if load[name] > limit:
-            held = [share for share in shares if name in share.extra]
-            for share in sorted(held, key=lambda share: share.odd - len(share.extra))[: load[name] - limit]:
+            held = [quota for quota in quotas if name in quota.extra]
+            for quota in sorted(held, key=lambda quota: quota.remainder - len(quota.extra))[: load[name] - limit]:
                 load[name] -= 1
-                share.revoke(name)
+                quota.revoke(name)
 
 
-def _give_extras(share: Share, members: Mapping[str, Member], load: Counter[str]) -> None:
+def _give_extras(quota: Quota, members: Mapping[str, Member], load: Counter[str]) -> None:
     """Give the remaining extras to the members with the fewest, where racks have room if possible."""
 
     def rank(name: str) -> tuple[int, bool, bool, int, str]:
-        return (load[name], name not in share.keen, members[name].absent, -share.fitness[name], name)
+        return (load[name], name not in quota.prefers_extra, members[name].absent, -quota.fitness[name], name)
 
-    in_turn = sorted(share.takers, key=rank) if len(share.extra) < share.odd else []
+    in_turn = sorted(quota.takers, key=rank) if len(quota.extra) < quota.remainder else []
     for level in [list(level) for _, level in itertools.groupby(in_turn, key=load.__getitem__)]:
         for strict in (True, False):
             for name in level:
-                free = len(share.extra) < share.odd and name not in share.extra
-                if free and (share.has_rack_room(name) or not strict):
+                free = len(quota.extra) < quota.remainder and name not in quota.extra
+                if free and (quota.has_rack_room(name) or not strict):
                     load[name] += 1
-                    share.grant(name)
+                    quota.grant(name)
 
 
-def _even_out(shares: list[Share], load: Counter[str]) -> None:
+def _even_out(quotas: list[Quota], load: Counter[str]) -> None:
     """Pass extras on until no member has two more than another in total."""
     least = load.total() // len(load)
     surplus = sum(max(0, extras - least - 1) for extras in load.values())
     for name in sorted(load, key=lambda name: (load[name], name)):
-        while load[name] < least and _relieve(shares, load, name, least + 1):
+        while load[name] < least and _relieve(quotas, load, name, least + 1):
             surplus = sum(max(0, extras - least - 1) for extras in load.values())
     for name in sorted(load):
-        if surplus and load[name] == least and _relieve(shares, load, name, least + 2):
+        if surplus and load[name] == least and _relieve(quotas, load, name, least + 2):
             surplus -= 1
 
 
-def _relieve(shares: list[Share], load: Counter[str], taker: str, high: int) -> bool:
+def _relieve(quotas: list[Quota], load: Counter[str], taker: str, high: int) -> bool:
     """Pass an extra to ``taker``, if need be via others, from a member with ``high`` or more."""
-    chain = _chain(shares, load, taker, high, moving=False) or _chain(shares, load, taker, high, moving=True)
-    for share, giver, receiver in chain:
-        share.shift(giver, receiver)
+    chain = _chain(quotas, load, taker, high, moving=False) or _chain(quotas, load, taker, high, moving=True)
+    for quota, giver, receiver in chain:
+        quota.shift(giver, receiver)
         load[giver] -= 1
         load[receiver] += 1
     return bool(chain)
 
 
 def _chain(
-    shares: list[Share], load: Counter[str], taker: str, high: int, *, moving: bool
-) -> list[tuple[Share, str, str]]:
+    quotas: list[Quota], load: Counter[str], taker: str, high: int, *, moving: bool
+) -> list[tuple[Quota, str, str]]:
     """The shortest chain of hand-overs that ends at ``taker``; unless ``moving``, of extras without a holder."""
-    came: dict[str, tuple[Share, str, str] | None] = {taker: None}
-    queue, unseen = deque([taker]), list(shares)
+    handed_over: dict[str, tuple[Quota, str, str] | None] = {taker: None}
+    queue, unseen = deque([taker]), list(quotas)
     while queue:
         receiver = queue.popleft()
-        for share in [share for share in unseen if receiver in share.takers]:
-            unseen.remove(share)
-            givers = share.extra if moving or receiver in share.keen else share.extra - share.keen
-            for giver in sorted(givers - came.keys(), key=lambda name: (-load[name], name)):
-                came[giver] = (share, giver, receiver)
+        for quota in [quota for quota in unseen if receiver in quota.takers]:
+            unseen.remove(quota)
+            givers = (
+                quota.extra if moving or receiver in quota.prefers_extra else quota.extra - quota.prefers_extra
+            )
+            for giver in sorted(givers - handed_over.keys(), key=lambda name: (-load[name], name)):
+                handed_over[giver] = (quota, giver, receiver)
                 if load[giver] >= high:
-                    return list(_unwound(came, giver))
+                    return list(_unwound(handed_over, giver))
                 queue.append(giver)
     return []
 
 
-def _unwound(came: Mapping[str, tuple[Share, str, str] | None], giver: str) -> Iterator[tuple[Share, str, str]]:
-    while (step := came[giver]) is not None:
+def _unwound(
+    handed_over: Mapping[str, tuple[Quota, str, str] | None], giver: str
+) -> Iterator[tuple[Quota, str, str]]:
+    while (step := handed_over[giver]) is not None:
         yield step
         giver = step[2]
 
 
-def _part_racks(shares: list[Share], load: Counter[str]) -> None:
+def _part_racks(quotas: list[Quota], load: Counter[str]) -> None:
     """Pass extras on if a rack has more of a sub-topology than it can hold without two of one task."""
-    for share in shares:
-        for rack in sorted(rack for rack, room in share.rack_room.items() if room < 0):
-            while share.rack_room[rack] < 0 and _leave_rack(share, rack, shares, load):
+    for quota in quotas:
+        for rack in sorted(rack for rack, room in quota.rack_room.items() if room < 0):
+            while quota.rack_room[rack] < 0 and _leave_rack(quota, rack, quotas, load):
                 pass
 
 
-def _leave_rack(share: Share, rack: str, shares: list[Share], load: Counter[str]) -> bool:
+def _leave_rack(quota: Quota, rack: str, quotas: list[Quota], load: Counter[str]) -> bool:
     """Pass one extra on to another rack so that the totals stay balanced; False if that is impossible."""
-    givers = sorted(name for name in share.extra if share.racks.get(name) == rack)
-    takers = sorted(name for name in share.takers if share.has_rack_room(name))
+    givers = sorted(name for name in quota.extra if quota.racks.get(name) == rack)
+    takers = sorted(name for name in quota.takers if quota.has_rack_room(name))
     by_load = {load[name]: name for name in reversed(takers)}
     for giver in givers:
         taker = by_load.get(load[giver] - 1)
         if taker is not None:
-            share.shift(giver, taker)
+            quota.shift(giver, taker)
             load[giver], load[taker] = load[taker], load[giver]
             return True
-    for other in shares:
-        if other is not share and other.rack_room[rack] > 0:
+    for other in quotas:
+        if other is not quota and other.rack_room[rack] > 0:
             back = next((name for name in takers if name in other.extra), None)
             forth = next((name for name in givers if name in other.takers), None)
             if back is not None and forth is not None:
-                share.shift(forth, back)
+                quota.shift(forth, back)
                 other.shift(back, forth)
                 return True
     return False

@@ -9,7 +9,7 @@ from forebay.changelog import Changelog
 from forebay.errors import ConfigurationError, SettingError
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
-from forebay_worker.group.leader import GroupTimes, Leader
+from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.membership import Membership
 from forebay_worker.group.sqlite.membership import SqliteMembership
 
@@ -19,7 +19,7 @@ def open_membership(
     topology: Topology,
     changelog: Changelog,
     policy: AssignmentPolicy,
-    times: GroupTimes,
+    times: GroupTimeouts,
 ) -> Membership:
     """The membership at a group URL, by default in the changelog's own kind of group.
 

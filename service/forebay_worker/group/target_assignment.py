@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from forebay.tasks import TaskId
 from forebay_worker.group.placement import AssignmentPolicy, Copies, Member, Placement
-from forebay_worker.group.shares import Deal, Share, share_out
+from forebay_worker.group.quotas import Demand, Quota, plan_quotas
 
 
-def intend(
+def target_assignment(
     tasks: list[TaskId],
     members: Mapping[str, Member],
     copies: Copies,
@@ -22,65 +22,67 @@ def intend(
 ) -> dict[TaskId, Placement]:
     """Balanced over the members, task by task as close to ``before`` as balance and racks allow."""
     before = {task: before[task] for task in tasks if task in before}
-    had: dict[TaskId, tuple[str, ...]]
-    had = {task: (place.active,) for task, place in before.items() if place.active in members}
-    actives = _dealt(tasks, members, Deal(1, had, {}, {}, copies))
+    previous_holders: dict[TaskId, tuple[str, ...]]
+    previous_holders = {task: (place.active,) for task, place in before.items() if place.active in members}
+    actives = _distribute(tasks, members, Demand(1, previous_holders, {}, {}, copies))
     per_task = min(policy.num_standby_replicas, len(members) - 1)
-    had = {
+    previous_holders = {
         task: tuple(
             name for name in dict.fromkeys(place.standbys) if name in members and name not in actives[task]
         )[:per_task]
         for task, place in before.items()
     }
     racks = {member.id: member.rack for member in members.values() if member.rack is not None}
-    standbys = _dealt(tasks, members, Deal(per_task, had, actives, racks, copies))
+    standbys = _distribute(tasks, members, Demand(per_task, previous_holders, actives, racks, copies))
     return {task: Placement(actives[task][0], standbys[task]) for task in tasks}
 
 
-def _dealt(tasks: list[TaskId], members: Mapping[str, Member], deal: Deal) -> dict[TaskId, tuple[str, ...]]:
+def _distribute(
+    tasks: list[TaskId], members: Mapping[str, Member], demand: Demand
+) -> dict[TaskId, tuple[str, ...]]:
     """The members that get each task's replicas: first how many each member gets, then which."""
-    shares = share_out(tasks, members, deal)
-    return {task: names for share in shares for task, names in _fill(share, members, deal).items()}
+    quotas = plan_quotas(tasks, members, demand)
+    return {task: names for quota in quotas for task, names in _fill(quota, members, demand).items()}
 
 
 _Room = dict[str | None, dict[str, int]]
 """How many more replicas of a sub-topology each member is to get, by rack and member, in turn."""
 
 
-def _fill(share: Share, members: Mapping[str, Member], deal: Deal) -> dict[TaskId, tuple[str, ...]]:
+def _fill(quota: Quota, members: Mapping[str, Member], demand: Demand) -> dict[TaskId, tuple[str, ...]]:
     """Which tasks each member gets, given how many."""
-    room = _room(share, members, deal)
-    placed = _kept(share.tasks, room, deal)
+    room = _room(quota, members, demand)
+    placed = _kept(quota.tasks, room, demand)
     for choose in (_nearest_copy, _any_with_room):
         for task, names in placed.items():
-            while len(names) < deal.per_task and (name := choose(task, names, room, deal)) is not None:
-                _use(room, name, deal)
+            while len(names) < demand.per_task and (name := choose(task, names, room, demand)) is not None:
+                _use(room, name, demand)
                 names.append(name)
     for task, names in placed.items():
-        while len(names) < deal.per_task:
-            _squeeze_in(task, placed, room, members, deal)
-    if deal.racks:
-        _spread(placed, deal)
+        while len(names) < demand.per_task:
+            _squeeze_in(task, placed, room, members, demand)
+    if demand.racks:
+        _spread(placed, demand)
     return {task: tuple(names) for task, names in placed.items()}
 
 
-def _room(share: Share, members: Mapping[str, Member], deal: Deal) -> _Room:
+def _room(quota: Quota, members: Mapping[str, Member], demand: Demand) -> _Room:
     """All members' room; standbys start elsewhere in each sub-topology, so that a leaver's actives go to
     several."""
     room: _Room = {}
-    names = list(members) if share.base else sorted(share.extra)
-    start = share.tasks[0].ordinal % len(names) if deal.taken and names else 0
+    names = list(members) if quota.base else sorted(quota.extra)
+    start = quota.tasks[0].ordinal % len(names) if demand.taken and names else 0
     for name in names[start:] + names[:start]:
-        quota = share.base + (name in share.extra)
-        if quota:
-            room.setdefault(deal.racks.get(name), {})[name] = quota
+        allotted = quota.base + (name in quota.extra)
+        if allotted:
+            room.setdefault(demand.racks.get(name), {})[name] = allotted
     return room
 
 
-def _use(room: _Room, name: str, deal: Deal) -> None:
+def _use(room: _Room, name: str, demand: Demand) -> None:
     """Take one place, and move its member and rack to the end of the turn, so that one member's tasks go to
     several."""
-    rack = deal.racks.get(name)
+    rack = demand.racks.get(name)
     free = room.pop(rack)
     left = free.pop(name) - 1
     if left:
@@ -89,42 +91,42 @@ def _use(room: _Room, name: str, deal: Deal) -> None:
         room[rack] = free
 
 
-def _kept(tasks: list[TaskId], room: _Room, deal: Deal) -> dict[TaskId, list[str]]:
+def _kept(tasks: list[TaskId], room: _Room, demand: Demand) -> dict[TaskId, list[str]]:
     """What members hold and may keep.
 
     Given up first: replicas that clash with a rack, then those that the members who are to get more lack.
     """
-    has = Counter(name for task in tasks for name in deal.held.get(task, ()))
-    hungry = {name for free in room.values() for name, quota in free.items() if quota > has[name]}
+    has = Counter(name for task in tasks for name in demand.held.get(task, ()))
+    hungry = {name for free in room.values() for name, allotted in free.items() if allotted > has[name]}
 
     def reluctance(task: TaskId) -> tuple[bool, int, TaskId]:
-        held = deal.held.get(task, ())
-        return (deal.clashes(task, held) > 0, -len(hungry & deal.refused(task, held)), task)
+        held = demand.held.get(task, ())
+        return (demand.clashes(task, held) > 0, -len(hungry & demand.refused(task, held)), task)
 
     kept: dict[TaskId, list[str]] = {task: [] for task in tasks}
     for task in sorted(tasks, key=reluctance):
-        for name in deal.held.get(task, ()):
-            if name in room.get(deal.racks.get(name), ()):
-                _use(room, name, deal)
+        for name in demand.held.get(task, ()):
+            if name in room.get(demand.racks.get(name), ()):
+                _use(room, name, demand)
                 kept[task].append(name)
     return kept
 
 
-def _nearest_copy(task: TaskId, names: list[str], room: _Room, deal: Deal) -> str | None:
+def _nearest_copy(task: TaskId, names: list[str], room: _Room, demand: Demand) -> str | None:
     """The nearest copy on a member with room and on a rack of its own."""
-    refused = deal.refused(task, names)
-    racks = deal.racks_of(refused)
-    for name in deal.copies[task]:
-        rack = deal.racks.get(name)
+    refused = demand.refused(task, names)
+    racks = demand.racks_of(refused)
+    for name in demand.copies[task]:
+        rack = demand.racks.get(name)
         if name not in refused and rack not in racks and name in room.get(rack, ()):
             return name
     return None
 
 
-def _any_with_room(task: TaskId, names: list[str], room: _Room, deal: Deal) -> str | None:
+def _any_with_room(task: TaskId, names: list[str], room: _Room, demand: Demand) -> str | None:
     """The member in turn, on a rack of its own if possible."""
-    refused = deal.refused(task, names)
-    for racks in (deal.racks_of(refused), set[str]()):
+    refused = demand.refused(task, names)
+    for racks in (demand.racks_of(refused), set[str]()):
         for rack, free in room.items():
             if rack not in racks:
                 for name in free:
@@ -134,73 +136,73 @@ def _any_with_room(task: TaskId, names: list[str], room: _Room, deal: Deal) -> s
 
 
 def _squeeze_in(
-    task: TaskId, placed: dict[TaskId, list[str]], room: _Room, members: Mapping[str, Member], deal: Deal
+    task: TaskId, placed: dict[TaskId, list[str]], room: _Room, members: Mapping[str, Member], demand: Demand
 ) -> None:
     """Give a task one more replica although all members with room have it: others pass theirs on, in a chain."""
     for moving in (False, True):
-        came, giver = _givers(task, placed, room, deal, moving=moving)
-        name = _any_with_room(giver, placed[giver], room, deal)
+        handed_over, giver = _givers(task, placed, room, demand, moving=moving)
+        name = _any_with_room(giver, placed[giver], room, demand)
         if name is not None:
-            _use(room, name, deal)
-            _pass_on(task, giver, name, came, placed)
+            _use(room, name, demand)
+            _pass_on(task, giver, name, handed_over, placed)
             return
     # Replicas on distinct members come before balance.
     use = Counter(name for names in placed.values() for name in names)
-    refused = deal.refused(task, placed[task])
+    refused = demand.refused(task, placed[task])
     placed[task].append(min(members.keys() - refused, key=lambda name: (use[name], name)))
 
 
 def _givers(
-    task: TaskId, placed: dict[TaskId, list[str]], room: _Room, deal: Deal, *, moving: bool
+    task: TaskId, placed: dict[TaskId, list[str]], room: _Room, demand: Demand, *, moving: bool
 ) -> tuple[dict[TaskId, tuple[TaskId, str]], TaskId]:
     """The shortest chain to a task that can use the available room; unless ``moving``, held replicas stay."""
-    came: dict[TaskId, tuple[TaskId, str]] = {}
+    handed_over: dict[TaskId, tuple[TaskId, str]] = {}
     queue = deque([task])
     while queue:
         taker = queue.popleft()
-        if _any_with_room(taker, placed[taker], room, deal) is not None:
-            return came, taker
-        refused = deal.refused(taker, placed[taker])
+        if _any_with_room(taker, placed[taker], room, demand) is not None:
+            return handed_over, taker
+        refused = demand.refused(taker, placed[taker])
         for other, names in placed.items():
-            passed = set(names) - refused - set(() if moving else deal.held.get(other, ()))
-            if passed and other not in came and other != task:
-                came[other] = (taker, min(passed))
+            passed = set(names) - refused - set(() if moving else demand.held.get(other, ()))
+            if passed and other not in handed_over and other != task:
+                handed_over[other] = (taker, min(passed))
                 queue.append(other)
-    return came, task
+    return handed_over, task
 
 
 def _pass_on(
     task: TaskId,
     giver: TaskId,
     gained: str,
-    came: Mapping[TaskId, tuple[TaskId, str]],
+    handed_over: Mapping[TaskId, tuple[TaskId, str]],
     placed: dict[TaskId, list[str]],
 ) -> None:
     while giver != task:
-        taker, given = came[giver]
+        taker, given = handed_over[giver]
         placed[giver][placed[giver].index(given)] = gained
         giver, gained = taker, given
     placed[task].append(gained)
 
 
-def _spread(placed: dict[TaskId, list[str]], deal: Deal) -> None:
+def _spread(placed: dict[TaskId, list[str]], demand: Demand) -> None:
     """Exchange replicas between tasks of a sub-topology while that leaves fewer on a shared rack."""
-    clashing = [task for task, names in placed.items() if deal.clashes(task, names)]
+    clashing = [task for task, names in placed.items() if demand.clashes(task, names)]
     while clashing:
-        exchange = _Exchange(placed, deal, clashing)
+        exchange = _Exchange(placed, demand, clashing)
         # An exchange may have fixed its partner too.
-        better = [task for task in clashing if deal.clashes(task, placed[task]) and exchange.mend(task)]
-        clashing = [task for task in placed if deal.clashes(task, placed[task])] if better else []
+        better = [task for task in clashing if demand.clashes(task, placed[task]) and exchange.mend(task)]
+        clashing = [task for task in placed if demand.clashes(task, placed[task])] if better else []
 
 
 class _Exchange:
     """One pass over the clashing tasks: for each, an exchange with a partner that leaves fewer clashes."""
 
-    def __init__(self, placed: dict[TaskId, list[str]], deal: Deal, clashing: list[TaskId]) -> None:
+    def __init__(self, placed: dict[TaskId, list[str]], demand: Demand, clashing: list[TaskId]) -> None:
         self._placed = placed
-        self._deal = deal
-        racks = {task: deal.racks_of(deal.refused(task, names)) for task, names in placed.items()}
-        others = set(clashing if deal.per_task > 1 else ())
+        self._deal = demand
+        racks = {task: demand.racks_of(demand.refused(task, names)) for task, names in placed.items()}
+        others = set(clashing if demand.per_task > 1 else ())
         self._partners = {
             rack: [task for task in placed if rack not in racks[task] or task in others]
             for rack in set().union(*(racks[task] for task in clashing))
@@ -226,17 +228,17 @@ class _Exchange:
 
     def _with_partner(self, task: TaskId, i: int, rack: str) -> bool:
         """Exchange replica ``i``: searches from where the last partner of its rack was found, and wraps around."""
-        deal, mine = self._deal, self._placed[task]
+        demand, mine = self._deal, self._placed[task]
         of_rack = self._partners.get(rack, [])
         for _ in range(len(of_rack)):
             at = self._at[rack] = self._at[rack] % len(of_rack)
             other = of_rack[at]
             theirs = self._placed[other]
             for j in range(len(theirs)):
-                if _gains(task, i, other, j, self._placed, deal):
+                if _gains(task, i, other, j, self._placed, demand):
                     mine[i], theirs[j] = theirs[j], mine[i]
                     return True
-            if rack in deal.racks_of(deal.refused(other, theirs)) and not deal.clashes(other, theirs):
+            if rack in demand.racks_of(demand.refused(other, theirs)) and not demand.clashes(other, theirs):
                 # An exchange has given it one on this rack: it need not be considered again.
                 of_rack[at] = of_rack[-1]
                 of_rack.pop()
@@ -245,15 +247,15 @@ class _Exchange:
         return False
 
 
-def _gains(task: TaskId, i: int, other: TaskId, j: int, placed: dict[TaskId, list[str]], deal: Deal) -> bool:
+def _gains(task: TaskId, i: int, other: TaskId, j: int, placed: dict[TaskId, list[str]], demand: Demand) -> bool:
     """Whether exchanging replica ``i`` of a task for ``j`` of another leaves fewer clashes."""
     mine, theirs = placed[task], placed[other]
-    rest = deal.refused(task, mine[:i] + mine[i + 1 :])
-    if deal.racks.get(theirs[j]) in deal.racks_of(rest) or theirs[j] in rest:
+    rest = demand.refused(task, mine[:i] + mine[i + 1 :])
+    if demand.racks.get(theirs[j]) in demand.racks_of(rest) or theirs[j] in rest:
         return False
     other_rest = theirs[:j] + theirs[j + 1 :]
-    if mine[i] in deal.refused(other, other_rest):
+    if mine[i] in demand.refused(other, other_rest):
         return False
-    before = deal.clashes(task, mine) + deal.clashes(other, theirs)
-    after = deal.clashes(task, [*mine[:i], theirs[j], *mine[i + 1 :]])
-    return after + deal.clashes(other, [*other_rest, mine[i]]) < before
+    before = demand.clashes(task, mine) + demand.clashes(other, theirs)
+    after = demand.clashes(task, [*mine[:i], theirs[j], *mine[i + 1 :]])
+    return after + demand.clashes(other, [*other_rest, mine[i]]) < before
