@@ -13,7 +13,7 @@ from bench.figures import Row, interleaved
 from forebay.tasks import TaskId
 from forebay.topology import Topology, load_topology
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.mover import relocate
+from forebay_worker.state.relocate import relocate
 
 STORES = 10_000
 _TOPOLOGY = """

@@ -97,7 +97,7 @@ class Workers:
             "sequence": self._sequence,
             "state": "member",
             "generation": {"incarnation": 1, "generation": self.generation},
-            "obstacle": None,
+            "storage_fault": None,
             "ceiling": {"max_record_lag": None, "max_time_lag_ms": None, "max_age_ms": None},
             "tasks": [
                 {

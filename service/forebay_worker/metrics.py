@@ -57,8 +57,8 @@ class WorkerMetrics(Collector):
         yield from self._sizes()
         worker = self._worker
         yield _one("forebay_ready", "1 if /readyz says 200.", worker.readiness() is None)
-        obstacle = worker.tasks.obstacle is not None
-        yield _one("forebay_obstacle", "1 if the machine refuses what the worker needs.", obstacle)
+        storage_fault = worker.tasks.storage_fault is not None
+        yield _one("forebay_storage_fault", "1 if the machine refuses what the worker needs.", storage_fault)
         yield from worker.limits.metrics("forebay")
         generation = worker.metadata.map.generation.number
         yield _one("forebay_group_generation", "Newest group generation known.", generation)

@@ -38,7 +38,7 @@ class TopicCreation:
         """Why the first look ended early, for ``start`` if that still waits for it."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self.obstacle: str | None = None
+        self.storage_fault: str | None = None
         """Why a topic that could not be checked before is refused now; None if none is."""
 
     def start(self) -> None:
@@ -64,10 +64,10 @@ class TopicCreation:
         self._look_first()
         while self._left and not self._stopping.wait(_RETRY_S):
             with contextlib.suppress(ChangelogUnreachable):
-                obstacle = self._look_at_left()
-                if obstacle is not None and obstacle != self.obstacle:
-                    log.error("%s", obstacle)
-                self.obstacle = obstacle
+                storage_fault = self._look_at_left()
+                if storage_fault is not None and storage_fault != self.storage_fault:
+                    log.error("%s", storage_fault)
+                self.storage_fault = storage_fault
 
     def _look_first(self) -> None:
         try:
@@ -82,7 +82,7 @@ class TopicCreation:
 
     def _look_at_left(self) -> str | None:
         """Why the first refused topic is refused, after checking all; raises ``ChangelogUnreachable``."""
-        obstacle = None
+        storage_fault = None
         for spec in list(self._left):
             try:
                 self._ensure(spec)
@@ -90,8 +90,8 @@ class TopicCreation:
                 raise
             except ChangelogError as error:
                 # A cluster that is just starting refuses for a while what it accepts later.
-                obstacle = obstacle or str(error)
-        return obstacle
+                storage_fault = storage_fault or str(error)
+        return storage_fault
 
     def _ensure(self, spec: StoreSpec) -> None:
         built = spec.name in self._built

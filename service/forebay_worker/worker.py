@@ -32,10 +32,10 @@ from forebay_worker.queries.reads import Reads
 from forebay_worker.queries.scans import Scans
 from forebay_worker.queries.waits import Waits
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.mover import prepare_state
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
-from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.relocate import prepare_state
 from forebay_worker.state.rocksdb import RocksDbMemory
+from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
@@ -83,7 +83,7 @@ class Worker:
             self.topology,
             self._changelog,
             self._directory,
-            StoreOpener(
+            StoreFactory(
                 self._directory, self._changelog, self._memory, settings.statestore_checkpoint_interval_ms
             ),
             RecoveryPolicy(
@@ -146,11 +146,11 @@ class Worker:
         """Why the worker is not ready: once it was, only draining or an unusable disk makes it not ready."""
         if self.draining:
             return NotReady("The worker is shutting down.")
-        if self.tasks.obstacle is not None:
-            return NotReady(self.tasks.obstacle, retry_after_s=1)
+        if self.tasks.storage_fault is not None:
+            return NotReady(self.tasks.storage_fault, retry_after_s=1)
         if not self._was_ready:
-            if self._topics.obstacle is not None:
-                return NotReady(self._topics.obstacle, retry_after_s=1)
+            if self._topics.storage_fault is not None:
+                return NotReady(self._topics.storage_fault, retry_after_s=1)
             # A leader with another topology assigns nothing, and held replicas are served meanwhile.
             joined = self._assigned or self.membership.state == "other-topology"
             if not joined or not self.tasks.matches_assignment:
@@ -258,16 +258,16 @@ class Worker:
     def own_findings(self) -> list[Finding]:
         """What the machine or the group refuses, or that the worker is not ready."""
         problem = self.readiness()
-        if self.obstacle is not None:
-            return [Finding("obstacle", "error", self.obstacle, "The message names the remedy.")]
+        if self.storage_fault is not None:
+            return [Finding("storage_fault", "error", self.storage_fault, "The message names the remedy.")]
         if problem is None:
             return []
         return [Finding("not-ready", "warning", problem.detail, "Wait until its replicas are caught up.")]
 
     @property
-    def obstacle(self) -> str | None:
+    def storage_fault(self) -> str | None:
         """What the machine or the group refuses, such as disk space, and the remedy."""
-        return self.tasks.obstacle or self._topics.obstacle or self.membership.refusal
+        return self.tasks.storage_fault or self._topics.storage_fault or self.membership.refusal
 
     def status_document(self) -> dict[str, Any]:
         """``GET /v1/status``: the heartbeat that routers read."""
@@ -280,7 +280,7 @@ class Worker:
             "sequence": next(self._sequence),
             "state": self.state,
             "generation": {"incarnation": generation.incarnation, "generation": generation.number},
-            "obstacle": self.obstacle,
+            "storage_fault": self.storage_fault,
             "ceiling": self._ceiling._asdict(),
             "acceptable_recovery_lag": self.settings.acceptable_recovery_lag,
             "tasks": self.replicas_document(),
@@ -295,7 +295,7 @@ class Worker:
             self.topology.fingerprint,
             {task: copy.positions for task, copy in copies.items()},
             rack=self._rack,
-            health=self._health_monitor.health(self.tasks.machine_obstacle, boot_ms()),
+            health=self._health_monitor.health(self.tasks.machine_storage_fault, boot_ms()),
             unchecked=frozenset(task for task, copy in copies.items() if not copy.checked),
             restoring=self._restoring(),
         )

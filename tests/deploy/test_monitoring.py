@@ -122,7 +122,7 @@ ALERTS = [
             'forebay_replica_failed{store="s",partition="0",instance="a"}': "0+0",
             'forebay_open_transaction_seconds{store="s",partition="0",instance="a"}': "0+15",
             'forebay_open_transaction_seconds{store="s",partition="1",instance="a"}': "0+0",
-            'forebay_obstacle{instance="b"}': "1+0",
+            'forebay_storage_fault{instance="b"}': "1+0",
             'up{job="forebay-workers",instance="c"}': "0+0",
             'up{job="haproxy",instance="h"}': "0+0",
             'forebay_router_processes{instance="r"}': "4+0",

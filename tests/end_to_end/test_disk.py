@@ -43,12 +43,12 @@ def get(address: str, path: str) -> httpx.Response:
     return httpx.get(f"http://{address}{path}")
 
 
-def obstacle(address: str) -> str:
-    return get(address, "/v1/status").json()["obstacle"] or ""
+def storage_fault(address: str) -> str:
+    return get(address, "/v1/status").json()["storage_fault"] or ""
 
 
 def assert_serves_what_it_has_and_says_why(address: str, disk: Path, why: str) -> None:
-    wait_until(lambda: why in obstacle(address), "the obstacle's report")
+    wait_until(lambda: why in storage_fault(address), "the obstacle's report")
     answers = [get(address, f"/v1/stores/counts/keys/k{i}") for i in range(50)]
     assert {answer.status_code for answer in answers} == {200}
     behind = [answer for answer in answers if answer.json()["lag"]["record_lag"] > 0]
@@ -59,7 +59,7 @@ def assert_serves_what_it_has_and_says_why(address: str, disk: Path, why: str) -
     wait_until(lambda: get(address, url).json()["lag"]["time_lag_ms"] > lag_ms + 2500, "a lag that grows")
     ready = get(address, "/readyz")
     assert ready.status_code == 503
-    for text in (ready.text, obstacle(address)):
+    for text in (ready.text, storage_fault(address)):
         assert f"{disk}/state/test" in text
         assert why in text
 
@@ -73,7 +73,7 @@ def test_a_full_disk_under_a_worker(disk, tmp_path):
         cluster.wait_ready(address)
         cluster.wait_settled(address, replicas=1)
         assert get(address, "/v1/stores/counts/keys/k1").json()["value"] == "x" * 1024
-        assert obstacle(address) == ""
+        assert storage_fault(address) == ""
         cluster.put("counts", {b"k1": b"2"})
         key = "/v1/stores/counts/keys/k1?max_record_lag=0"
         wait_until(lambda: get(address, key).json().get("value") == 2, "what was written last")
@@ -103,7 +103,7 @@ def test_a_worker_that_starts_on_a_full_disk_waits_for_room_and_rebuilds_nothing
         cluster.kill(address)
         filler = fill(disk)
         cluster.start_worker(address, ready=False)
-        wait_until(lambda: _alive(address) and "No space left" in obstacle(address), "the obstacle's report")
+        wait_until(lambda: _alive(address) and "No space left" in storage_fault(address), "the obstacle's report")
         assert get(address, "/readyz").status_code == 503
         filler.unlink()
         cluster.wait_ready(address)

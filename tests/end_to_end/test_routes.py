@@ -193,7 +193,7 @@ def test_an_answer_has_its_members(served, tier, path):
         return
     document = answer.json()
     own = {
-        "worker": {"topology", "host", "rack", "ceiling", "acceptable_recovery_lag", "obstacle", "tasks"},
+        "worker": {"topology", "host", "rack", "ceiling", "acceptable_recovery_lag", "storage_fault", "tasks"},
         "router": {"workers", "processes", "unusable", "refused_by"},
     }[tier]
     missing, extra = route.members - document.keys(), document.keys() - route.members

@@ -959,7 +959,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "store-of-another-kind",
         "a store of another kind or codec is set aside",
-        "forebay_worker.state.opening:_difference",
+        "forebay_worker.state.store_factory:_difference",
         "if value != wanted[name]",
         'if value != wanted[name] and name == "log"',
         ("service/state/test_stores.py::test_a_store_that_was_built_as_another_is_set_aside_and_begun_anew",),
@@ -967,7 +967,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "records-without-an-offset",
         "a store with records and no offset is set aside",
-        "forebay_worker.state.opening:_require_offset",
+        "forebay_worker.state.store_factory:_require_offset",
         "store.committed_offset(tp) is None and _has_records(store)",
         "False",
         ("service/state/test_stores.py::test_a_rocksdb_store_with_records_and_no_offset_is_set_aside",),
@@ -975,7 +975,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "offset-migrated-over-another",
         "an old checkpoint is taken over once, by a store that has no offset",
-        "forebay_worker.state.opening:StoreOpener._migrate_offsets",
+        "forebay_worker.state.store_factory:StoreFactory._migrate_offsets",
         "store.committed_offset(tp) is None",
         "True",
         ("service/state/test_migration.py::test_a_committed_offset_beats_an_old_checkpoint",),
@@ -983,7 +983,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "offset-without-its-store",
         "an empty store does not resume at the offset of one that is gone",
-        "forebay_worker.state.opening:StoreOpener._forget_offsets",
+        "forebay_worker.state.store_factory:StoreFactory._forget_offsets",
         "file.remove(tp)",
         "pass",
         (
@@ -1014,7 +1014,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "relocation-keeps-the-line",
         "a line moves with its store, or not at all",
-        "forebay_worker.state.mover:_finish",
+        "forebay_worker.state.relocate:_finish",
         "_forget_line(flight.source, flight.topic_partition)",
         "pass",
         ("service/state/test_relocation.py::test_every_permutation_of_four_ordinals_killed_after_each_step",),
@@ -1022,7 +1022,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "relocation-overwrites",
         "nothing is overwritten",
-        "forebay_worker.state.mover:_rename",
+        "forebay_worker.state.relocate:_rename",
         "if os.path.lexists(flight.target):",
         "if False:",
         ("service/state/test_relocation.py::test_what_appears_in_a_place_after_the_plan_is_not_overwritten",),
@@ -1030,7 +1030,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "relocation-though-off",
         "with automatic_state_relocation off a start refuses",
-        "forebay_worker.state.mover:refuse_misplaced",
+        "forebay_worker.state.relocate:refuse_misplaced",
         "if moves:",
         "if False:",
         ("service/state/test_relocation.py::test_with_relocation_off_a_start_refuses_with_the_plan",),
@@ -1317,7 +1317,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "move-not-journalled",
         "a move of a store with a line is journalled first (KIP-816)",
-        "forebay_worker.state.mover:relocate",
+        "forebay_worker.state.relocate:relocate",
         "_write_journal(directory.path, flight)",
         "pass",
         ("service/state/test_relocation.py::test_a_move_is_journalled_and_made_durable_in_order",),
@@ -2025,7 +2025,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "journal-from-elsewhere",
         "a journal moves nothing in from elsewhere, nor out",
-        "forebay_worker.state.mover:_within",
+        "forebay_worker.state.relocate:_within",
         "Path(place).is_absolute() or",
         "False and",
         ("service/state/test_command.py::test_a_journal_moves_nothing_in_from_elsewhere_nor_out",),

@@ -52,9 +52,9 @@ def test_a_silent_log_holds_up_no_start_and_its_later_refusal_is_told(directory,
     log = Log()
     topics = TopicCreation(log, TOPOLOGY, directory, create=True)
     topics.start()
-    assert topics.obstacle is None
+    assert topics.storage_fault is None
     log.answers.set()
-    wait_until(lambda: topics.obstacle is not None, "the refusal")
+    wait_until(lambda: topics.storage_fault is not None, "the refusal")
     log.refuses = False
-    wait_until(lambda: topics.obstacle is None, "its end")
+    wait_until(lambda: topics.storage_fault is None, "its end")
     topics.stop()

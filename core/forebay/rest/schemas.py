@@ -180,7 +180,7 @@ WORKER_STATUS_SCHEMA = _object(
         "host": _HOST,
         "rack": _STRING,
         **_PROCESS,
-        "obstacle": {
+        "storage_fault": {
             "type": ["string", "null"],
             "description": "What the machine or the group refuses, such as disk space, and the remedy.",
         },

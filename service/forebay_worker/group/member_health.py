@@ -31,9 +31,9 @@ class HealthMonitor:
         self._since_boot_ms: float | None = None
         self._seen_boot_ms = 0.0
 
-    def health(self, obstacle: str | None, now_boot_ms: float) -> MemberHealth:
+    def health(self, storage_fault: str | None, now_boot_ms: float) -> MemberHealth:
         """The health, given the obstacle of this moment, if there is one."""
-        if obstacle is not None:
+        if storage_fault is not None:
             self._seen_boot_ms = now_boot_ms
             if self._since_boot_ms is None:
                 self._since_boot_ms = now_boot_ms

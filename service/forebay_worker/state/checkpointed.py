@@ -10,7 +10,7 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.stores import CommittedOffset, StateStore
 from forebay.tasks import TopicPartition
 from forebay_worker.state.checkpoint import CheckpointFile
-from forebay_worker.state.durable import write_durably
+from forebay_worker.state.fsync import write_durably
 from forebay_worker.state.layout import STORES
 
 _BESIDE_NAME = ".offset"

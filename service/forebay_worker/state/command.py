@@ -18,7 +18,7 @@ from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.layout import SET_ASIDE, store_path
-from forebay_worker.state.mover import InFlight, in_flight, plan_for, relocate, settle
+from forebay_worker.state.relocate import InFlight, in_flight, plan_for, relocate, settle
 from forebay_worker.state.relocation import Plan, StoreContent, StoreOnDisk
 
 

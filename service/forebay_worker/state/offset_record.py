@@ -15,7 +15,7 @@ from pathlib import Path
 from forebay.tasks import TaskId
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.durable import write_durably
+from forebay_worker.state.fsync import write_durably
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.layout import store_path
 from forebay_worker.state.relocation import usable_offset

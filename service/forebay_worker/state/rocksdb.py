@@ -40,7 +40,7 @@ from forebay.errors import ForebayError
 from forebay.stored_keys import RESERVED_TAG
 from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
-from forebay_worker.state.obstacles import in_use, obstacle, require_room
+from forebay_worker.state.storage_faults import in_use, require_room, storage_fault
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ _ARENA_BLOCK_BYTES = 64 << 10
 """Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
 _MOST_LOG_FILE_BYTES = 128 << 10
 _CLOSING_DEADLINE_MS = 10_000.0
-_LOOK_S = 0.001
+_CLOSE_RETRY_S = 0.001
 
 
 def _filtered() -> BlockBasedOptions:
@@ -341,7 +341,7 @@ class RocksDbStore:
             self._db = Rdict(str(self.path), options=self._options)
             found = self._read_offsets()
         except Exception as error:
-            if obstacle(error, self.path) is not None or in_use(error):
+            if storage_fault(error, self.path) is not None or in_use(error):
                 raise
             raise StoreCorrupted(f"its store can be neither written nor opened again ({error})") from error
         # The last commit may have been written although it failed, but an earlier one cannot be missing.
@@ -398,7 +398,7 @@ def _close_unread(db: Rdict) -> None:
         except RuntimeError:
             if boot_ms() > deadline:
                 raise
-            time.sleep(_LOOK_S)
+            time.sleep(_CLOSE_RETRY_S)
 
 
 def _offsets_to_json(offsets: Mapping[TopicPartition, CommittedOffset]) -> bytes:

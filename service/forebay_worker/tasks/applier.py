@@ -54,7 +54,7 @@ class Applier:
         changelog: Changelog,
         poll_interval_ms: int,
         records_per_second: int,
-        obstacle: Callable[[Exception], str | None],
+        storage_fault: Callable[[Exception], str | None],
         on_corrupted: Callable[[Replica, StoreCorrupted], None],
         on_complete: Callable[[Replica], None],
         housekeeping: Callable[[], None],
@@ -63,14 +63,14 @@ class Applier:
         self._poll_interval_ms = float(poll_interval_ms)
         self._current_due_boot_ms = 0.0
         self._records_per_second = records_per_second
-        self._obstacle = obstacle
+        self._storage_fault = storage_fault
         self._on_corrupted = on_corrupted
         self._on_complete = on_complete
         self._housekeeping = housekeeping
         self._housekept_boot_ms = 0.0
         self._replicas: dict[TopicPartition, Replica] = {}
         self._retry_at: dict[TopicPartition, float] = {}
-        self.obstacles: dict[TopicPartition, str] = {}
+        self.storage_faults: dict[TopicPartition, str] = {}
         """What keeps records from being applied, and the remedy."""
         self._logged = Repeats()
         self._open_transactions = OpenTransactions()
@@ -129,7 +129,7 @@ class Applier:
         """Stop applying a replica's log; in the applier's thread."""
         self._replicas.pop(replica.topic_partition, None)
         self._retry_at.pop(replica.topic_partition, None)
-        self.obstacles.pop(replica.topic_partition, None)
+        self.storage_faults.pop(replica.topic_partition, None)
         replica.read_failure = None
         self._open_transactions.forget(replica.topic_partition)
         self._consumer.unassign(replica.topic_partition)
@@ -182,7 +182,7 @@ class Applier:
         except Exception as error:
             self._give_up_for_now(replica, error, batch.end)
         else:
-            self.obstacles.pop(replica.topic_partition, None)
+            self.storage_faults.pop(replica.topic_partition, None)
             self._open_transactions.note(replica, boot_ms())
 
     def apply(self, replica: Replica, batch: Batch) -> None:
@@ -208,14 +208,14 @@ class Applier:
             self._on_corrupted(replica, error)
             return
         tp = replica.topic_partition
-        obstacle = self._obstacle(error)
+        storage_fault = self._storage_fault(error)
         again = f"retrying every {_RETRY_MS / 1000:.0f} s"
-        replica.failure = obstacle or str(error) or repr(error)
-        if obstacle is not None:
-            self.obstacles[tp] = obstacle
+        replica.failure = storage_fault or str(error) or repr(error)
+        if storage_fault is not None:
+            self.storage_faults[tp] = storage_fault
             # A full disk fails every store, and the log may be on it.
-            if self._logged.is_news(obstacle):
-                log.error("%s, and what meets the same, could not be applied; %s. %s", tp, again, obstacle)
+            if self._logged.is_news(storage_fault):
+                log.error("%s, and what meets the same, could not be applied; %s. %s", tp, again, storage_fault)
         elif self._logged.is_news(f"{tp}: {replica.failure}"):
             unforeseen = not isinstance(error, ForebayError)
             log.error("%s could not be applied; %s: %s", tp, again, error, exc_info=unforeseen and error)

@@ -55,7 +55,7 @@ class Restoration:
     could not be started."""
     refused: int = 0
     """Attempts, one after the other, that the machine refused."""
-    obstacle: str | None = None
+    storage_fault: str | None = None
     """Why it refused the last one."""
 
     @property
@@ -103,7 +103,7 @@ class BulkRestore:
         call: Callable[[Callable[[], None]], object],
         done: Callable[[Restoration], None],
         lost: Callable[[Replica, str], None],
-        obstacle: Callable[[Exception], str | None],
+        storage_fault: Callable[[Exception], str | None],
     ) -> None:
         self._changelog_url = changelog_url
         self._processes = processes
@@ -111,7 +111,7 @@ class BulkRestore:
         self._call = call
         self._done = done
         self._lost = lost
-        self._obstacle = obstacle
+        self._storage_fault = storage_fault
         self._numbers = itertools.count(1)
         self._waiting: deque[Restoration] = deque()
         self._changed = threading.Condition()
@@ -124,9 +124,11 @@ class BulkRestore:
         """Those under way or waiting."""
 
     @property
-    def obstacles(self) -> list[str]:
+    def storage_faults(self) -> list[str]:
         """What keeps files from being written or ingested."""
-        return [found.obstacle for found in list(self.restorations.values()) if found.obstacle is not None]
+        return [
+            found.storage_fault for found in list(self.restorations.values()) if found.storage_fault is not None
+        ]
 
     def delete_leftovers(self) -> None:
         """Delete what a killed worker's processes left: it takes up space that stores need to be opened."""
@@ -259,7 +261,7 @@ class BulkRestore:
                 if report.error is not None:
                     restoration.replica.failure = report.error
                     restoration.fruitless += report.lasting
-                    restoration.obstacle = report.error if report.refused else None
+                    restoration.storage_fault = report.error if report.refused else None
                     restoration.refused += report.refused
                     log.error("restoring %s failed, and will be retried: %s", _name(restoration), report.error)
                     return False
@@ -300,7 +302,7 @@ class BulkRestore:
             except StoreCorrupted as error:
                 self._lost(restoration.replica, str(error))
             except Exception as error:
-                found = restoration.obstacle = self._obstacle(error)
+                found = restoration.storage_fault = self._storage_fault(error)
                 restoration.refused += found is not None
                 restoration.replica.failure = found or str(error) or repr(error)
                 log.error(
@@ -382,7 +384,7 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     replica.note_ahead(report.ahead)
     restoration.records += report.records
     restoration.fruitless = restoration.refused = 0
-    restoration.obstacle = None
+    restoration.storage_fault = None
     log.info(
         "%s: %d records restored, %.0f a second; seconds left: %s",
         _name(restoration),

@@ -14,10 +14,10 @@ from forebay.stores import StateStore
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.obstacles import meets_all, obstacle, require_room
 from forebay_worker.state.offset_record import read_positions, record_positions
 from forebay_worker.state.offsets import OffsetCache
-from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.storage_faults import meets_all, require_room, storage_fault
+from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.recovery import Recovery, RecoveryPolicy
 from forebay_worker.tasks.released import ReleasedTasks
 from forebay_worker.tasks.replica import Replica
@@ -52,7 +52,7 @@ class TaskManager:
         topology: Topology,
         changelog: Changelog,
         directory: StateDirectory,
-        opener: StoreOpener,
+        opener: StoreFactory,
         policy: RecoveryPolicy,
         state_cleanup_delay_ms: int,
     ) -> None:
@@ -67,7 +67,7 @@ class TaskManager:
         self._wanted: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
         self._on_disk = OffsetCache()
         self._released = ReleasedTasks(directory, topology, self._on_disk, state_cleanup_delay_ms)
-        self._sweeper = Sweeper(self._writable, self._recovery.rebuild, self._obstacle_in)
+        self._sweeper = Sweeper(self._writable, self._recovery.rebuild, self._storage_fault_in)
         self._is_assigned = False
         """Whether an assignment said what to hold: until then nothing is known to be released."""
         self._is_stopping = False
@@ -119,15 +119,17 @@ class TaskManager:
         record_positions(self._directory, self._topology, self._on_disk.positions())
 
     @property
-    def obstacle(self) -> str | None:
+    def storage_fault(self) -> str | None:
         """What keeps stores from being opened or written, and the remedy; None if nothing does."""
         of_single_tasks = [found for found in list(self._unopenable.values()) if found is not None]
-        return self.machine_obstacle or next(iter(of_single_tasks), None)
+        return self.machine_storage_fault or next(iter(of_single_tasks), None)
 
     @property
-    def machine_obstacle(self) -> str | None:
+    def machine_storage_fault(self) -> str | None:
         """The same, of what any task would meet here."""
-        return next(iter([*self.applier.obstacles.values(), *self.bulk_restore.obstacles, self._unopened]), None)
+        return next(
+            iter([*self.applier.storage_faults.values(), *self.bulk_restore.storage_faults, self._unopened]), None
+        )
 
     @property
     def matches_assignment(self) -> bool:
@@ -228,7 +230,7 @@ class TaskManager:
                 opened[spec.name, task.partition] = self._open(task, spec)
         except Exception as error:
             everywhere = meets_all(error)
-            found = obstacle(error, self._directory.path / ("" if everywhere else str(task)))
+            found = storage_fault(error, self._directory.path / ("" if everywhere else str(task)))
             if everywhere:
                 self._unopened = found
             else:
@@ -255,11 +257,11 @@ class TaskManager:
             require_room(self._directory.path)
         except OSError as error:
             self._reopen_boot_ms = boot_ms() + _REOPEN_MS
-            return self._obstacle_in(error)
+            return self._storage_fault_in(error)
         return None
 
-    def _obstacle_in(self, error: Exception) -> str | None:
-        return obstacle(error, self._directory.path)
+    def _storage_fault_in(self, error: Exception) -> str | None:
+        return storage_fault(error, self._directory.path)
 
     def _designate(self, replicas: ReplicaTable, active: frozenset[TaskId]) -> None:
         now = boot_ms()

@@ -22,9 +22,9 @@ from forebay.repeats import Repeats
 from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.obstacles import obstacle
-from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.storage_faults import storage_fault
+from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.applier import Applier
 from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
 from forebay_worker.tasks.commit import observe_end
@@ -69,7 +69,7 @@ class Recovery:
         self,
         changelog: Changelog,
         directory: StateDirectory,
-        opener: StoreOpener,
+        opener: StoreFactory,
         policy: RecoveryPolicy,
         housekeeping: Callable[[], None],
     ) -> None:
@@ -81,7 +81,7 @@ class Recovery:
             changelog,
             policy.poll_interval_ms,
             policy.apply_records_per_second,
-            self._obstacle_in,
+            self._storage_fault_in,
             self._recover,
             self._finish_rebuild,
             housekeeping,
@@ -93,7 +93,7 @@ class Recovery:
             self.applier.run,
             self._restored,
             self.rebuild,
-            self._obstacle_in,
+            self._storage_fault_in,
         )
         self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
         self._put_off: dict[TopicPartition, _PutOff] = {}
@@ -131,7 +131,7 @@ class Recovery:
     def open(self, replica: Replica) -> bool:
         """Whether the replica's store is open and accepts writes, as far as is known."""
         tp = replica.topic_partition
-        return tp not in self._put_off and tp not in self.applier.obstacles
+        return tp not in self._put_off and tp not in self.applier.storage_faults
 
     def keep_up(self, replicas: Iterable[Replica]) -> None:
         """Retry rebuilds, publish the ends of logs being restored, restore in bulk replicas that fell far
@@ -145,8 +145,8 @@ class Recovery:
         for replica in replicas:
             self._hasten(replica)
 
-    def _obstacle_in(self, error: Exception) -> str | None:
-        return obstacle(error, self._directory.path)
+    def _storage_fault_in(self, error: Exception) -> str | None:
+        return storage_fault(error, self._directory.path)
 
     def _takes_files(self, replica: Replica) -> bool:
         return self._in_bulk and isinstance(replica.store, RocksDbStore)
@@ -284,7 +284,7 @@ class Recovery:
             self._try_again(replica, error, untrusted=untrusted)
             return
         self._put_off.pop(tp, None)
-        self.applier.obstacles.pop(tp, None)
+        self.applier.storage_faults.pop(tp, None)
         replica.failure = None
         replica.store, replica.log, replica.identify = opened.store, opened.log, opened.identify
         try:
@@ -297,10 +297,10 @@ class Recovery:
     def _try_again(self, replica: Replica, error: Exception, *, untrusted: bool) -> None:
         """Log why a rebuild cannot start, and postpone it."""
         tp = replica.topic_partition
-        found = self._obstacle_in(error)
+        found = self._storage_fault_in(error)
         replica.failure = found or str(error) or repr(error)
         if found is not None:
-            self.applier.obstacles[tp] = found
+            self.applier.storage_faults[tp] = found
         self._put_off[tp] = _PutOff(replica, boot_ms() + _RETRY_MS, untrusted)
         if self._logged.is_news(f"{tp}: {replica.failure}" if found is None else found):
             every_s = _RETRY_MS / 1000

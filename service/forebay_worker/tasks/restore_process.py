@@ -25,8 +25,8 @@ from forebay.linux import end_with_parent
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
-from forebay_worker.state.obstacles import obstacle
 from forebay_worker.state.rocksdb import write_sst
+from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.tasks.continuity import continuity_fault
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
 from forebay_worker.tasks.foreign import BadRecord, fitting
@@ -232,7 +232,7 @@ def main() -> None:
             for report in restorer.run(job):
                 _say(report)
         except Exception as error:
-            refused = obstacle(error, Path(job.scratch).parent)
+            refused = storage_fault(error, Path(job.scratch).parent)
             # Brokers come back, and so does room on a disk.
             lasting = refused is None and not isinstance(error, OSError)
             told = refused or f"{type(error).__name__}: {error}"

@@ -31,11 +31,11 @@ class Sweeper:
         self,
         writable: Callable[[Replica], bool],
         lost: Callable[[Replica, str], None],
-        obstacle: Callable[[Exception], str | None],
+        storage_fault: Callable[[Exception], str | None],
     ) -> None:
         self._writable = writable
         self._lost = lost
-        self._obstacle = obstacle
+        self._storage_fault = storage_fault
         self._expiry = Expiry()
         self._to_sweep: deque[Replica] = deque()
         self._failed: set[TopicPartition] = set()
@@ -70,7 +70,7 @@ class Sweeper:
         except Exception as error:
             if tp not in self._failed:
                 self._failed.add(tp)
-                log.error("%s: expired entries could not be deleted: %s", tp, self._obstacle(error) or error)
+                log.error("%s: expired entries could not be deleted: %s", tp, self._storage_fault(error) or error)
             return 0
         self._failed.discard(tp)
         return removed

@@ -14,7 +14,7 @@ from forebay_worker.state.checkpoint import CheckpointFile
 from forebay_worker.state.command import state
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import IDENTITY_NAME
-from forebay_worker.state.mover import JOURNAL_NAME, RelocationError, relocate
+from forebay_worker.state.relocate import JOURNAL_NAME, RelocationError, relocate
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
 
 TOPOLOGY = """

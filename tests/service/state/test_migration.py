@@ -10,8 +10,8 @@ from forebay.topology import StoreSpec
 from forebay_worker.state.checkpoint import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
+from forebay_worker.state.store_factory import StoreFactory
 
 TP = TopicPartition("log", 0)
 TASK = TaskId(0, 0)
@@ -29,11 +29,11 @@ class OwnOffsets(MemoryStore):
 
 
 def test_a_committed_offset_beats_an_old_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("forebay_worker.state.opening._factory", lambda supplier: OwnOffsets)
+    monkeypatch.setattr("forebay_worker.state.store_factory._factory", lambda supplier: OwnOffsets)
     changelog = SqliteChangelog(tmp_path / "log")
     changelog.ensure_topic("log", 1)
     directory = StateDirectory(tmp_path / "state", "app")
-    opener = StoreOpener(directory, changelog, RocksDbMemory(8 << 20, 8 << 20), 300_000)
+    opener = StoreFactory(directory, changelog, RocksDbMemory(8 << 20, 8 << 20), 300_000)
     directory.store_path(TASK, "s").mkdir(parents=True)
     checkpoint = CheckpointFile.of(directory.path / str(TASK))
     checkpoint.write({TP: 5})

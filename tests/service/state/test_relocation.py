@@ -19,7 +19,7 @@ from forebay.topology import Topology, parse_topology
 from forebay_worker.state.checkpoint import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
-from forebay_worker.state.mover import (
+from forebay_worker.state.relocate import (
     JOURNAL_NAME,
     Relocation,
     RelocationError,
@@ -334,7 +334,7 @@ import os, signal, sys
 from pathlib import Path
 from forebay.topology import load_topology
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.mover import relocate
+from forebay_worker.state.relocate import relocate
 
 state_dir, topology, last = Path(sys.argv[1]), load_topology(sys.argv[2]), int(sys.argv[3])
 steps = []
@@ -530,7 +530,7 @@ def test_legacy_stores_are_told_apart_by_their_checkpoints_at_every_kill(
 def test_only_a_collision_opens_a_store(directory: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
     monkeypatch.setattr(
-        "forebay_worker.state.mover.read_content", lambda path: opened.append(path) or StoreContent()
+        "forebay_worker.state.relocate.read_content", lambda path: opened.append(path) or StoreContent()
     )
     for store, task in (("a", "0_0"), ("b", "1_0"), ("c", "0_0"), ("c", "1_0")):
         put(directory, task, store)

@@ -25,8 +25,8 @@ from forebay_worker.state.checkpoint import CheckpointFile
 from forebay_worker.state.checkpointed import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.state.opening import StoreOpener
 from forebay_worker.state.rocksdb import IDENTITY_KEY, RocksDbMemory, RocksDbStore, write_sst
+from forebay_worker.state.store_factory import StoreFactory
 from tests.cluster import wait_until
 from tests.disks import fill, small_disk
 
@@ -258,10 +258,10 @@ def test_the_lines_that_are_kept_stay_as_old_as_they_are(tmp_path):
 
 
 @pytest.fixture
-def opener(tmp_path: Path) -> StoreOpener:
+def opener(tmp_path: Path) -> StoreFactory:
     changelog = SqliteChangelog(tmp_path / "log")
     changelog.ensure_topic("log", 2)
-    return StoreOpener(StateDirectory(tmp_path / "state", "app"), changelog, MEMORY, 300_000)
+    return StoreFactory(StateDirectory(tmp_path / "state", "app"), changelog, MEMORY, 300_000)
 
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1)
@@ -354,7 +354,7 @@ def test_a_supplied_store_that_cannot_be_identified_is_closed(opener, legacy, mo
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("forebay_worker.state.opening.write_durably", refuse)
+    monkeypatch.setattr("forebay_worker.state.store_factory.write_durably", refuse)
     monkeypatch.setattr(LegacyStore, "close", lambda self: closed.append(self.name))
     with pytest.raises(OSError, match="No space left"):
         opener.open(TASK, legacy)
@@ -489,7 +489,7 @@ def test_an_old_position_file_is_taken_over_also_from_where_its_store_was_before
 
 @pytest.fixture
 def legacy(monkeypatch) -> StoreSpec:
-    monkeypatch.setattr("forebay_worker.state.opening._factory", lambda supplier: LegacyStore)
+    monkeypatch.setattr("forebay_worker.state.store_factory._factory", lambda supplier: LegacyStore)
     return StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1, supplier="legacy")
 
 
@@ -691,7 +691,7 @@ def test_a_store_that_keeps_its_records_elsewhere_is_refused(
     def elsewhere(name: str, path: Path) -> LegacyStore:
         return LegacyStore(name, tmp_path / "elsewhere")
 
-    monkeypatch.setattr("forebay_worker.state.opening._factory", lambda supplier: elsewhere)
+    monkeypatch.setattr("forebay_worker.state.store_factory._factory", lambda supplier: elsewhere)
     monkeypatch.setattr(LegacyStore, "manages_offsets", manages_offsets)
     with pytest.raises(TopologyError, match=r"'s' has records although .* was just created.*'legacy' must keep"):
         opener.open(TaskId(0, 0), legacy)

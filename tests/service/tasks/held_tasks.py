@@ -10,8 +10,8 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.opening import OpenedStore, StoreOpener
 from forebay_worker.state.rocksdb import RocksDbMemory
+from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
 from tests.cluster import wait_until
@@ -42,7 +42,7 @@ TWO_STORES = parse_topology(
 )
 
 
-class SlowOpener(StoreOpener):
+class SlowOpener(StoreFactory):
     """Opens a store only when it is let."""
 
     let = threading.Semaphore(0)
@@ -72,7 +72,7 @@ def make_changelog(tmp_path: Path) -> SqliteChangelog:
 def started(
     tmp_path: Path,
     changelog: SqliteChangelog,
-    opener: type[StoreOpener],
+    opener: type[StoreFactory],
     restore_processes: int = 0,
     cleanup_ms: int = 600_000,
     topology: Topology = TOPOLOGY,
@@ -103,7 +103,7 @@ def unexpected(*arguments: object) -> None:
 
 
 def fill(tmp_path: Path, changelog: SqliteChangelog) -> None:
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS, ())
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
 

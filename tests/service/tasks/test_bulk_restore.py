@@ -266,12 +266,12 @@ def test_a_full_disk_delays_a_restore_and_makes_it_no_slower(changelog, folded, 
         restore = Restore(changelog, disk)
         filler = fill(disk)
         restore.bulk.submit(restore.replica)
-        wait_until(lambda: restore.bulk.obstacles, "the refusal", 30)
-        assert restore.bulk.obstacles == [restore.replica.failure]
+        wait_until(lambda: restore.bulk.storage_faults, "the refusal", 30)
+        assert restore.bulk.storage_faults == [restore.replica.failure]
         assert f"{disk} cannot be written: No space left on device. Free some space" in restore.replica.failure
         filler.unlink()
         assert restore.finish() == folded
-        assert restore.bulk.obstacles == []
+        assert restore.bulk.storage_faults == []
         assert not restore.done[0].given_up
         restore.close()
 

@@ -14,7 +14,7 @@ from forebay.stored_versions import encode_version
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.queries.values import scanned
-from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks import recovery
 from forebay_worker.tasks.manager import TaskManager
 from tests.cluster import wait_until
@@ -48,10 +48,10 @@ def test_a_flipped_bit_is_served_right_or_rebuilt(tmp_path, topology, monkeypatc
     expected = write(changelog, topology, batch=1)
     with monkeypatch.context() as patched:
         patched.setattr(recovery, "BULK_RESTORE_RECORDS", 10)
-        with started(tmp_path, changelog, StoreOpener, restore_processes=1, topology=topology) as manager:
+        with started(tmp_path, changelog, StoreFactory, restore_processes=1, topology=topology) as manager:
             manager.hold([TASK], ())
             wait_until(lambda: entries(manager) == expected, "the first batch")
-    with started(tmp_path, changelog, StoreOpener, topology=topology) as manager:
+    with started(tmp_path, changelog, StoreFactory, topology=topology) as manager:
         manager.hold([TASK], ())
         expected |= write(changelog, topology, batch=2)
         wait_until(lambda: entries(manager) == expected, "the second batch")
@@ -62,7 +62,7 @@ def test_a_flipped_bit_is_served_right_or_rebuilt(tmp_path, topology, monkeypatc
         shutil.rmtree(tmp_path / "state")
         shutil.copytree(tmp_path / "image", tmp_path / "state")
         flip(tmp_path / "state" / file, at)
-        with started(tmp_path, changelog, StoreOpener, topology=topology) as manager:
+        with started(tmp_path, changelog, StoreFactory, topology=topology) as manager:
             manager.hold([TASK], ())
 
             def served(file: Path = file, at: int = at) -> bool:

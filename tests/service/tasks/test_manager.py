@@ -11,7 +11,7 @@ import pytest
 
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets import OffsetCache
-from forebay_worker.state.opening import OpenedStore, StoreOpener
+from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.released import ReleasedTasks
 from tests.cluster import wait_until
@@ -100,7 +100,7 @@ def test_what_was_released_is_deleted_though_windows_cannot_be(tmp_path, changel
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Expiry, "sweep", refuse)
-    with started(tmp_path, changelog, StoreOpener, cleanup_ms=0) as manager:
+    with started(tmp_path, changelog, StoreFactory, cleanup_ms=0) as manager:
         manager.hold(TASKS, ())
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
         (released,) = tmp_path.glob(f"state/**/{TASKS[0]}/rocksdb/a")
@@ -108,7 +108,7 @@ def test_what_was_released_is_deleted_though_windows_cannot_be(tmp_path, changel
         wait_until(lambda: not released.exists(), "the deletion")
 
 
-class Choosy(StoreOpener):
+class Choosy(StoreFactory):
     """Cannot open the first stores, each for a reason of its own."""
 
     def open(self, task, spec) -> OpenedStore:
@@ -134,17 +134,17 @@ def test_a_store_that_another_process_has_open_keeps_no_other_closed_and_is_told
     )
     with holder:
         holder.stdout.readline()
-        with started(tmp_path, changelog, StoreOpener) as manager:
+        with started(tmp_path, changelog, StoreFactory) as manager:
             wait_until(lambda: held(manager) == set(TASKS) - {TASKS[1]}, "all others are open")
             told = (
                 f"The state directory {locked} cannot be opened: Resource temporarily unavailable. End the process"
             )
-            assert manager.obstacle.startswith(told)
+            assert manager.storage_fault.startswith(told)
             # Of this task, another worker's copy counts.
-            assert (applied(manager).keys(), manager.machine_obstacle) == (set(TASKS) - {TASKS[1]}, None)
+            assert (applied(manager).keys(), manager.machine_storage_fault) == (set(TASKS) - {TASKS[1]}, None)
             holder.kill()
             wait_until(lambda: manager.matches_assignment, "all are open")
-            assert manager.obstacle is None
+            assert manager.storage_fault is None
 
 
 def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_long(tmp_path, changelog, caplog):
@@ -178,7 +178,7 @@ def test_a_task_that_could_be_neither_opened_nor_closed_is_opened_later(tmp_path
     monkeypatch.setattr("forebay_worker.tasks.manager._REOPEN_MS", 50.0)
     refusals = [OSError(errno.ENOSPC, "No space left on device")] * 4
 
-    class Refusing(StoreOpener):
+    class Refusing(StoreFactory):
         def open(self, task, spec) -> OpenedStore:
             if spec.name == "b" and refusals:
                 raise refusals.pop()
@@ -197,14 +197,14 @@ def test_a_task_that_could_be_neither_opened_nor_closed_is_opened_later(tmp_path
     with started(tmp_path, changelog, Refusing, topology=TWO_STORES) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: manager.matches_assignment, "the task being open")
-        assert (refusals, manager.obstacle) == ([], None)
+        assert (refusals, manager.storage_fault) == ([], None)
 
 
 def test_a_task_that_could_not_be_opened_and_went_elsewhere_is_deleted(tmp_path, changelog):
     fill(tmp_path, changelog)
     asked = threading.Event()
 
-    class Refusing(StoreOpener):
+    class Refusing(StoreFactory):
         def open(self, task, spec) -> OpenedStore:
             if task == TASKS[1]:
                 asked.set()
@@ -229,7 +229,7 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path, changelog, monkeyp
         delete(*arguments)
 
     monkeypatch.setattr(StateDirectory, "delete_store", refuse)
-    with started(tmp_path, changelog, StoreOpener, cleanup_ms=50) as manager:
+    with started(tmp_path, changelog, StoreFactory, cleanup_ms=50) as manager:
         manager.hold(TASKS[:1], ())
         left = tmp_path / "state" / "app"
         wait_until(lambda: [path.name for path in left.glob("0_*")] == [str(TASKS[0])], "the others' deletion")
@@ -257,12 +257,12 @@ def test_a_worker_that_is_often_restarted_deletes_what_was_released_long_ago(tmp
     fill(tmp_path, changelog)
     state = tmp_path / "state" / "app" / str(TASKS[0])
     for _ in range(3):
-        with started(tmp_path, changelog, StoreOpener) as manager:
+        with started(tmp_path, changelog, StoreFactory) as manager:
             manager.hold(TASKS[1:], ())
             wait_until(lambda: manager.matches_assignment, "the assignment")
             assert state.exists()
         now_ms[0] += 250_000
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[1:], ())
         wait_until(lambda: not state.exists(), "the deletion")
 
@@ -272,11 +272,11 @@ def test_what_was_held_until_the_end_is_not_yet_released_at_the_next_start(tmp_p
     monkeypatch.setattr("forebay_worker.tasks.released.epoch_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     now_ms[0] += 10_000_000
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: manager.matches_assignment, "the assignment")
     # Whatever was due is deleted by then.
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: manager.matches_assignment, "the assignment")
         assert len(list((tmp_path / "state" / "app").glob("0_*"))) == PARTITIONS
@@ -290,13 +290,13 @@ def test_a_store_that_left_the_topology_is_deleted_after_the_delay(tmp_path, cha
     stray = tmp_path / "state" / "app" / str(TASKS[0]) / "rocksdb" / "gone"
     stray.mkdir(parents=True)
     for _ in range(2):
-        with started(tmp_path, changelog, StoreOpener) as manager:
+        with started(tmp_path, changelog, StoreFactory) as manager:
             manager.hold(TASKS, ())
             wait_until(lambda: manager.matches_assignment, "the assignment")
             assert stray.exists()
         now_ms[0] += 300_001
     assert "0_0/gone does not belong to this topology: it is not opened, and deleted after" in caplog.text
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         assert stray.exists()
         manager.hold(TASKS, ())
         wait_until(lambda: not stray.exists(), "the deletion")
@@ -308,7 +308,7 @@ def test_a_store_that_left_the_topology_is_deleted_after_the_delay(tmp_path, cha
 def test_a_damaged_record_of_releases_only_makes_the_delay_count_anew(tmp_path, changelog, written):
     fill(tmp_path, changelog)
     (tmp_path / "state" / "app" / "released.json").write_text(written)
-    with started(tmp_path, changelog, StoreOpener, cleanup_ms=50) as manager:
+    with started(tmp_path, changelog, StoreFactory, cleanup_ms=50) as manager:
         manager.hold(TASKS[:1], ())
         state = tmp_path / "state" / "app"
         wait_until(lambda: [path.name for path in state.glob("0_*")] == [str(TASKS[0])], "the others' deletion")
@@ -321,7 +321,7 @@ def test_what_is_released_counts_as_far_as_it_was_applied_unless_it_was_in_memor
     [subtopology] = TOPOLOGY.subtopologies
     stores = (replace(subtopology.stores[0], supplier=supplier),)
     topology = replace(TOPOLOGY, subtopologies=(replace(subtopology, stores=stores),))
-    with started(tmp_path, changelog, StoreOpener, topology=topology) as manager:
+    with started(tmp_path, changelog, StoreFactory, topology=topology) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager) == {TASKS[0]: 1}, "all is applied")
         append(changelog, 0, 2, [(b"more", b"1", 0)])

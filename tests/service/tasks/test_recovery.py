@@ -17,7 +17,7 @@ from forebay.lag import UNKNOWN_LAG, lag_of
 from forebay.stored_keys import USER_TAG
 from forebay.tasks import TopicPartition
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.opening import OpenedStore, StoreOpener
+from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore
 from forebay_worker.tasks.bulk_restore import Restoration
 from forebay_worker.tasks.replica import Replica
@@ -66,13 +66,13 @@ def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_n
         )
 
     append(2, [(b"deleted", b"1", 0)])
-    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+    with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 2, "all is applied")
     append(3, [(b"deleted", None, 0), *((b"k%d" % i, b"1", 0) for i in range(30))])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
 
-    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+    with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         wait_until(lambda: applied(manager).get(TASKS[0]) == 33, "all is applied")
         store = manager.replicas["a", 0].store
         assert store.get(USER_TAG + b"k29") == b"1"
@@ -113,7 +113,7 @@ def test_a_log_that_was_compacted_is_replayed_once_however_many_polls_that_takes
     append(changelog, 0, 3, [(b"deleted", b"1", 0), (b"deleted", None, 0), (b"last", b"1", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
 
-    with started(tmp_path, changelog, StoreOpener, restore_processes=restore_processes) as manager:
+    with started(tmp_path, changelog, StoreFactory, restore_processes=restore_processes) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 34, "all is applied")
         store = manager.replicas["a", 0].store
@@ -125,14 +125,14 @@ def test_a_log_that_was_compacted_is_replayed_once_however_many_polls_that_takes
 def test_a_log_that_is_compacted_in_the_middle_of_a_replay_brings_nothing_back(tmp_path, changelog, caplog):
     append(changelog, 0, 2, [(b"early", None, 0), (b"deleted", b"1", 0), (b"k", b"1", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 4, "all is applied")
         assert manager.replicas["a", 0].store.get(USER_TAG + b"deleted") == b"1"
     append(changelog, 0, 3, [(b"k", b"2", 0), (b"deleted", None, 0), (b"last", b"1", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
 
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         wait_until(lambda: applied(manager).get(TASKS[0]) == 7, "all is applied")
         assert manager.replicas["a", 0].store.get(USER_TAG + b"deleted") is None
     assert "it is rebuilt" in caplog.text
@@ -146,7 +146,7 @@ def test_a_replica_whose_logs_end_was_not_known_when_it_was_opened_is_restored_i
     append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(5_000)])
     with monkeypatch.context() as away:
         away.setattr(SqliteChangelog, "end_offsets", lambda *_: {})
-        with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+        with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
             manager.hold(TASKS[:1], ())
             wait_until(lambda: manager.bulk_restore.restorations, "a restore in bulk")
             wait_until(lambda: applied(manager).get(TASKS[0]) == 5_001, "all is applied")
@@ -162,7 +162,7 @@ def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, ch
         changelog.path(TopicPartition(TOPIC, 0)), rows, writer="a", query_id="q", batch_id=2, write_name="a"
     )
 
-    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+    with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         wait_until(lambda: applied(manager).get(TASKS[0]) == 30, "all is applied")
         store = manager.replicas["a", 0].store
         assert (store.get(USER_TAG + b"k29"), store.get(USER_TAG + b"k")) == (b"2", None)
@@ -184,7 +184,7 @@ def test_nothing_of_a_replaced_log_is_served_while_a_replica_far_behind_waits_fo
         replace_log()
     # All processes have other things to do.
     monkeypatch.setattr(bulk_restore.BulkRestore, "_run", lambda self: None)
-    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+    with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         wait_until(lambda: ("a", 0) in manager.replicas, "the replica")
         replica = manager.replicas["a", 0]
         wait_until(lambda: replica.progress.end_offset is not None, "word of the end")
@@ -208,7 +208,7 @@ def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, ch
     monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 50.0)
     refusals = [error, error]
 
-    class Refusing(StoreOpener):
+    class Refusing(StoreFactory):
         def open(self, task, spec) -> OpenedStore:
             if task == TASKS[0] and resetting and refusals:
                 raise refusals.pop()
@@ -223,12 +223,12 @@ def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, ch
         append(changelog, 0, 2, [(b"k", b'"new"', 0)])
         wait_until(lambda: not refusals and manager.replicas["a", 0].complete, "the rebuild")
         assert manager.replicas["a", 0].store.get(USER_TAG + b"k") == b'"new"'
-        assert (manager.replicas["a", 0].failure, manager.obstacle) == (None, None)
+        assert (manager.replicas["a", 0].failure, manager.storage_fault) == (None, None)
 
 
 def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, changelog, monkeypatch):
     monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 50.0)
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS, ())
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
         replica = manager.replicas["a", 0]
@@ -243,7 +243,7 @@ def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, 
 
 
 def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changelog, monkeypatch):
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS, ())
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
         replica = manager.replicas["a", 0]
@@ -275,7 +275,7 @@ def test_a_store_that_was_opened_while_nobody_knew_its_log_is_not_taken_for_that
     changelog.reset(TOPOLOGY.stores["a"])
     for partition in range(PARTITIONS):
         append(changelog, partition, 2, [(b"other%d" % i, b"2", 0) for i in range(30)])
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         wait_until(lambda: set(applied(manager).values()) == {30}, "all is applied")
         for partition in range(PARTITIONS):
             assert manager.replicas["a", partition].store.get(USER_TAG + b"k") is None
@@ -292,7 +292,7 @@ def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_se
         return own(wanted)
 
     monkeypatch.setattr("forebay_worker.tasks.recovery._ENDS_AT_ONCE", 4)
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS, ())
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
         waiting = [Restoration(replica, n, 0.0) for n, replica in enumerate(manager.replicas.values())]
@@ -318,7 +318,7 @@ def test_a_replica_is_followed_after_its_restore_though_what_was_set_aside_canno
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(StateDirectory, "discard_set_aside", refuse)
-    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+    with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 101, "the restore")
         append(changelog, 0, 3, [(b'"new"', b"1", 0)])
@@ -331,7 +331,7 @@ def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_a
     monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 20.0)
     seen: list[str] = []
 
-    class Watched(StoreOpener):
+    class Watched(StoreFactory):
         def open(self, task, spec) -> OpenedStore:
             seen.append("opened")
             return super().open(task, spec)
@@ -370,7 +370,7 @@ def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path,
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+    with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 101, "all is applied")
         append(changelog, 0, 3, [(b"new%d" % i, b"1", 0) for i in range(3_000)])
@@ -386,7 +386,7 @@ def test_a_replica_whose_restore_processes_keep_dying_is_restored_record_by_reco
     monkeypatch.setattr("forebay_worker.tasks.recovery._FALLEN_BEHIND", 0)
     monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
     monkeypatch.setattr(bulk_restore.sys, "executable", "/bin/false")
-    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+    with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 101, "all is applied")
         wait_until(lambda: manager.replicas["a", 0].failure is None, "word of the success")
@@ -402,7 +402,7 @@ def test_a_task_whose_recovery_could_not_begin_is_opened_later(tmp_path, changel
         return ends(wanted)
 
     monkeypatch.setattr(changelog, "end_offsets", refuse)
-    with started(tmp_path, changelog, StoreOpener, restore_processes=1) as manager:
+    with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         manager.hold(TASKS[:2], ())
         wait_until(lambda: applied(manager) == {TASKS[0]: 1, TASKS[1]: 2}, "all is applied")
 
@@ -410,7 +410,7 @@ def test_a_task_whose_recovery_could_not_begin_is_opened_later(tmp_path, changel
 @pytest.mark.parametrize("lost", ["directory", "manifest", "content"])
 def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, monkeypatch, lost):
     monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 50.0)
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 1, "all is applied")
         store = manager.replicas["a", 0].store
@@ -431,7 +431,7 @@ def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, m
 
 def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, monkeypatch):
     monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 50.0)
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 1, "all is applied")
         store, consumer = manager.replicas["a", 0].store, manager.applier._consumer

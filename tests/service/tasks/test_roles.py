@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from forebay.tasks import TaskId
-from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import TASKS, make_changelog, started
@@ -23,7 +23,7 @@ def hold_all(manager: TaskManager) -> None:
 
 def test_roles_are_lost_while_the_applier_is_busy(tmp_path: Path):
     """The lease that covers the new generation is published right after."""
-    with started(tmp_path, make_changelog(tmp_path), StoreOpener) as manager:
+    with started(tmp_path, make_changelog(tmp_path), StoreFactory) as manager:
         hold_all(manager)
         busy, over = threading.Event(), threading.Event()
         manager.applier.run(lambda: (busy.set(), over.wait(20)))
@@ -37,7 +37,7 @@ def test_roles_are_lost_while_the_applier_is_busy(tmp_path: Path):
 
 def test_a_later_generation_does_not_begin_a_role_anew(tmp_path: Path):
     """An active that is behind stays active: it has once reached an end since it was designated."""
-    with started(tmp_path, make_changelog(tmp_path), StoreOpener) as manager:
+    with started(tmp_path, make_changelog(tmp_path), StoreFactory) as manager:
         hold_all(manager)
         before = designations(manager)
         manager.hold(TASKS, ())

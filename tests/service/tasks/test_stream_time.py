@@ -9,7 +9,7 @@ from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import TopologyError
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
-from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks import recovery
 from forebay_worker.tasks.manager import TaskManager
 from tests.cluster import wait_until
@@ -62,7 +62,7 @@ def test_a_record_far_ahead_expires_nothing(tmp_path, kind, bulk, monkeypatch, c
             changelog.compact(topology.stores["a"], CompactionLimits(0, 0))
         state = tmp_path / ("state" if restart < 2 else "rebuilt")
         state.mkdir(exist_ok=True)
-        with started(state, changelog, StoreOpener, restore_processes=int(bulk), topology=topology) as manager:
+        with started(state, changelog, StoreFactory, restore_processes=int(bulk), topology=topology) as manager:
             manager.hold([TASK], ())
             wait_until(lambda manager=manager: oldest_kept_ms(manager) is not None, "the replica")
             kept.append(oldest_kept_ms(manager))
@@ -80,7 +80,7 @@ def test_another_bound_rebuilds_the_store(tmp_path, caplog):
     changelog.ensure_topic(wide.stores["a"].topic, 1)
     write(changelog, wide, [NOW_MS])
     for topology in (wide, narrow):
-        with started(tmp_path, changelog, StoreOpener, topology=topology) as manager:
+        with started(tmp_path, changelog, StoreFactory, topology=topology) as manager:
             manager.hold([TASK], ())
             wait_until(lambda manager=manager: manager.replicas and manager.checked, "the replica")
     assert "timestamp_after_max_ms 1" in caplog.text or "timestamp_after_max_ms None instead of 1" in caplog.text

@@ -4,7 +4,7 @@ from collections import Counter
 from forebay.stores import StoreCorrupted
 from forebay.tasks import TaskId
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.state.opening import StoreOpener
+from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.sweeper import Sweeper
@@ -20,7 +20,7 @@ def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_pa
         swept.append(replica.task)
         return 0
 
-    with started(tmp_path, changelog, StoreOpener) as manager:
+    with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS, ())
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
         monkeypatch.setattr(Expiry, "sweep", sweep)

@@ -29,7 +29,7 @@ ROOM_TO_OPEN_BYTES = 32 << 20
 """Opening a store may write out everything in its log, up to a write buffer."""
 
 
-def obstacle(error: Exception, directory: Path) -> str | None:
+def storage_fault(error: Exception, directory: Path) -> str | None:
     """The directory, the refusal and the remedy; None if an error is not of that kind.
 
     RocksDB's errors can be recognised only by their text.

@@ -19,15 +19,15 @@ from forebay.topology import STORE_ENTRY_POINTS, StoreSpec
 from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.checkpointed import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.durable import write_durably
+from forebay_worker.state.fsync import write_durably
 from forebay_worker.state.inspection import IDENTITY_NAME, read_identity
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.state.obstacles import in_use, obstacle
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
+from forebay_worker.state.storage_faults import in_use, storage_fault
 
 log = logging.getLogger(__name__)
 
-StoreFactory = Callable[[str, Path], StateStore]
+StoreSupplier = Callable[[str, Path], StateStore]
 
 
 @dataclass
@@ -41,7 +41,7 @@ class OpenedStore:
 
 
 @dataclass(frozen=True)
-class StoreOpener:
+class StoreFactory:
     """Opens the stores of one state directory."""
 
     directory: StateDirectory
@@ -118,7 +118,7 @@ class StoreOpener:
         if not existed:
             self._forget_offsets(path, tp)
         path.mkdir(parents=True, exist_ok=True)
-        factory = _factory(spec.supplier)
+        factory = _supplier(spec.supplier)
         try:
             store = factory(spec.name, path)
         except Exception as error:
@@ -236,7 +236,7 @@ def _identity_of_supplied(path: Path) -> StoreIdentity | None:
 
 def _raise_as_corrupted(error: Exception, path: Path) -> None:
     """Raise ``StoreCorrupted`` for a store that exists and cannot be opened, unless the machine is at fault."""
-    if path.exists() and obstacle(error, path) is None and not in_use(error):
+    if path.exists() and storage_fault(error, path) is None and not in_use(error):
         raise StoreCorrupted(f"it cannot be opened ({error})") from error
 
 
@@ -283,9 +283,9 @@ def _has_records(store: StateStore) -> bool:
     return next(store.scan(USER_TAG, END_OF_USER_KEYS), None) is not None
 
 
-def _factory(supplier: str) -> StoreFactory:
+def _supplier(supplier: str) -> StoreSupplier:
     for entry_point in entry_points(group=STORE_ENTRY_POINTS, name=supplier):
-        factory: StoreFactory = entry_point.load()
+        factory: StoreSupplier = entry_point.load()
         return factory
     raise TopologyError(
         f"There is no store supplier {supplier!r}: use 'rocksdb', 'memory', or the name of an installed entry "

@@ -22,7 +22,7 @@ from forebay.topology import Topology
 from forebay_worker.state import layout
 from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.durable import remove_durably, sync_directory, write_durably
+from forebay_worker.state.fsync import remove_durably, sync_directory, write_durably
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.relocation import (
     Move,
