@@ -84,7 +84,7 @@ def _open(directory: StateDirectory, topology: Topology, task: TaskId, store: st
         opened.set_identity(StoreIdentity("log", *line, spec.kind, spec.key, spec.value))
         for key in range(RECORDS):
             opened.put(USER_TAG + b"%d" % key, b"1" * 100)
-        opened.commit({line: CommittedOffset(RECORDS, RECORDS, complete=True)})
+        opened.commit({line: CommittedOffset(RECORDS, RECORDS, restored=True)})
     return opened
 
 

@@ -135,7 +135,7 @@ class EndOffsets:
         if len(ring) > _RING_LIMIT:
             del ring[1:-1:2]
 
-    def current_until(self, consistent_position: int) -> float | None:
+    def last_caught_up(self, consistent_position: int) -> float | None:
         """Send time of the newest observation of which everything written is below a position.
 
         What an open transaction holds was written too: so the time lag grows to its age. None if no observation is
@@ -187,7 +187,7 @@ class Progress(NamedTuple):
     """The newest end observed, of what read-committed readers get; None before the first."""
     end_sent_boot_ms: float
     """When the request that observed it was sent."""
-    current_until_boot_ms: float | None
+    last_caught_up_boot_ms: float | None
     """All records that were in the log at this time are applied, of open transactions too; None if unknown."""
     as_of_boot_ms: float | None
     """The source's state at this time is in the answer, according to the oldest writer's heartbeat; None without
@@ -206,14 +206,14 @@ class Progress(NamedTuple):
 
     def observed(self, ends: EndOffsets) -> Progress:
         """The same progress after a new observation of the log's end."""
-        position, applying_to, consistent_position, beginning, _, _, current_until, as_of, _, end_reached = self
+        position, applying_to, consistent_position, beginning, _, _, last_caught_up, as_of, _, end_reached = self
         newest = ends.newest
         if newest is None:
             return self
         if consistent_position is not None:
-            reached, proven = ends.end_reached(consistent_position), ends.current_until(consistent_position)
+            reached, proven = ends.end_reached(consistent_position), ends.last_caught_up(consistent_position)
             end_reached = end_reached if reached is None else reached
-            current_until = current_until if proven is None else proven
+            last_caught_up = last_caught_up if proven is None else proven
         return Progress(
             position,
             applying_to,
@@ -221,7 +221,7 @@ class Progress(NamedTuple):
             beginning,
             newest.offset,
             newest.sent_boot_ms,
-            current_until,
+            last_caught_up,
             as_of,
             newest.written_to,
             end_reached,
@@ -233,9 +233,9 @@ EMPTY_PROGRESS = Progress(0, 0, None, 0, None, 0.0, None, None)
 
 def lag_of(progress: Progress, now_boot_ms: float) -> Lag:
     """The lag of an answer given now from this progress."""
-    _, _, known_to, beginning, end, _, current_until, as_of, _, _ = progress
+    _, _, known_to, beginning, end, _, last_caught_up, as_of, _, _ = progress
     record_lag = None if end is None else max(0, end - (beginning if known_to is None else known_to))
-    return Lag(record_lag, _elapsed_ms(now_boot_ms, current_until), _elapsed_ms(now_boot_ms, as_of))
+    return Lag(record_lag, _elapsed_ms(now_boot_ms, last_caught_up), _elapsed_ms(now_boot_ms, as_of))
 
 
 def provable(lag: Lag, progress: Progress, now_boot_ms: float, end_offset_max_age_ms: float) -> Lag:

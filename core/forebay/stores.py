@@ -25,13 +25,13 @@ class CommittedOffset(NamedTuple):
     """The last position that was a point of the log's history; None if there never was one."""
     pending_end: int | None = None
     """While a compacted replay is under way: the position at which it will be consistent again."""
-    current_until_epoch_ms: float | None = None
+    last_caught_up_epoch_ms: float | None = None
     """All records that were in the log at this wall-clock time are applied, of open transactions too."""
     as_of_epoch_ms: Mapping[str, int | None] = {}
     """Newest heartbeat's ``as_of_ms`` by writer; None while a writer cannot tell."""
     stream_time_ms: int | None = None
     """The largest window or session end, or version, applied."""
-    complete: bool = False
+    restored: bool = False
     """Whether an end of the log was ever reached: until then a missing key proves nothing."""
     replay_since_epoch_ms: float | None = None
     """When the replay began, either at the log's beginning or at an offset written then: no tombstones written
@@ -47,7 +47,7 @@ class CommittedOffset(NamedTuple):
     before it was read."""
     end_reached_epoch_ms: float | None = None
     """All records that could be read at this wall-clock time are applied; unknown in offsets that 0.1 wrote, whose
-    ``current_until_epoch_ms`` said this."""
+    ``last_caught_up_epoch_ms`` said this."""
     filling: Sequence[str] = ()
     """The writers that are filling the log with what their sources hold: until they end, a missing key proves
     nothing."""
@@ -55,7 +55,7 @@ class CommittedOffset(NamedTuple):
     @property
     def last_end_reached_epoch_ms(self) -> float | None:
         """When all that could be read was applied last, whichever version wrote the offset."""
-        return self.current_until_epoch_ms if self.end_reached_epoch_ms is None else self.end_reached_epoch_ms
+        return self.last_caught_up_epoch_ms if self.end_reached_epoch_ms is None else self.end_reached_epoch_ms
 
     @property
     def content_before(self) -> int:

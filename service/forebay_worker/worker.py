@@ -212,7 +212,7 @@ class Worker:
                     "end_offset": replica.served.progress.end_offset,
                     "high_watermark": replica.served.progress.high_watermark,
                     "open_transaction_records": replica.served.progress.open_transaction_records,
-                    "complete": replica.served.complete,
+                    "complete": replica.served.restored,
                     **lag.document(),
                 }
             )
@@ -304,7 +304,7 @@ class Worker:
         """How far the tasks of which a store is still being restored are, if the log was found to be theirs."""
         replicas = self.tasks.replicas
         offsets: dict[TaskId, tuple[int, ...]] = {}
-        for task in {replica.task for replica in replicas.values() if not replica.complete}:
+        for task in {replica.task for replica in replicas.values() if not replica.restored}:
             held = [replicas[spec.name, task.partition] for spec in self.topology.stores_of(task)]
             if all(replica.checked and not replica.diverged for replica in held):
                 offsets[task] = tuple(replica.progress.position for replica in held)
@@ -313,7 +313,7 @@ class Worker:
     def _reported_position(self, replica: Replica) -> int:
         """What the group is told of a store. Of a running active whose lag is proven to be acceptable that is no
         position: the log may have gone on by the time it is read."""
-        if not replica.complete:
+        if not replica.restored:
             return INCOMPLETE
         role, lag = self.admission.proven_lag(replica)
         return CAUGHT_UP if role == "active" and self._is_near(lag) else replica.progress.position

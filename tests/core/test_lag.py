@@ -39,7 +39,7 @@ def test_a_position_is_never_called_current_later_than_it_was(seen: list[EndOffs
     for index, observation in enumerate(seen):
         ends.observe(observation)
         position = positions[index % len(positions)]
-        claimed, truth = ends.current_until(position), unbounded(seen[: index + 1], position)
+        claimed, truth = ends.last_caught_up(position), unbounded(seen[: index + 1], position)
         assert claimed is None or (truth is not None and claimed <= truth)
 
 
@@ -63,12 +63,12 @@ def test_with_transactions_time_lag_counts_from_all_that_was_written_and_the_end
         ends.observe(seen[-1])
         reached = max((o.sent_boot_ms for o in seen if o.offset <= position), default=None)
         current = max((o.sent_boot_ms for o in seen if o.written_to <= position), default=None)
-        for claimed, truth in ((ends.end_reached(position), reached), (ends.current_until(position), current)):
+        for claimed, truth in ((ends.end_reached(position), reached), (ends.last_caught_up(position), current)):
             assert claimed is None or (truth is not None and claimed <= truth)
         if position == stable:
             assert ends.end_reached(position) == sent
         if position == written:
-            assert ends.current_until(position) == sent
+            assert ends.last_caught_up(position) == sent
 
 
 def test_a_transaction_is_open_since_the_end_stands_still_below_what_was_written() -> None:
@@ -106,7 +106,7 @@ def test_a_replica_that_follows_a_growing_log_is_current_as_of_an_end_that_it_pa
         position = min(end, position + applied)
         seen.append(EndOffset(end, float(sent)))
         ends.observe(seen[-1])
-        claimed, truth = ends.current_until(position), unbounded(seen, position)
+        claimed, truth = ends.last_caught_up(position), unbounded(seen, position)
         assert (claimed is None) == (truth is None)
         assert claimed is None or (truth is not None and claimed <= truth)
         if position == end:
@@ -121,15 +121,15 @@ def test_recent_observations_are_told_apart_exactly(appended: list[int], positio
         end += count
         seen.append(EndOffset(end, float(sent)))
         ends.observe(seen[-1])
-    assert ends.current_until(position) == unbounded(seen, position)
+    assert ends.last_caught_up(position) == unbounded(seen, position)
 
 
 def test_a_replica_that_stands_still_remembers_when_it_was_current_whatever_is_observed() -> None:
     ends = EndOffsets()
     for moment in range(10_000):
         ends.observe(EndOffset(100 + moment, float(moment)))
-    assert ends.current_until(100) == 0.0
-    assert ends.current_until(10_099) == 9_999.0
+    assert ends.last_caught_up(100) == 0.0
+    assert ends.last_caught_up(10_099) == 9_999.0
 
 
 def test_memory_for_observations_is_bounded() -> None:
@@ -144,7 +144,7 @@ def test_a_late_observation_changes_nothing() -> None:
     ends.observe(EndOffset(10, 100.0))
     ends.observe(EndOffset(5, 50.0))
     assert ends.newest == EndOffset(10, 100.0)
-    assert ends.current_until(7) is None
+    assert ends.last_caught_up(7) is None
 
 
 def test_a_replaced_log_leaves_no_observation_behind() -> None:
@@ -152,9 +152,9 @@ def test_a_replaced_log_leaves_no_observation_behind() -> None:
     ends.observe(EndOffset(10, 100.0))
     ends.clear()
     assert ends.newest is None
-    assert ends.current_until(10) is None
+    assert ends.last_caught_up(10) is None
     ends.observe(EndOffset(3, 50.0))
-    assert ends.current_until(3) == 50.0
+    assert ends.last_caught_up(3) == 50.0
 
 
 @repeatable
@@ -252,16 +252,16 @@ def test_a_replica_beyond_the_observed_end_lags_by_nothing() -> None:
 def test_elapsed_time_is_rounded_up_and_the_future_is_unknown(
     since: float | None, now: float, elapsed: int | None
 ) -> None:
-    progress = EMPTY_PROGRESS._replace(current_until_boot_ms=since, as_of_boot_ms=since)
+    progress = EMPTY_PROGRESS._replace(last_caught_up_boot_ms=since, as_of_boot_ms=since)
     lag = lag_of(progress, now)
     assert (lag.time_lag_ms, lag.age_ms) == (elapsed, elapsed)
 
 
 @repeatable
 @given(st.floats(0, 1e12), st.floats(0, 1e12), st.floats(0, 1e12))
-def test_time_lag_and_age_are_never_understated(current_until: float, as_of: float, now: float) -> None:
-    lag = lag_of(EMPTY_PROGRESS._replace(current_until_boot_ms=current_until, as_of_boot_ms=as_of), now)
-    for figure, since in ((lag.time_lag_ms, current_until), (lag.age_ms, as_of)):
+def test_time_lag_and_age_are_never_understated(last_caught_up: float, as_of: float, now: float) -> None:
+    lag = lag_of(EMPTY_PROGRESS._replace(last_caught_up_boot_ms=last_caught_up, as_of_boot_ms=as_of), now)
+    for figure, since in ((lag.time_lag_ms, last_caught_up), (lag.age_ms, as_of)):
         if since > now:
             assert figure is None
         else:

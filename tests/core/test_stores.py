@@ -5,13 +5,13 @@ def test_a_fresh_commit_claims_nothing_beyond_its_position() -> None:
     committed = CommittedOffset(7)
     assert committed.position == 7
     assert committed.consistent_position is None
-    assert committed.current_until_epoch_ms is None
+    assert committed.last_caught_up_epoch_ms is None
     assert not committed.as_of_epoch_ms
-    assert not committed.complete
+    assert not committed.restored
 
 
 def test_a_committed_offset_is_kept_by_name_whatever_later_versions_add():
-    offset = CommittedOffset(7, pending_end=9, as_of_epoch_ms={"w": None}, complete=True)
+    offset = CommittedOffset(7, pending_end=9, as_of_epoch_ms={"w": None}, restored=True)
     assert offset.document() == {"position": 7, "pending_end": 9, "as_of_epoch_ms": {"w": None}, "complete": True}
     assert CommittedOffset.from_document({**offset.document(), "of a later version": 1}) == offset
     assert CommittedOffset.from_document(CommittedOffset(0).document()) == CommittedOffset(0)

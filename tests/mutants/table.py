@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "time-lag-of-an-end-not-reached",
         "time lag counts from an end that is at or below the consistent position",
-        "forebay.lag:EndOffsets.current_until",
+        "forebay.lag:EndOffsets.last_caught_up",
         "<= consistent_position",
         "<= consistent_position + 1",
         ("core/test_lag.py::test_recent_observations_are_told_apart_exactly",),
@@ -89,7 +89,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "time-lag-without-open-transactions",
         "what an open transaction holds is time lag",
-        "forebay.lag:EndOffsets.current_until",
+        "forebay.lag:EndOffsets.last_caught_up",
         "ring[i].written_to <= consistent_position",
         "ring[i].offset <= consistent_position",
         ("service/tasks/test_open_transactions.py::test_an_open_transaction_is_time_lag_and_withholds_no_role",),
@@ -105,8 +105,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rebuilt-for-a-transaction",
         "a transaction that is open for longer than tombstones live costs no rebuild",
-        "forebay_worker.tasks.commit:_note_nothing_new",
-        "replica.is_moment_due(batch.end.sent_boot_ms)",
+        "forebay_worker.tasks.apply:_note_nothing_new",
+        "replica.is_checkpoint_due(batch.end.sent_boot_ms)",
         "False",
         (
             "service/tasks/test_open_transactions.py::"
@@ -172,7 +172,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "age-of-the-newest-writer",
         "age is that of the oldest writer",
-        "forebay_worker.tasks.commit:_as_of_boot",
+        "forebay_worker.tasks.apply:_as_of_boot",
         "min(known)",
         "max(known)",
         ("service/tasks/test_applier.py::test_age_is_that_of_the_oldest_writer_until_it_is_retired",),
@@ -180,10 +180,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "age-of-some-writers",
         "age is unknown while a writer cannot tell",
-        "forebay_worker.tasks.commit:_as_of_boot",
+        "forebay_worker.tasks.apply:_as_of_boot",
         "if not known or len(known) < len(committed.as_of_epoch_ms)",
         "if not known",
-        ("service/tasks/test_commit.py::test_age_is_unknown_while_one_of_the_writers_cannot_tell",),
+        ("service/tasks/test_apply.py::test_age_is_unknown_while_one_of_the_writers_cannot_tell",),
     ),
     Mutant(
         "age-inherited",
@@ -199,7 +199,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stored-moment-of-the-future",
         "a stored moment that is still to come is unknown",
-        "forebay_worker.tasks.commit:progress_at_open",
+        "forebay_worker.tasks.apply:progress_at_open",
         "moment is None or moment > now_boot_ms",
         "moment is None",
         ("service/tasks/test_applier.py::test_a_moment_that_is_still_to_come_by_the_wall_clock_is_none",),
@@ -280,7 +280,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "diverged-log-with-lag",
         "and has no lag",
-        "forebay_worker.tasks.replica:Replica.disown_content",
+        "forebay_worker.tasks.replica:Replica.invalidate",
         "self.progress = EMPTY_PROGRESS",
         "pass",
         ("service/queries/test_admission.py::test_a_diverged_replica_is_refused_without_lag",),
@@ -451,10 +451,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "applying-to-not-published",
         "what is about to be written is published first",
-        "forebay_worker.tasks.commit:_commit",
+        "forebay_worker.tasks.apply:_commit",
         "replica.progress._replace(applying_to=max(before.content_before, after.content_before))",
         "replica.progress",
-        ("service/tasks/test_commit.py::test_applying_to_is_published_before_the_write",),
+        ("service/tasks/test_apply.py::test_applying_to_is_published_before_the_write",),
     ),
     Mutant(
         "later-position-is-the-earlier",
@@ -485,8 +485,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "miss-read-while-filling",
         "neither is one that was read before the filling ended",
         "forebay_worker.tasks.replica:Replica.knows_all_keys",
-        "self.complete and not self.filling",
-        "self.complete",
+        "self.restored and not self.filling",
+        "self.restored",
         (
             "service/queries/test_filling.py::"
             "test_a_key_missed_in_content_before_the_end_of_the_filling_is_not_stated_after_it",
@@ -496,8 +496,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "miss-in-a-later-replay",
         "neither does one that was up to date once",
         "forebay_worker.tasks.replica:Replica.consistent",
-        "self.complete and progress.consistent_position == progress.position",
-        "self.complete",
+        "self.restored and progress.consistent_position == progress.position",
+        "self.restored",
         ("end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",),
     ),
     Mutant(
@@ -678,7 +678,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.topology:StoreSpec.validated",
         'self.value != "bytes"',
         "False",
-        ("service/tasks/test_foreign.py::test_values_are_checked_whoever_is_said_to_write_them",),
+        ("service/tasks/test_record_check.py::test_values_are_checked_whoever_is_said_to_write_them",),
     ),
     Mutant(
         "stream-time-of-the-last",
@@ -686,7 +686,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.folding:Fold._advance_stream_time",
         "self.stream_time_ms is not None and end_ms <= self.stream_time_ms",
         "False",
-        ("service/tasks/test_commit.py::test_stream_time_is_the_largest_window_end",),
+        ("service/tasks/test_apply.py::test_stream_time_is_the_largest_window_end",),
     ),
     Mutant(
         "as-of-without-versions",
@@ -829,7 +829,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "rebuild-of-what-is-read",
         "what is rebuilt is not read meanwhile",
         "forebay_worker.tasks.recovery:Recovery.rebuild",
-        "replica.disown_content()",
+        "replica.invalidate()",
         "pass",
         (
             "service/tasks/test_recovery.py::test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_aside",
@@ -839,15 +839,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "rebuild-over-the-old",
         "a rebuild begins with an empty store",
         "forebay_worker.tasks.recovery:Recovery._begin_anew",
-        "if untrusted:",
+        "if set_aside_first:",
         "if False:",
         ("service/tasks/test_recovery.py::test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same",),
     ),
     Mutant(
         "set-aside-not-kept",
         "what is set aside is kept until the rebuild is done",
-        "forebay_worker.tasks.applier:Applier._completion_told",
-        "if replica.complete and not complete:",
+        "forebay_worker.tasks.applier:Applier._restored_reported",
+        "if replica.restored and not restored:",
         "if True:",
         (
             "service/tasks/test_recovery.py::test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_process",
@@ -864,10 +864,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "idle-moment-not-kept",
         "a restart does not look like an absence where a log was idle",
-        "forebay_worker.tasks.commit:keep_moment",
-        "before is not None and before.complete and end_reached is not None",
+        "forebay_worker.tasks.apply:checkpoint_caught_up",
+        "before is not None and before.restored and end_reached is not None",
         "False",
-        ("service/tasks/test_commit.py::test_an_idle_log_advances_the_stored_moment",),
+        ("service/tasks/test_apply.py::test_an_idle_log_advances_the_stored_moment",),
     ),
     Mutant(
         "offset-apart-from-records",
@@ -951,8 +951,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "state-deleted-in-use",
         "the delay counts from when a task was last wanted",
-        "forebay_worker.tasks.released:ReleasedTasks.delete_due",
-        "self._since_epoch_ms.keys() & {_Released(task) for task in wanted}",
+        "forebay_worker.tasks.task_cleanup:TaskCleanup.delete_due",
+        "self._since_epoch_ms.keys() & {_ReleasedTask(task) for task in wanted}",
         "()",
         ("service/tasks/test_manager.py::test_state_is_kept_for_as_long_after_its_task_was_last_wanted",),
     ),
@@ -995,8 +995,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "in-memory-offset-kept",
         "a store in memory has no offset once it is closed",
         "forebay_worker.tasks.manager:TaskManager._close",
-        "replica.store.persistent and replica.complete",
-        "replica.complete",
+        "replica.store.persistent and replica.restored",
+        "replica.restored",
         (
             "service/tasks/test_manager.py::"
             "test_what_is_released_counts_as_far_as_it_was_applied_unless_it_was_in_memory",
@@ -1248,7 +1248,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "incomplete-copy-with-an-offset",
         "a store that never reached an end is nobody's copy",
         "forebay_worker.worker:Worker._reported_position",
-        "if not replica.complete:",
+        "if not replica.restored:",
         "if False:",
         ("end_to_end/test_state.py::test_state_of_a_log_that_was_reset_meanwhile_takes_no_good_copys_place",),
     ),

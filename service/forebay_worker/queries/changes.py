@@ -73,7 +73,7 @@ class KeyChanges:
         """
         try:
             replica = self._admission.replica(self._spec, self._partition)
-            with replica.watches.watching(self._key.stored, self._woken.set):
+            with replica.key_watchers.watching(self._key.stored, self._woken.set):
                 self._store = replica.store
                 while True:
                     event = await self._due(replica)

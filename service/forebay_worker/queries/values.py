@@ -103,7 +103,7 @@ def _unreadable(replica: Replica, store: StateStore, error: Exception) -> Proble
     A damaged one is rebuilt.
     """
     if isinstance(error, StoreCorrupted):
-        replica.on_damage(replica, store, str(error))
+        replica.on_corrupted(replica, store, str(error))
     if _LOGGED.is_news(f"{replica.spec.name} {replica.task} {error!r}"):
         # As text: a record that keeps the error keeps the read, and so the store, open.
         log.warning("%s of task %s could not be read: %s", replica.spec.name, replica.task, repr(error))

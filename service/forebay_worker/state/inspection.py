@@ -41,8 +41,8 @@ def read_content(path: Path) -> StoreContent:
         log.warning("the store %s cannot be read: %s", path, error)
         return StoreContent()
     offsets = {topic_partition: offset.position for topic_partition, offset in committed.items()}
-    complete = bool(committed) and all(offset.complete for offset in committed.values())
-    return StoreContent(identity, {**checkpointed, **offsets}, complete)
+    restored = bool(committed) and all(offset.restored for offset in committed.values())
+    return StoreContent(identity, {**checkpointed, **offsets}, restored)
 
 
 def read_identity(path: Path) -> StoreIdentity | None:

@@ -47,7 +47,7 @@ def read_positions(directory: StateDirectory, topology: Topology) -> Positions:
         if fingerprint != _fingerprint(path):
             content = read_content(path)
             offset = usable_offset(content, spec, task.partition)
-            position = offset if content.complete else None
+            position = offset if content.restored else None
         if position is not None:
             positions.setdefault(task, {})[store] = position
     return positions

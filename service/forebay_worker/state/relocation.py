@@ -26,7 +26,7 @@ class StoreContent:
     identity: StoreIdentity | None = None
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The next offset to apply, by topic-partition, of the last commit or of the ``.checkpoint``."""
-    complete: bool = False
+    restored: bool = False
     """Whether the store has recorded that it once reached an end of its log."""
 
 

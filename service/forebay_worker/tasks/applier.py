@@ -18,7 +18,7 @@ from forebay.lag import EndOffset
 from forebay.repeats import Repeats
 from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
-from forebay_worker.tasks.commit import apply_batch, keep_moment, observe_end, resume
+from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, observe_end, resume
 from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.replica import Replica
 
@@ -56,7 +56,7 @@ class Applier:
         records_per_second: int,
         storage_fault: Callable[[Exception], str | None],
         on_corrupted: Callable[[Replica, StoreCorrupted], None],
-        on_complete: Callable[[Replica], None],
+        on_restored: Callable[[Replica], None],
         housekeeping: Callable[[], None],
     ) -> None:
         self._consumer: Consumer = changelog.consumer()
@@ -65,7 +65,7 @@ class Applier:
         self._records_per_second = records_per_second
         self._storage_fault = storage_fault
         self._on_corrupted = on_corrupted
-        self._on_complete = on_complete
+        self._on_restored = on_restored
         self._housekeeping = housekeeping
         self._housekept_boot_ms = 0.0
         self._replicas: dict[TopicPartition, Replica] = {}
@@ -120,7 +120,7 @@ class Applier:
         """Apply a replica's log from its committed offset on; in the applier's thread."""
         tp = replica.topic_partition
         committed = replica.store.committed_offset(tp) or CommittedOffset(0)
-        with self._completion_told(replica):
+        with self._restored_reported(replica):
             resume(replica, committed)
         self._replicas[tp] = replica
         self._assign(tp, committed)
@@ -188,19 +188,19 @@ class Applier:
     def apply(self, replica: Replica, batch: Batch) -> None:
         """Apply one batch; raises ``BadRecord`` once what came before it is applied."""
         try:
-            with self._completion_told(replica):
+            with self._restored_reported(replica):
                 apply_batch(replica, batch)
         except StoreCorrupted as corrupted:
             self._on_corrupted(replica, corrupted)
 
     @contextlib.contextmanager
-    def _completion_told(self, replica: Replica) -> Iterator[None]:
-        complete = replica.complete
+    def _restored_reported(self, replica: Replica) -> Iterator[None]:
+        restored = replica.restored
         try:
             yield
         finally:
-            if replica.complete and not complete:
-                self._on_complete(replica)
+            if replica.restored and not restored:
+                self._on_restored(replica)
 
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
         """What was applied is still served; the rest is retried, and the lag grows meanwhile."""
@@ -238,10 +238,10 @@ class Applier:
             end = EndOffset(replica.ends.newest.offset, sent_boot_ms)
             replica.ends.observe(end)
             replica.progress = replica.progress.observed(replica.ends)
-            if replica.is_moment_due(sent_boot_ms):
-                replica.moment_kept_boot_ms = sent_boot_ms
+            if replica.is_checkpoint_due(sent_boot_ms):
+                replica.last_checkpoint_boot_ms = sent_boot_ms
                 try:
-                    keep_moment(replica)
+                    checkpoint_caught_up(replica)
                 except Exception as error:
                     self._give_up_for_now(replica, error, end)
         took_s += time.thread_time()

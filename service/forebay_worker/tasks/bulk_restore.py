@@ -134,7 +134,7 @@ class BulkRestore:
         """Delete what a killed worker's processes left: it takes up space that stores need to be opened."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def kill_silent(self) -> None:
+    def kill_unresponsive(self) -> None:
         """Kill processes that hang; another attempt is made without them."""
         now = boot_ms()
         for child, since in list(self._awaited_since.items()):

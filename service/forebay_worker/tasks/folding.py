@@ -10,7 +10,7 @@ from forebay.stored_keys import USER_TAG
 from forebay.stored_versions import encode_version
 from forebay.stores import CommittedOffset
 from forebay.topology import StoreSpec
-from forebay_worker.tasks.foreign import unreadable_key
+from forebay_worker.tasks.record_check import unreadable_key
 
 KEYS_ALL_CHECKED = 1_000
 """This many of a replica's first keys are checked against the partitioner, then a sample."""
@@ -108,7 +108,7 @@ def advance(
     before: CommittedOffset,
     batch: Batch,
     fold: Fold,
-    current_until_epoch_ms: float | None,
+    last_caught_up_epoch_ms: float | None,
     now_epoch_ms: float,
 ) -> CommittedOffset:
     """The offset to commit with a batch: the replica's place in the log's history after it.
@@ -128,10 +128,10 @@ def advance(
         position=batch.position,
         consistent_position=consistent,
         pending_end=pending_end,
-        current_until_epoch_ms=current_until_epoch_ms,
+        last_caught_up_epoch_ms=last_caught_up_epoch_ms,
         as_of_epoch_ms=fold.as_of_epoch_ms,
         stream_time_ms=fold.stream_time_ms,
-        complete=before.complete or reached,
+        restored=before.restored or reached,
         replay_since_epoch_ms=before.replay_since_epoch_ms if before.position else now_epoch_ms,
         queries=fold.queries,
         misplaced_key=before.misplaced_key,

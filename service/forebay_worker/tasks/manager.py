@@ -19,9 +19,9 @@ from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.storage_faults import meets_all, require_room, storage_fault
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.recovery import Recovery, RecoveryPolicy
-from forebay_worker.tasks.released import ReleasedTasks
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.sweeper import Sweeper
+from forebay_worker.tasks.task_cleanup import TaskCleanup
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ class TaskManager:
         self.applier = self._recovery.applier
         self.bulk_restore = self._recovery.bulk_restore
         self.replicas: ReplicaTable = {}
-        self._wanted: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
+        self._assigned: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
         self._on_disk = OffsetCache()
-        self._released = ReleasedTasks(directory, topology, self._on_disk, state_cleanup_delay_ms)
+        self._cleanup = TaskCleanup(directory, topology, self._on_disk, state_cleanup_delay_ms)
         self._sweeper = Sweeper(self._writable, self._recovery.rebuild, self._storage_fault_in)
         self._is_assigned = False
         """Whether an assignment said what to hold: until then nothing is known to be released."""
@@ -85,13 +85,13 @@ class TaskManager:
         strays = [(task, store) for task, store in found if not self._belongs(task, store)]
         on_disk = {task for task, store in found if (task, store) not in strays}
         self._never_opened = set(on_disk)
-        self._released.load(on_disk, strays)
+        self._cleanup.load(on_disk, strays)
         self.bulk_restore.delete_leftovers()
         self._directory.delete_leftovers()
         self._on_disk.load(read_positions(self._directory, self._topology))
-        self._wanted = (frozenset(on_disk), frozenset())
+        self._assigned = (frozenset(on_disk), frozenset())
         self.applier.start()
-        self.applier.run(self._hold_wanted)
+        self.applier.run(self._reconcile)
 
     def hold(self, active: Iterable[TaskId], standby: Iterable[TaskId]) -> None:
         """Adopt an assignment: open what is new, change roles in place, release the rest."""
@@ -100,21 +100,21 @@ class TaskManager:
 
     def _hold(self, active: Iterable[TaskId], standby: Iterable[TaskId]) -> None:
         actives = frozenset(active)
-        self._wanted = (actives | frozenset(standby), actives)
+        self._assigned = (actives | frozenset(standby), actives)
         # Roles change at once, in the caller's thread: a lease must never cover a role already lost.
         self._designate(self.replicas, actives)
-        self.applier.run(self._hold_wanted)
+        self.applier.run(self._reconcile)
 
     def hold_as_standby(self) -> None:
         """Keep holding everything held, active for nothing."""
-        self._hold((), self._wanted[0])
+        self._hold((), self._assigned[0])
 
     def stop(self) -> None:
         """Close every store."""
         self._is_stopping = True
-        self._wanted = (frozenset(), frozenset())
+        self._assigned = (frozenset(), frozenset())
         self.bulk_restore.stop()
-        self.applier.call(self._hold_wanted).result()
+        self.applier.call(self._reconcile).result()
         self.applier.stop()
         record_positions(self._directory, self._topology, self._on_disk.positions())
 
@@ -134,7 +134,7 @@ class TaskManager:
     @property
     def matches_assignment(self) -> bool:
         """Whether the tasks held are those last requested."""
-        return {replica.task for replica in self.replicas.values()} == self._wanted[0]
+        return {replica.task for replica in self.replicas.values()} == self._assigned[0]
 
     @property
     def checked(self) -> bool:
@@ -175,15 +175,15 @@ class TaskManager:
         )
         return False
 
-    def _hold_wanted(self) -> None:
+    def _reconcile(self) -> None:
         """Make the tasks held those last requested, whatever was requested when this was queued."""
-        wanted = tasks, active = self._wanted
+        assigned = tasks, active = self._assigned
         released = self._release_all_but(tasks) | (self._never_opened - tasks)
         self._never_opened &= tasks
         if self._is_assigned and not self._is_stopping:
             for task in released:
-                self._released.add(task)
-            self._released.save()
+                self._cleanup.add(task)
+            self._cleanup.save()
         until = boot_ms() + _OPENING_TURN_MS
         missing = tasks - {replica.task for replica in self.replicas.values()} - self._unopenable.keys()
         if not self._unopenable:
@@ -193,20 +193,20 @@ class TaskManager:
         for task in sorted(missing, key=lambda task: (task not in active, task)):
             if not self._open_task(task):
                 break
-            if self._wanted is not wanted:
+            if self._assigned is not assigned:
                 # What was requested meanwhile is queued.
                 break
             if boot_ms() >= until:
-                self.applier.run(self._hold_wanted)
+                self.applier.run(self._reconcile)
                 break
         else:
             self._unopened = None if missing else self._unopened and self._refusal()
         if self._is_assigned and not self._is_stopping:
-            for task in {replica.task for replica in self.replicas.values()} & self._wanted[0]:
-                self._released.discard(task)
-            self._released.save()
+            for task in {replica.task for replica in self.replicas.values()} & self._assigned[0]:
+                self._cleanup.discard(task)
+            self._cleanup.save()
         # The latest request counts: a role that was lost must not come back.
-        self._designate(self.replicas, self._wanted[1])
+        self._designate(self.replicas, self._assigned[1])
 
     def _release_all_but(self, tasks: frozenset[TaskId]) -> set[TaskId]:
         """Close the stores of all other tasks; returns which tasks these are."""
@@ -274,7 +274,7 @@ class TaskManager:
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
         opened = self._opener.open(task, spec)
         replica = Replica(spec, task, opened.store, opened.log, identify=opened.identify)
-        replica.on_damage = self._have_rebuilt
+        replica.on_corrupted = self._have_rebuilt
         try:
             self._recovery.begin(replica)
         except BaseException:
@@ -295,7 +295,7 @@ class TaskManager:
 
     def _close(self, replica: Replica) -> None:
         self._sweeper.forget(replica)
-        if replica.store.persistent and replica.complete:
+        if replica.store.persistent and replica.restored:
             self._on_disk.put(replica.task, replica.spec.name, replica.progress.position)
         # They refer to each other, which nothing collects of what was there when serving began.
         replica.admitted = None
@@ -304,11 +304,11 @@ class TaskManager:
     def _keep_house(self) -> None:
         """Delete what was released long ago or has expired, retry opening, bring waiting replicas forward."""
         if self._is_assigned:
-            self._released.delete_due(self._wanted[0])
+            self._cleanup.delete_due(self._assigned[0])
         if self._reopen_boot_ms is not None and boot_ms() >= self._reopen_boot_ms:
             self._reopen_boot_ms = None
             self._unopenable.clear()
-            self._hold_wanted()
+            self._reconcile()
         self._recovery.keep_up(self.replicas.values())
         self._sweeper.sweep_some(self.replicas.values())
 

@@ -26,8 +26,8 @@ from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.apply import observe_end
 from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
-from forebay_worker.tasks.commit import observe_end
 from forebay_worker.tasks.continuity import TombstonesMissed, replaced_log
 from forebay_worker.tasks.replica import Replica
 
@@ -41,7 +41,7 @@ _RETRY_MS = 2_000.0
 _NOT_IN_BULK_MS = 600_000.0
 _ENDS_AT_ONCE = 100
 """Ends asked for at a time, of logs that restore processes read."""
-_PAUSE_BY_ASKING = 20
+_PAUSE_BY_POLL = 20
 """The next look waits this many times as long as the last one took."""
 
 
@@ -54,12 +54,12 @@ class RecoveryPolicy:
     restore_processes: int
 
 
-class _PutOff(NamedTuple):
+class _PendingRebuild(NamedTuple):
     """A rebuild that could not begin, when to try again, and whether the old store is still in its place."""
 
     replica: Replica
     due_boot_ms: float
-    untrusted: bool
+    set_aside_first: bool
 
 
 class Recovery:
@@ -96,11 +96,11 @@ class Recovery:
             self._storage_fault_in,
         )
         self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
-        self._put_off: dict[TopicPartition, _PutOff] = {}
+        self._pending_rebuilds: dict[TopicPartition, _PendingRebuild] = {}
         """Replicas whose store is closed until a new one can be opened in its place."""
         self._not_in_bulk_until: dict[TopicPartition, float] = {}
         """Those whose restore processes kept dying, or that no thread could be started for."""
-        self._to_ask: deque[TopicPartition] = deque()
+        self._ends_to_poll: deque[TopicPartition] = deque()
         self._ends_due_boot_ms = 0.0
 
     def begin(self, replica: Replica) -> None:
@@ -125,25 +125,25 @@ class Recovery:
         self.applier.unfollow(replica)
         self._not_in_bulk_until.pop(replica.topic_partition, None)
         _drop_predecessor(replica)
-        if self._put_off.pop(replica.topic_partition, None) is None:
+        if self._pending_rebuilds.pop(replica.topic_partition, None) is None:
             replica.store.close()
 
     def open(self, replica: Replica) -> bool:
         """Whether the replica's store is open and accepts writes, as far as is known."""
         tp = replica.topic_partition
-        return tp not in self._put_off and tp not in self.applier.storage_faults
+        return tp not in self._pending_rebuilds and tp not in self.applier.storage_faults
 
     def keep_up(self, replicas: Iterable[Replica]) -> None:
         """Retry rebuilds, publish the ends of logs being restored, restore in bulk replicas that fell far
         behind."""
         now = boot_ms()
-        for put_off in list(self._put_off.values()):
-            if put_off.due_boot_ms <= now:
-                self._begin_anew(put_off.replica, untrusted=put_off.untrusted)
-        self.bulk_restore.kill_silent()
+        for pending in list(self._pending_rebuilds.values()):
+            if pending.due_boot_ms <= now:
+                self._begin_anew(pending.replica, set_aside_first=pending.set_aside_first)
+        self.bulk_restore.kill_unresponsive()
         self._observe_ends_of_restored()
         for replica in replicas:
-            self._hasten(replica)
+            self._restore_if_far_behind(replica)
 
     def _storage_fault_in(self, error: Exception) -> str | None:
         return storage_fault(error, self._directory.path)
@@ -151,14 +151,16 @@ class Recovery:
     def _takes_files(self, replica: Replica) -> bool:
         return self._in_bulk and isinstance(replica.store, RocksDbStore)
 
-    def _hasten(self, replica: Replica) -> None:
+    def _restore_if_far_behind(self, replica: Replica) -> None:
         """Restore in bulk replicas that fell far behind since they were opened, or whose lag was not known
         then."""
         progress = replica.progress
         if progress.end_offset is None or replica.failure is not None or not self._takes_files(replica):
             return
         behind = progress.end_offset - progress.position
-        busy = replica.topic_partition in self._put_off or self.bulk_restore.restoring(replica) is not None
+        busy = (
+            replica.topic_partition in self._pending_rebuilds or self.bulk_restore.restoring(replica) is not None
+        )
         if behind > _FALLEN_BEHIND * BULK_RESTORE_RECORDS and not busy and self._may_be_in_bulk(replica):
             self._restore_in_bulk(replica, behind)
 
@@ -204,16 +206,16 @@ class Recovery:
         if sent < self._ends_due_boot_ms:
             return
         restorations = self.bulk_restore.restorations
-        if not self._to_ask:
-            self._to_ask.extend(restorations)
-        taken = [self._to_ask.popleft() for _ in range(min(_ENDS_AT_ONCE, len(self._to_ask)))]
-        asked = [tp for tp in taken if tp in restorations]
-        ends = self._changelog.end_offsets(asked) if asked else {}
+        if not self._ends_to_poll:
+            self._ends_to_poll.extend(restorations)
+        taken = [self._ends_to_poll.popleft() for _ in range(min(_ENDS_AT_ONCE, len(self._ends_to_poll)))]
+        polled = [tp for tp in taken if tp in restorations]
+        ends = self._changelog.end_offsets(polled) if polled else {}
         for tp, end in ends.items():
             replica = restorations[tp].replica
             if not self._rebuilt_if_replaced(replica):
                 observe_end(replica, EndOffset(end, sent))
-        self._ends_due_boot_ms = boot_ms() + _PAUSE_BY_ASKING * (boot_ms() - sent)
+        self._ends_due_boot_ms = boot_ms() + _PAUSE_BY_POLL * (boot_ms() - sent)
 
     def _rebuilt_if_replaced(self, replica: Replica) -> bool:
         """Rebuild a replica with content of a log that was replaced; nothing follows the log that would notice."""
@@ -242,15 +244,15 @@ class Recovery:
         self.applier.unfollow(replica)
         _drop_predecessor(replica)
         former = dataclasses.replace(replica, ends=EndOffsets(), admitted=None)
-        replica.disown_content()
+        replica.invalidate()
         try:
             replica.store.close()
         except Exception as error:
             log.warning("%s was not closed properly: %s", replica.topic_partition, error)
-        untrusted = replica.store.persistent
-        if as_it_once_was and isinstance(replica.store, RocksDbStore) and former.complete:
-            untrusted = not self._serve_set_aside(replica, former)
-        self._begin_anew(replica, untrusted=untrusted)
+        set_aside_first = replica.store.persistent
+        if as_it_once_was and isinstance(replica.store, RocksDbStore) and former.restored:
+            set_aside_first = not self._serve_set_aside(replica, former)
+        self._begin_anew(replica, set_aside_first=set_aside_first)
 
     def _serve_set_aside(self, replica: Replica, former: Replica) -> bool:
         """Set a replica's store aside and serve it from there; returns whether that was possible."""
@@ -267,23 +269,23 @@ class Recovery:
             replica.predecessor = former
         return True
 
-    def _begin_anew(self, replica: Replica, *, untrusted: bool) -> None:
+    def _begin_anew(self, replica: Replica, *, set_aside_first: bool) -> None:
         """Open an empty store in the place of one that was closed; failures are retried.
 
         An untrusted one that is still there is set aside first: if opened again, it would be trusted for a moment.
         """
         tp = replica.topic_partition
         try:
-            if untrusted:
+            if set_aside_first:
                 # Its directory may be what was lost.
                 with contextlib.suppress(FileNotFoundError):
                     self._directory.set_aside(replica.task, replica.spec.name)
-                untrusted = False
+                set_aside_first = False
             opened = self._opener.open(replica.task, replica.spec)
         except Exception as error:
-            self._try_again(replica, error, untrusted=untrusted)
+            self._try_again(replica, error, set_aside_first=set_aside_first)
             return
-        self._put_off.pop(tp, None)
+        self._pending_rebuilds.pop(tp, None)
         self.applier.storage_faults.pop(tp, None)
         replica.failure = None
         replica.store, replica.log, replica.identify = opened.store, opened.log, opened.identify
@@ -292,16 +294,16 @@ class Recovery:
         except Exception as error:
             with contextlib.suppress(Exception):
                 self.end(replica)
-            self._try_again(replica, error, untrusted=False)
+            self._try_again(replica, error, set_aside_first=False)
 
-    def _try_again(self, replica: Replica, error: Exception, *, untrusted: bool) -> None:
+    def _try_again(self, replica: Replica, error: Exception, *, set_aside_first: bool) -> None:
         """Log why a rebuild cannot start, and postpone it."""
         tp = replica.topic_partition
         found = self._storage_fault_in(error)
         replica.failure = found or str(error) or repr(error)
         if found is not None:
             self.applier.storage_faults[tp] = found
-        self._put_off[tp] = _PutOff(replica, boot_ms() + _RETRY_MS, untrusted)
+        self._pending_rebuilds[tp] = _PendingRebuild(replica, boot_ms() + _RETRY_MS, set_aside_first)
         if self._logged.is_news(f"{tp}: {replica.failure}" if found is None else found):
             every_s = _RETRY_MS / 1000
             log.error(

@@ -12,12 +12,12 @@ from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.stores import StateStore
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
-from forebay_worker.tasks.watches import Watches
+from forebay_worker.tasks.key_watchers import KeyWatchers
 
 log = logging.getLogger(__name__)
 
-_MOMENT_KEPT_EVERY_MS = 60_000.0
-_MOMENT_BY_TOMBSTONE_LIFE = 0.1
+_CHECKPOINT_INTERVAL_MS = 60_000.0
+_CHECKPOINT_BY_TOMBSTONE_LIFE = 0.1
 _END_KNOWN_FOR_MS = 2_000.0
 """An end observed more recently is known, though the records before it cannot be read."""
 
@@ -43,7 +43,7 @@ class Replica:
     log: str | None = None
     """The log's identity, None until known."""
     progress: Progress = EMPTY_PROGRESS
-    complete: bool = False
+    restored: bool = False
     """Whether an end of the log was ever reached: until then a missing key proves nothing."""
     filling: bool = False
     """Whether its log is being filled with what a writer's source already holds: a missing key proves nothing."""
@@ -59,9 +59,9 @@ class Replica:
     designated_boot_ms: float | None = None
     """Since when the newest known generation designates this replica active; None if it does not."""
     ends: EndOffsets = field(default_factory=EndOffsets)
-    moment_kept_boot_ms: float = 0.0
+    last_checkpoint_boot_ms: float = 0.0
     """When a commit last recorded up to when the log was read."""
-    moment_kept_every_ms: float = _MOMENT_KEPT_EVERY_MS
+    checkpoint_interval_ms: float = _CHECKPOINT_INTERVAL_MS
     records_applied: int = 0
     records_skipped: int = 0
     """Records of a foreign store that its codecs could not read."""
@@ -75,11 +75,11 @@ class Replica:
     """Why its log cannot be read; None while it can."""
     was_checked: bool = False
     """Whether it was ``checked`` before the log could no longer be read."""
-    watches: Watches = field(default_factory=Watches)
+    key_watchers: KeyWatchers = field(default_factory=KeyWatchers)
     identify: Callable[[str], None] = _note_nothing
     """Makes the store record, from its next commit on, which log it was built from."""
 
-    on_damage: Callable[[Replica, StateStore, str], None] = _ignore_damage
+    on_corrupted: Callable[[Replica, StateStore, str], None] = _ignore_damage
     """Has this replica's store rebuilt, which was found damaged, and why; any thread may call it, repeatedly."""
 
     predecessor: Replica | None = None
@@ -123,12 +123,12 @@ class Replica:
     def consistent(self) -> bool:
         """Whether it has reached an end of the log, and is not in the middle of a compacted replay now."""
         progress = self.progress
-        return self.complete and progress.consistent_position == progress.position
+        return self.restored and progress.consistent_position == progress.position
 
     @property
     def knows_all_keys(self) -> bool:
         """Whether an end of the log was reached that had all keys of its source."""
-        return self.complete and not self.filling
+        return self.restored and not self.filling
 
     @property
     def oldest_kept_ms(self) -> int | None:
@@ -160,17 +160,17 @@ class Replica:
 
     def learn_tombstone_life(self, life_ms: float | None) -> None:
         """Record how long the log keeps tombstones: a start must find a moment well within that time."""
-        every_ms = _MOMENT_KEPT_EVERY_MS if life_ms is None else life_ms * _MOMENT_BY_TOMBSTONE_LIFE
-        self.moment_kept_every_ms = min(_MOMENT_KEPT_EVERY_MS, every_ms)
+        every_ms = _CHECKPOINT_INTERVAL_MS if life_ms is None else life_ms * _CHECKPOINT_BY_TOMBSTONE_LIFE
+        self.checkpoint_interval_ms = min(_CHECKPOINT_INTERVAL_MS, every_ms)
 
     def open_transaction_ms(self, now_boot_ms: float) -> float:
         """For how long at least a transaction has been open at the log's end; 0 if none is."""
         since = self.ends.open_since_boot_ms
         return 0.0 if since is None else max(0.0, now_boot_ms - since)
 
-    def is_moment_due(self, now_boot_ms: float) -> bool:
+    def is_checkpoint_due(self, now_boot_ms: float) -> bool:
         """Whether a commit is due only to record up to when the log was read."""
-        return now_boot_ms - self.moment_kept_boot_ms > self.moment_kept_every_ms
+        return now_boot_ms - self.last_checkpoint_boot_ms > self.checkpoint_interval_ms
 
     def learn_partitions(self, found: int | None) -> None:
         """Record how many partitions the log has: once there are more, keys go to different ones."""
@@ -190,10 +190,10 @@ class Replica:
         """Whether the log has another number of partitions than the topology."""
         return self.partitions_found not in (None, self.spec.partitions)
 
-    def disown_content(self) -> None:
+    def invalidate(self) -> None:
         """Its content is not that of the log, or is lost: nothing found out about it holds any more."""
         self.diverged = True
-        self.complete = self.filling = self.was_checked = False
+        self.restored = self.filling = self.was_checked = False
         self.misplaced_key = None
         # Neither a lag nor an active role is told of it, even if the rebuild cannot begin.
         self.progress = EMPTY_PROGRESS

@@ -29,8 +29,8 @@ from forebay_worker.state.rocksdb import write_sst
 from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.tasks.continuity import continuity_fault
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
-from forebay_worker.tasks.foreign import BadRecord, fitting
-from forebay_worker.tasks.run import Run
+from forebay_worker.tasks.record_check import BadRecord, fitting
+from forebay_worker.tasks.sorted_run import SortedRun
 
 RECORDS_PER_POLL = 2_000
 """Records folded at once should fit the processor's cache: with 50,000 each took a third longer."""
@@ -127,7 +127,7 @@ def _fold_files(
     committed = CommittedOffset.from_document(job.committed)
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
     ahead = unchecked = 0
-    run = Run()
+    run = SortedRun()
     deadline = time.monotonic() + job.patience_s
     pulse_due = time.monotonic() + _PULSE_S
     while target < 0 or committed.position < target:
@@ -166,7 +166,7 @@ def _fold_files(
             committed = committed._replace(misplaced_key=None if found is None else found.hex())
         records += len(batch.records)
         held_bytes += _size_of(fold.changes)
-        committed = advance(committed, batch, fold, committed.current_until_epoch_ms, epoch_ms())
+        committed = advance(committed, batch, fold, committed.last_caught_up_epoch_ms, epoch_ms())
         run.add(fold.changes)
         if held_bytes < job.most_bytes and committed.position < target:
             continue
@@ -194,7 +194,7 @@ def _fold_files(
             return
         written_to, held_bytes, records, skipped, number = committed.position, 0, 0, 0, number + 1
         ahead = unchecked = 0
-        run = Run()
+        run = SortedRun()
         # Writing, and waiting until it is ingested, may have taken any time.
         deadline = time.monotonic() + job.patience_s
 
@@ -230,17 +230,17 @@ def main() -> None:
         job = RestoreJob(**json.loads(line))
         try:
             for report in restorer.run(job):
-                _say(report)
+                _report(report)
         except Exception as error:
             refused = storage_fault(error, Path(job.scratch).parent)
             # Brokers come back, and so does room on a disk.
             lasting = refused is None and not isinstance(error, OSError)
-            told = refused or f"{type(error).__name__}: {error}"
-            _say(RestoreReport(job.job, error=told, lasting=lasting, refused=refused is not None))
+            reason = refused or f"{type(error).__name__}: {error}"
+            _report(RestoreReport(job.job, error=reason, lasting=lasting, refused=refused is not None))
     restorer.close()
 
 
-def _say(report: RestoreReport) -> None:
+def _report(report: RestoreReport) -> None:
     sys.stdout.write(json.dumps(asdict(report)) + "\n")
     sys.stdout.flush()
 

@@ -120,7 +120,7 @@ def test_a_later_page_needs_the_position_of_the_one_before(tmp_path):
 def test_a_role_ends_with_its_lease(tmp_path):
     admission, replica = held(tmp_path)
     replica.designated_boot_ms = boot_ms() - 1_000
-    progress(replica, current_until_boot_ms=boot_ms())
+    progress(replica, last_caught_up_boot_ms=boot_ms())
     assert b'"role":"active"' in read(admission, "require_active=true").body
     admission._membership.lease_until_boot_ms = boot_ms()
     assert b'"role":"standby"' in read(admission).body
@@ -140,9 +140,9 @@ def test_ceiling_applies_without_a_bound(tmp_path):
 def test_a_diverged_replica_is_refused_without_lag(tmp_path):
     admission, replica = held(tmp_path)
     replica.designated_boot_ms = boot_ms() - 1_000
-    progress(replica, current_until_boot_ms=boot_ms())
+    progress(replica, last_caught_up_boot_ms=boot_ms())
     assert admission.lag(replica)[0] == "active"
-    replica.disown_content()
+    replica.invalidate()
     # The value is still there.
     for query in ("", "max_record_lag=1000", "require_active=true"):
         assert isinstance(refused(admission, query), LogDiverged)

@@ -69,7 +69,7 @@ class Copy:
         progress = self.replica.progress
         history = progress.applying_to if progress.applying_to >= self._compacted_to else None
         self.replica.progress = progress._replace(position=progress.applying_to, consistent_position=history)
-        self.replica.complete = self.replica.complete or history is not None
+        self.replica.restored = self.replica.restored or history is not None
 
     def read(self, token: str | None) -> tuple[int, int | None, str]:
         """Status, value and position."""

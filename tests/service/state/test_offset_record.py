@@ -45,11 +45,11 @@ def read_stores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def put(directory: StateDirectory, store: str, position: int, *, complete: bool = True) -> None:
+def put(directory: StateDirectory, store: str, position: int, *, restored: bool = True) -> None:
     line = TopicPartition(f"app-{store}-changelog", TASK.partition)
     opened = RocksDbStore(store, directory.store_path(TASK, store), MEMORY.options())
     opened.set_identity(StoreIdentity("log", *line, "key-value", "string", "json"))
-    opened.commit({line: CommittedOffset(position, position, complete=complete)})
+    opened.commit({line: CommittedOffset(position, position, restored=restored)})
     opened.close()
 
 
@@ -105,7 +105,7 @@ def test_a_store_that_is_gone_counts_as_none(directory):
 
 
 def test_an_incomplete_an_unreadable_and_a_foreign_store_count_as_none(directory, caplog):
-    put(directory, "a", 10, complete=False)
+    put(directory, "a", 10, restored=False)
     put(directory, "b", 11)
     (directory.store_path(TASK, "b") / "CURRENT").write_text("nonsense\n")
     put(directory, "c", 12)

@@ -27,7 +27,7 @@ from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier import Applier
-from forebay_worker.tasks.commit import apply_batch, progress_at_open
+from forebay_worker.tasks.apply import apply_batch, progress_at_open
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
@@ -161,9 +161,9 @@ def check_claims(log: Log, follower: Follower) -> None:
     for key in (b"a", b"b", b"c", b"d"):
         if key in content:
             assert content[key] in [fold.get(key) for fold in folds]
-    if follower.replica.complete:
+    if follower.replica.restored:
         assert progress.consistent_position is not None
-    if progress.current_until_boot_ms is not None:
+    if progress.last_caught_up_boot_ms is not None:
         assert progress.consistent_position is not None
 
 
@@ -176,11 +176,11 @@ def test_in_the_middle_of_a_compacted_replay_nothing_is_claimed(log):
     # "a" was 1 when "b" and "c" were written; its record is gone and its successor not read yet.
     assert late.content == {b"b": b"1", b"c": b"1"}
     assert late.replica.progress.consistent_position is None
-    assert late.replica.progress.current_until_boot_ms is None
-    assert not late.replica.complete
+    assert late.replica.progress.last_caught_up_boot_ms is None
+    assert not late.replica.restored
     late.poll(2)
     assert late.replica.progress.consistent_position == 4
-    assert late.replica.complete
+    assert late.replica.restored
     assert late.completions == 1
     assert late.content == log.fold(4)
     late.close()
@@ -198,7 +198,7 @@ def test_a_replay_is_consistent_where_the_log_can_be_read_no_further():
 
 def test_a_replica_that_is_told_that_its_gap_has_ended_is_consistent_though_nothing_new_came():
     store = MemoryStore("s")
-    store.commit({TP: CommittedOffset(5, 1, pending_end=9, complete=True)})
+    store.commit({TP: CommittedOffset(5, 1, pending_end=9, restored=True)})
     replica = Replica(spec(1), TaskId(0, 0), store)
     told = Batch(TP, [], 5, False, EndOffset(5, boot_ms()), 0, 0, "log", end_reached=True)
     apply_batch(replica, told._replace(end_reached=False))
@@ -436,14 +436,14 @@ def test_time_lag_grows_while_the_log_cannot_be_reached(log, monkeypatch):
     log.append((b"a", b"1"))
     follower = Follower(log.changelog)
     follower.poll()
-    before = follower.replica.progress.current_until_boot_ms
+    before = follower.replica.progress.last_caught_up_boot_ms
     Path(log.changelog.path(TP)).rename(tmp := Path(log.changelog.path(TP) + ".away"))
     follower.applier._consumer._disconnect(TP)
     follower.poll()
-    assert follower.replica.progress.current_until_boot_ms == before
+    assert follower.replica.progress.last_caught_up_boot_ms == before
     tmp.rename(log.changelog.path(TP))
     follower.poll()
-    assert follower.replica.progress.current_until_boot_ms > before
+    assert follower.replica.progress.last_caught_up_boot_ms > before
     follower.close()
 
 
@@ -470,7 +470,7 @@ def test_a_new_query_under_the_same_name_does_not_inherit_what_the_old_one_said(
 def test_a_moment_that_is_still_to_come_by_the_wall_clock_is_none(ahead_ms):
     committed = CommittedOffset(5, 5, None, 1_000_000.0 + ahead_ms, {"w": 1_000_000 + ahead_ms}, None, True)
     progress = progress_at_open(committed, 50.0, 1_000_000.0)
-    assert (progress.current_until_boot_ms, progress.as_of_boot_ms) == (None, None)
+    assert (progress.last_caught_up_boot_ms, progress.as_of_boot_ms) == (None, None)
 
 
 def test_a_token_bounds_what_a_crashed_legacy_store_may_hold():
@@ -624,7 +624,7 @@ def test_the_lag_behind_a_damaged_record_is_known(log, pass_time):
     assert "The record at offset 1 of 'log', partition 0, is damaged" in follower.replica.stopped_by
     assert follower.content == {b"a": b"1"}
     assert lag_of(follower.replica.progress, boot_ms()).record_lag == 2
-    assert not follower.replica.complete
+    assert not follower.replica.restored
     follower.close()
 
 

@@ -94,7 +94,7 @@ def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folde
     restore.bulk.submit(restore.replica)
     assert restore.finish() == folded
     committed = restore.replica.store.committed_offset(TP)
-    assert (committed.position, committed.consistent_position, committed.complete) == (RECORDS, RECORDS, True)
+    assert (committed.position, committed.consistent_position, committed.restored) == (RECORDS, RECORDS, True)
     assert restore.done[0].records == RECORDS
     assert restore.replica.progress.position == RECORDS
     child = restore.child()
@@ -333,7 +333,7 @@ def test_a_process_that_hangs_is_killed_and_another_does_its_work(changelog, fol
     os.kill(hung := restore.child(), signal.SIGSTOP)
 
     def is_ended() -> bool:
-        restore.bulk.kill_silent()
+        restore.bulk.kill_unresponsive()
         return hung not in [child.pid for child in restore.bulk._children]
 
     wait_until(is_ended, "the end of the process")

@@ -14,7 +14,7 @@ from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.commit import resume
+from forebay_worker.tasks.apply import resume
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.replica import Replica
 

@@ -13,7 +13,7 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks.expiry import Expiry
-from forebay_worker.tasks.released import ReleasedTasks
+from forebay_worker.tasks.task_cleanup import TaskCleanup
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import (
     PARTITIONS,
@@ -238,11 +238,11 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path, changelog, monkeyp
 
 def test_state_is_kept_for_as_long_after_its_task_was_last_wanted(tmp_path, monkeypatch):
     now_ms = [0.0]
-    monkeypatch.setattr("forebay_worker.tasks.released.epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
     directory = StateDirectory(tmp_path / "state", "app")
     left = directory.store_path(TASKS[0], "a")
     left.mkdir(parents=True)
-    released = ReleasedTasks(directory, TOPOLOGY, OffsetCache(), 600_000)
+    released = TaskCleanup(directory, TOPOLOGY, OffsetCache(), 600_000)
     released.add(TASKS[0])
     # Wanted for a while, and not opened.
     for now_ms[0], wanted, kept in ((590_000, TASKS[:1], True), (1_180_000, (), True), (1_190_001, (), False)):
@@ -253,7 +253,7 @@ def test_state_is_kept_for_as_long_after_its_task_was_last_wanted(tmp_path, monk
 
 def test_a_worker_that_is_often_restarted_deletes_what_was_released_long_ago(tmp_path, changelog, monkeypatch):
     now_ms = [1_000_000.0]
-    monkeypatch.setattr("forebay_worker.tasks.released.epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     state = tmp_path / "state" / "app" / str(TASKS[0])
     for _ in range(3):
@@ -269,7 +269,7 @@ def test_a_worker_that_is_often_restarted_deletes_what_was_released_long_ago(tmp
 
 def test_what_was_held_until_the_end_is_not_yet_released_at_the_next_start(tmp_path, changelog, monkeypatch):
     now_ms = [1_000_000.0]
-    monkeypatch.setattr("forebay_worker.tasks.released.epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     now_ms[0] += 10_000_000
     with started(tmp_path, changelog, StoreFactory) as manager:
@@ -285,7 +285,7 @@ def test_what_was_held_until_the_end_is_not_yet_released_at_the_next_start(tmp_p
 def test_a_store_that_left_the_topology_is_deleted_after_the_delay(tmp_path, changelog, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     now_ms = [1_000_000.0]
-    monkeypatch.setattr("forebay_worker.tasks.released.epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     stray = tmp_path / "state" / "app" / str(TASKS[0]) / "rocksdb" / "gone"
     stray.mkdir(parents=True)

@@ -8,10 +8,10 @@ from forebay.lag import EndOffset, lag_of
 from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.commit import apply_batch, progress_at_open, resume
+from forebay_worker.tasks.apply import apply_batch, progress_at_open, resume
 from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.replica import Replica
-from tests.service.tasks.test_commit import SPEC, TP, batch
+from tests.service.tasks.test_apply import SPEC, TP, batch
 
 
 def behind_a_transaction(position: int, high_watermark: int) -> Batch:
@@ -51,7 +51,7 @@ def test_a_transaction_open_for_longer_than_tombstones_live_costs_no_rebuild(pas
     committed = replica.store.committed_offset(TP)
     assert committed is not None
     assert committed.last_end_reached_epoch_ms == pytest.approx(epoch_ms(), abs=1_000)
-    assert epoch_ms() - (committed.current_until_epoch_ms or 0) > 2 * 86_400_000
+    assert epoch_ms() - (committed.last_caught_up_epoch_ms or 0) > 2 * 86_400_000
     # Both after a restart, and without one.
     again = Replica(SPEC, TaskId(0, 0), replica.store, "identity")
     resume(again, committed)
@@ -71,7 +71,7 @@ def test_a_transaction_that_was_open_is_time_lag_after_a_restart_too():
 def test_the_time_lag_of_what_0_1_wrote_is_unknown_until_the_log_is_reached():
     """It took the last stable offset for the log's end."""
     progress = progress_at_open(CommittedOffset(5, 5, None, 1_000_000.0), 50.0, 1_000_000.0)
-    assert (progress.current_until_boot_ms, progress.end_reached_boot_ms) == (None, 50.0)
+    assert (progress.last_caught_up_boot_ms, progress.end_reached_boot_ms) == (None, 50.0)
 
 
 def test_a_transaction_that_stays_open_is_logged_once_and_when_it_ends(caplog, pass_time):

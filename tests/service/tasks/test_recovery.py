@@ -51,7 +51,7 @@ def test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_pr
         assert all(path.exists() for path in asides)
         SlowOpener.let_all()
         wait_until(lambda: [path.exists() for path in asides] == [False, False, True], "the rebuild is done")
-        assert manager.replicas["a", 0].complete
+        assert manager.replicas["a", 0].restored
 
 
 def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_no_key(
@@ -89,14 +89,14 @@ def test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done(tmp_pat
         manager.hold(TASKS[:1], ())
         wait_until(lambda: manager.replicas and manager.replicas["a", 0].predecessor, "the old store's return")
         replica = manager.replicas["a", 0]
-        assert not replica.complete
+        assert not replica.restored
         assert replica.served.store.get(USER_TAG + b"k") == b"1"
         assert replica.served.role(math.inf, boot_ms()) == "restoring"
         lag = lag_of(replica.served.progress, boot_ms())
         assert lag.record_lag == 2
         assert lag.time_lag_ms > 0
         SlowOpener.let_all()
-        wait_until(lambda: replica.complete, "the rebuild")
+        wait_until(lambda: replica.restored, "the rebuild")
         wait_until(lambda: replica.served is replica, "its being served")
         assert replica.store.get(USER_TAG + b"k") is None
         assert replica.store.get(USER_TAG + b'"new"') == b"2"
@@ -192,7 +192,7 @@ def test_nothing_of_a_replaced_log_is_served_while_a_replica_far_behind_waits_fo
             assert (replica.store.get(USER_TAG + b"k"), replica.diverged) == (b"1", False)
             replace_log()
         wait_until(lambda: replica.diverged, "word of the other log")
-        assert not replica.complete
+        assert not replica.restored
         wait_until(lambda: begun_anew(replica), "an empty store")
 
 
@@ -221,7 +221,7 @@ def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, ch
         resetting.append(True)
         changelog.reset(TOPOLOGY.stores["a"])
         append(changelog, 0, 2, [(b"k", b'"new"', 0)])
-        wait_until(lambda: not refusals and manager.replicas["a", 0].complete, "the rebuild")
+        wait_until(lambda: not refusals and manager.replicas["a", 0].restored, "the rebuild")
         assert manager.replicas["a", 0].store.get(USER_TAG + b"k") == b'"new"'
         assert (manager.replicas["a", 0].failure, manager.storage_fault) == (None, None)
 
@@ -238,7 +238,7 @@ def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, 
         append(changelog, 0, 2, [(b"k", b'"new"', 0)])
         wait_until(lambda: replica.diverged, "the reset")
         del read
-        wait_until(lambda: replica.complete, "the rebuild")
+        wait_until(lambda: replica.restored, "the rebuild")
         assert replica.store.get(USER_TAG + b"k") == b'"new"'
 
 
@@ -351,10 +351,10 @@ def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_a
             append(changelog, 0, 2, [(b'"new"', b"1", 0)])
             wait_until(lambda: len(seen) > 4, "several attempts")
             assert set(seen[1:]) == {"refused"}
-            assert (replica.complete, replica.diverged) == (False, True)
+            assert (replica.restored, replica.diverged) == (False, True)
             # What is told of it is not what is told of a replica that is current.
             assert lag_of(replica.progress, boot_ms()) == UNKNOWN_LAG
-        wait_until(lambda: replica.complete and not replica.diverged, "the rebuild")
+        wait_until(lambda: replica.restored and not replica.diverged, "the rebuild")
         assert (replica.store.get(USER_TAG + b'"new"'), replica.store.get(USER_TAG + b"k")) == (b"1", None)
 
 

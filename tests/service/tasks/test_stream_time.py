@@ -44,7 +44,7 @@ def write(changelog: SqliteChangelog, topology: Topology, times_ms: list[int], b
 
 def oldest_kept_ms(manager: TaskManager) -> int | None:
     replica = manager.replicas.get(("a", 0))
-    return None if replica is None or not replica.complete else replica.oldest_kept_ms
+    return None if replica is None or not replica.restored else replica.oldest_kept_ms
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ Change = tuple[bytes, bytes | None]
 """A stored key and its value, None to delete."""
 
 
-class Run:
+class SortedRun:
     """The last change of each key, in the order of the keys.
 
     A dictionary of a million entries, and a sort of them, wait for main memory at nearly every step. So entries

@@ -12,7 +12,7 @@ from forebay.lag import EndOffset, lag_of
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.commit import apply_batch, keep_moment
+from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up
 from forebay_worker.tasks.replica import Replica
 
 TP = TopicPartition("log", 0)
@@ -88,15 +88,15 @@ def test_an_idle_log_advances_the_stored_moment():
     apply_batch(replica, batch(1, (b"a", b"1", False)))
     before = replica.store.committed_offset(TP)
     assert before is not None
-    assert before.current_until_epoch_ms is not None
-    until = replica.progress.current_until_boot_ms
+    assert before.last_caught_up_epoch_ms is not None
+    until = replica.progress.last_caught_up_boot_ms
     assert until is not None
     replica.progress = replica.progress._replace(
-        current_until_boot_ms=until + 60_000, end_reached_boot_ms=until + 60_000
+        last_caught_up_boot_ms=until + 60_000, end_reached_boot_ms=until + 60_000
     )
-    keep_moment(replica)
+    checkpoint_caught_up(replica)
     after = replica.store.committed_offset(TP)
     assert after is not None
     assert after.position == before.position
-    for moment in (after.current_until_epoch_ms, after.end_reached_epoch_ms):
-        assert moment == pytest.approx(before.current_until_epoch_ms + 60_000, abs=100)
+    for moment in (after.last_caught_up_epoch_ms, after.end_reached_epoch_ms):
+        assert moment == pytest.approx(before.last_caught_up_epoch_ms + 60_000, abs=100)

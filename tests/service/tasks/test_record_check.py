@@ -20,10 +20,10 @@ from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.apply import apply_batch
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.commit import apply_batch
 from forebay_worker.tasks.folding import Fold, advance
-from forebay_worker.tasks.foreign import BadRecord, fitting
+from forebay_worker.tasks.record_check import BadRecord, fitting
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import unexpected
@@ -206,7 +206,7 @@ def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_ou
         applier.call(lambda: applier.follow(replica)).result()
         wait_until(lambda: replica.failure, "the stop")
         assert "offset 1 of 'clicks', partition 0" in replica.failure
-        assert (content(replica), replica.progress.position, replica.complete) == ({b"a": b"1"}, 1, False)
+        assert (content(replica), replica.progress.position, replica.restored) == ({b"a": b"1"}, 1, False)
         log.append((b"c", b"3"))
         # The lag says what is missing.
         wait_until(lambda: replica.progress.end_offset == 4, "another try")
@@ -215,7 +215,7 @@ def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_ou
         assert caplog.text.count("could not be applied") == 1
         assert (content(replica), replica.progress.position) == ({b"a": b"1"}, 1)
         replica.spec = SKIPS
-        wait_until(lambda: replica.complete, "the end of the log")
+        wait_until(lambda: replica.restored, "the end of the log")
         assert content(replica) == {b"a": b"2", b"c": b"3"}
         assert (replica.failure, replica.records_skipped) == (None, 1)
     finally:
@@ -252,7 +252,7 @@ def test_a_restore_process_leaves_a_bad_record_to_the_applier_and_goes_on_where_
         bulk.submit(replica)
         wait_until(lambda: len(done) == 2, "the end of the restore")
         assert content(replica) == {b"a": b"2"}
-        assert (replica.store.committed_offset(TP).complete, replica.records_skipped) == (True, 1)
+        assert (replica.store.committed_offset(TP).restored, replica.records_skipped) == (True, 1)
     finally:
         bulk.stop()
 

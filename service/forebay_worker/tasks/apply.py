@@ -9,13 +9,13 @@ from forebay.stores import CommittedOffset
 from forebay_worker.tasks.continuity import continuity_fault
 from forebay_worker.tasks.expiry import swept_to_ms
 from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key
-from forebay_worker.tasks.foreign import fitting
+from forebay_worker.tasks.record_check import fitting
 from forebay_worker.tasks.replica import Replica
 
 
 def resume(replica: Replica, committed: CommittedOffset) -> None:
     """Publish how far a replica's store is, before anything more is applied to it."""
-    _note_completeness(replica, committed)
+    _note_restored(replica, committed)
     replica.stream_time_ms = committed.stream_time_ms
     replica.filling = bool(committed.filling)
     replica.swept_to_ms = swept_to_ms(replica.store)
@@ -28,8 +28,8 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
     replica.ends.clear()
     replica.was_checked = False
     replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
-    replica.moment_kept_boot_ms = replica.progress.end_reached_boot_ms or 0.0
-    replica.watches.wake_all()
+    replica.last_checkpoint_boot_ms = replica.progress.end_reached_boot_ms or 0.0
+    replica.key_watchers.wake_all()
 
 
 def apply_batch(replica: Replica, batch: Batch) -> None:
@@ -53,7 +53,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     partitions_found = replica.partitions_found if replica.repartitioned else None
     settles = batch.end_reached and before.pending_end is not None
     is_news = settles or partitions_found != before.partitions_found
-    if not batch.records and batch.position == before.position and before.complete and not is_news:
+    if not batch.records and batch.position == before.position and before.restored and not is_news:
         _note_nothing_new(replica, before, batch)
         return
     skipped, stopped_by = 0, None
@@ -66,7 +66,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     progress = _progress(replica, after, batch, _as_of_after(replica, before, after))
     misplaced = None if replica.misplaced_key is None else replica.misplaced_key.hex()
     after = after._replace(
-        current_until_epoch_ms=_epoch(progress.current_until_boot_ms),
+        last_caught_up_epoch_ms=_epoch(progress.last_caught_up_boot_ms),
         end_reached_epoch_ms=_epoch(progress.end_reached_boot_ms),
         misplaced_key=misplaced,
         partitions_found=partitions_found,
@@ -74,16 +74,16 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     # Before the content that a reader may miss something in, and until after all that it was to have.
     replica.filling |= bool(after.filling)
     _commit(replica, before, after, fold)
-    replica.moment_kept_boot_ms = batch.end.sent_boot_ms
+    replica.last_checkpoint_boot_ms = batch.end.sent_boot_ms
     replica.stream_time_ms = after.stream_time_ms
     replica.progress = progress
     replica.filling = bool(after.filling)
-    replica.watches.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
+    replica.key_watchers.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
     replica.records_applied += len(batch.records)
     replica.records_skipped += skipped
     replica.records_unchecked += batch.unchecked
     replica.note_ahead(fold.ahead)
-    _note_completeness(replica, after)
+    _note_restored(replica, after)
     if stopped_by is not None:
         raise stopped_by
     replica.failure = None
@@ -105,14 +105,14 @@ def observe_end(replica: Replica, end: EndOffset) -> None:
         observe_end(replica.predecessor, end)
 
 
-def keep_moment(replica: Replica) -> None:
+def checkpoint_caught_up(replica: Replica) -> None:
     """Commit periodically that an idle log was read to its end: a restart must not look like an absence."""
     tp = replica.topic_partition
-    current_until = _epoch(replica.progress.current_until_boot_ms)
+    last_caught_up = _epoch(replica.progress.last_caught_up_boot_ms)
     end_reached = _epoch(replica.progress.end_reached_boot_ms)
     before = replica.store.committed_offset(tp)
-    if before is not None and before.complete and end_reached is not None:
-        after = before._replace(current_until_epoch_ms=current_until, end_reached_epoch_ms=end_reached)
+    if before is not None and before.restored and end_reached is not None:
+        after = before._replace(last_caught_up_epoch_ms=last_caught_up, end_reached_epoch_ms=end_reached)
         replica.store.commit({tp: after})
 
 
@@ -123,7 +123,7 @@ def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_m
         return None if moment_epoch_ms is None else now_boot_ms - (now_epoch_ms - moment_epoch_ms)
 
     # What 0.1 wrote says nothing of transactions that were open.
-    until = None if committed.end_reached_epoch_ms is None else boot(committed.current_until_epoch_ms)
+    until = None if committed.end_reached_epoch_ms is None else boot(committed.last_caught_up_epoch_ms)
     reached = boot(committed.last_end_reached_epoch_ms)
     as_of = None if committed.pending_end is not None else _as_of_boot(committed, now_boot_ms, now_epoch_ms)
     # A moment in the future means that the clock is or was wrong.
@@ -147,9 +147,9 @@ def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_m
 def _note_nothing_new(replica: Replica, committed: CommittedOffset, batch: Batch) -> None:
     replica.progress = _progress(replica, committed, batch, replica.progress.as_of_boot_ms)
     # Only a commit can show whether what failed would now succeed.
-    if replica.failure is not None or replica.is_moment_due(batch.end.sent_boot_ms):
-        replica.moment_kept_boot_ms = batch.end.sent_boot_ms
-        keep_moment(replica)
+    if replica.failure is not None or replica.is_checkpoint_due(batch.end.sent_boot_ms):
+        replica.last_checkpoint_boot_ms = batch.end.sent_boot_ms
+        checkpoint_caught_up(replica)
         replica.failure = None
 
 
@@ -164,9 +164,9 @@ def _commit(replica: Replica, before: CommittedOffset, after: CommittedOffset, f
     replica.store.commit({replica.topic_partition: after})
 
 
-def _note_completeness(replica: Replica, committed: CommittedOffset) -> None:
-    if committed.complete and not replica.complete:
-        replica.complete = True
+def _note_restored(replica: Replica, committed: CommittedOffset) -> None:
+    if committed.restored and not replica.restored:
+        replica.restored = True
         replica.diverged = False
 
 
@@ -185,7 +185,7 @@ def _progress(replica: Replica, committed: CommittedOffset, batch: Batch, as_of_
         batch.beginning,
         None,
         0.0,
-        replica.progress.current_until_boot_ms,
+        replica.progress.last_caught_up_boot_ms,
         as_of_boot_ms,
         None,
         replica.progress.end_reached_boot_ms,
@@ -194,8 +194,8 @@ def _progress(replica: Replica, committed: CommittedOffset, batch: Batch, as_of_
 
 def _as_of_after(replica: Replica, before: CommittedOffset, after: CommittedOffset) -> float | None:
     """Up to when the source is in the store: as before, unless heartbeats said more or a gap was closed."""
-    said_more = after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
-    if after.pending_end is None and said_more:
+    as_of_advanced = after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
+    if after.pending_end is None and as_of_advanced:
         return _as_of_boot(after, boot_ms(), epoch_ms())
     return replica.progress.as_of_boot_ms
 

@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 _FILE = "released.json"
 
 
-class _Released(NamedTuple):
+class _ReleasedTask(NamedTuple):
     """A task, or a store of a task's directory that is not in the topology."""
 
     task: TaskId
     stray: str = ""
 
 
-class ReleasedTasks:
+class TaskCleanup:
     """What is on disk and not held, and since when. The delay counts from the release, whatever starts follow.
 
     Moments are of the wall clock, which goes on while the machine is off; one in the future counts as now.
@@ -35,8 +35,8 @@ class ReleasedTasks:
         self._topology = topology
         self._on_disk = on_disk
         self._delay_ms = delay_ms
-        self._since_epoch_ms: dict[_Released, float] = {}
-        self._saved: dict[_Released, float] = {}
+        self._since_epoch_ms: dict[_ReleasedTask, float] = {}
+        self._saved: dict[_ReleasedTask, float] = {}
 
     def load(self, tasks: Collection[TaskId], strays: Iterable[tuple[TaskId, str]]) -> None:
         """Read the moments that an earlier start recorded of these, which are on disk; strays have no other."""
@@ -44,12 +44,12 @@ class ReleasedTasks:
         for row in recorded if isinstance(recorded, list) else ():
             try:
                 ordinal, partition, stray, since = row
-                released = _Released(TaskId(int(ordinal), int(partition)), str(stray))
+                released = _ReleasedTask(TaskId(int(ordinal), int(partition)), str(stray))
                 self._since_epoch_ms[released] = min(now, float(since))
             except (TypeError, ValueError):
                 log.warning("%r in %s is ignored: it is no release", row, _FILE)
-        left = {_Released(*stray) for stray in strays}
-        there = left | {_Released(task) for task in tasks}
+        left = {_ReleasedTask(*stray) for stray in strays}
+        there = left | {_ReleasedTask(task) for task in tasks}
         self._since_epoch_ms = {item: since for item, since in self._since_epoch_ms.items() if item in there}
         for stray in left:
             self._since_epoch_ms.setdefault(stray, now)
@@ -57,11 +57,11 @@ class ReleasedTasks:
 
     def add(self, task: TaskId) -> None:
         """Note that a task was released now, if it was not before."""
-        self._since_epoch_ms.setdefault(_Released(task), epoch_ms())
+        self._since_epoch_ms.setdefault(_ReleasedTask(task), epoch_ms())
 
     def discard(self, task: TaskId) -> None:
         """Note that a task is held again."""
-        self._since_epoch_ms.pop(_Released(task), None)
+        self._since_epoch_ms.pop(_ReleasedTask(task), None)
 
     def save(self) -> None:
         """Record the moments for the next start, if any changed."""
@@ -78,7 +78,7 @@ class ReleasedTasks:
     def delete_due(self, wanted: Collection[TaskId]) -> None:
         """Delete what was released long enough ago, except tasks requested again."""
         now = epoch_ms()
-        for item in self._since_epoch_ms.keys() & {_Released(task) for task in wanted}:
+        for item in self._since_epoch_ms.keys() & {_ReleasedTask(task) for task in wanted}:
             # Not opened yet.
             self._since_epoch_ms[item] = now
         due = [item for item, since in self._since_epoch_ms.items() if since <= now - self._delay_ms]
@@ -88,7 +88,7 @@ class ReleasedTasks:
         if due:
             self.save()
 
-    def _delete(self, item: _Released, now_epoch_ms: float) -> None:
+    def _delete(self, item: _ReleasedTask, now_epoch_ms: float) -> None:
         task, stray = item
         if not stray:
             self._on_disk.drop(task)

@@ -2,11 +2,11 @@ import asyncio
 import threading
 from contextlib import ExitStack
 
-from forebay_worker.tasks.watches import Watches
+from forebay_worker.tasks.key_watchers import KeyWatchers
 
 
 async def test_only_those_who_watch_a_changed_key_are_woken_in_the_loop_of_theirs():
-    watches = Watches()
+    key_watchers = KeyWatchers()
     woken: list[tuple[str, int]] = []
     done = asyncio.Event()
 
@@ -16,23 +16,23 @@ async def test_only_those_who_watch_a_changed_key_are_woken_in_the_loop_of_their
             done.set()
 
     with (
-        watches.watching(b"a", lambda: note("a")),
-        watches.watching(b"b", lambda: note("b")),
-        watches.watching(b"last", lambda: note("last")),
+        key_watchers.watching(b"a", lambda: note("a")),
+        key_watchers.watching(b"b", lambda: note("b")),
+        key_watchers.watching(b"last", lambda: note("last")),
     ):
-        await asyncio.to_thread(watches.wake, [b"a", b"other"])
-        await asyncio.to_thread(watches.wake, [b"last"])
+        await asyncio.to_thread(key_watchers.wake, [b"a", b"other"])
+        await asyncio.to_thread(key_watchers.wake, [b"last"])
         await asyncio.wait_for(done.wait(), 5)
     assert woken == [("a", threading.get_ident()), ("last", threading.get_ident())]
 
 
 async def test_a_key_watched_by_many_wakes_all_with_turns_for_others_in_between():
-    watches = Watches()
+    key_watchers = KeyWatchers()
     woken: list[int] = []
     turns: list[int] = []
 
-    with _all(watches, [lambda i=i: woken.append(i) for i in range(500)]):
-        watches.wake([b"hot"])
+    with _all(key_watchers, [lambda i=i: woken.append(i) for i in range(500)]):
+        key_watchers.wake([b"hot"])
         async with asyncio.timeout(5):
             while len(woken) < 500:
                 turns.append(len(woken))
@@ -42,18 +42,18 @@ async def test_a_key_watched_by_many_wakes_all_with_turns_for_others_in_between(
 
 
 async def test_nobody_is_woken_any_more_after_the_watch():
-    watches = Watches()
+    key_watchers = KeyWatchers()
     woken: list[str] = []
-    with watches.watching(b"a", lambda: woken.append("a")):
+    with key_watchers.watching(b"a", lambda: woken.append("a")):
         pass
-    watches.wake([b"a"])
-    watches.wake_all()
+    key_watchers.wake([b"a"])
+    key_watchers.wake_all()
     await asyncio.sleep(0)
     assert woken == []
 
 
-def _all(watches, wakers):
+def _all(key_watchers, wakers):
     stack = ExitStack()
     for wake in wakers:
-        stack.enter_context(watches.watching(b"hot", wake))
+        stack.enter_context(key_watchers.watching(b"hot", wake))
     return stack

@@ -12,7 +12,7 @@ Waker = Callable[[], None]
 _WAKERS_PER_TURN = 64
 
 
-class Watches:
+class KeyWatchers:
     """The watched keys of one replica, each as the prefix of its stored keys.
 
     The event loop watches and is woken there; the applier's thread reports changes. That costs one look-up per
