@@ -58,9 +58,9 @@ from forebay.rest.routes import (
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay.rest.schemas import WORKER_STATUS_SCHEMA
 from forebay_worker.metrics import WorkerMetrics
-from forebay_worker.queries.admission import Refused
-from forebay_worker.queries.changes import KeyChanges
-from forebay_worker.queries.scans import MOST_PAGE_BYTES
+from forebay_worker.reads.admission import Refused
+from forebay_worker.reads.changes import KeyChanges
+from forebay_worker.reads.scans import MOST_PAGE_BYTES
 from forebay_worker.worker import Worker
 
 _TIME_TO_ANSWER_MS = 20
@@ -224,8 +224,12 @@ async def _read(worker: Worker, route: ReadRoute, request: Request, parameters: 
         assert segment is not None
         return worker.reads.key(store, parameters).answer(segment)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-    asked_bytes = request.headers.get("forebay-page-bytes", "")
-    page_bytes = int(asked_bytes) if asked_bytes.isdecimal() and len(asked_bytes) < 9 else MOST_PAGE_BYTES
+    requested_page_bytes = request.headers.get("forebay-page-bytes", "")
+    page_bytes = (
+        int(requested_page_bytes)
+        if requested_page_bytes.isdecimal() and len(requested_page_bytes) < 9
+        else MOST_PAGE_BYTES
+    )
     return await worker.scans.answer(
         route.scan, store, segment, parameters, frames=frames, page_bytes=min(page_bytes, MOST_PAGE_BYTES)
     )

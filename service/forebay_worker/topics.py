@@ -33,7 +33,7 @@ class TopicCreation:
         """Stores with state, whose topics were there once: in another changelog they would be empty."""
         self._left = list(topology.stores.values())
         self._create = create
-        self._looked = threading.Event()
+        self._first_attempt_over = threading.Event()
         self._refusal: Exception | None = None
         """Why the first look ended early, for ``start`` if that still waits for it."""
         self._stopping = threading.Event()
@@ -46,7 +46,7 @@ class TopicCreation:
         self._thread = threading.Thread(target=self._run, name="forebay-topics", daemon=True)
         self._thread.start()
         left = len(self._left)
-        while not self._looked.wait(_PATIENCE_S) and left != len(self._left):
+        while not self._first_attempt_over.wait(_PATIENCE_S) and left != len(self._left):
             left = len(self._left)
         if self._refusal is not None:
             self._stopping.set()
@@ -61,15 +61,15 @@ class TopicCreation:
             self._thread.join()
 
     def _run(self) -> None:
-        self._look_first()
+        self._create_first()
         while self._left and not self._stopping.wait(_RETRY_S):
             with contextlib.suppress(ChangelogUnreachable):
-                storage_fault = self._look_at_left()
+                storage_fault = self._create_left()
                 if storage_fault is not None and storage_fault != self.storage_fault:
                     log.error("%s", storage_fault)
                 self.storage_fault = storage_fault
 
-    def _look_first(self) -> None:
+    def _create_first(self) -> None:
         try:
             for spec in list(self._left):
                 self._ensure(spec)
@@ -78,9 +78,9 @@ class TopicCreation:
         except Exception as error:
             self._refusal = error
         finally:
-            self._looked.set()
+            self._first_attempt_over.set()
 
-    def _look_at_left(self) -> str | None:
+    def _create_left(self) -> str | None:
         """Why the first refused topic is refused, after checking all; raises ``ChangelogUnreachable``."""
         storage_fault = None
         for spec in list(self._left):

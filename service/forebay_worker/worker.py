@@ -27,10 +27,10 @@ from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import HealthMonitor
 from forebay_worker.group.membership_factory import open_membership
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
-from forebay_worker.queries.admission import Admission
-from forebay_worker.queries.reads import Reads
-from forebay_worker.queries.scans import Scans
-from forebay_worker.queries.waits import Waits
+from forebay_worker.reads.admission import Admission
+from forebay_worker.reads.bounded_waits import BoundedWaits
+from forebay_worker.reads.keys import Reads
+from forebay_worker.reads.scans import Scans
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
 from forebay_worker.state.relocate import prepare_state
@@ -44,7 +44,7 @@ from forebay_worker.topics import TopicCreation
 log = logging.getLogger(__name__)
 
 _CHECKS_AWAITED_MS = 500.0
-_LOOK_S = 0.005
+_DRAIN_POLL_S = 0.005
 
 
 class Worker:
@@ -110,7 +110,7 @@ class Worker:
         self.reads = Reads(self.admission, settings.max_answer_bytes)
         self.scans = Scans(self.admission)
         self.limits = Limits(settings)
-        self.waits = Waits(self.limits.waiting)
+        self.waits = BoundedWaits(self.limits.waiting)
         self.streams = EventStreams(self.limits.streams)
         self.incarnation = self._directory.next_incarnation(int(epoch_ms()))
         self._sequence = itertools.count(1)
@@ -130,7 +130,7 @@ class Worker:
         relies on others, and would have to move their tasks once more."""
         until = boot_ms() + _CHECKS_AWAITED_MS
         while boot_ms() < until and not self.tasks.checked:
-            time.sleep(_LOOK_S)
+            time.sleep(_DRAIN_POLL_S)
 
     def drain(self) -> None:
         """Turn readiness off and end the streams: load balancers and clients should look elsewhere."""

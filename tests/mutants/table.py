@@ -57,10 +57,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "end-offset-max-age-unused",
         "a read with a bound on records needs an observation of the end younger than end_offset_max_age_ms",
-        "forebay_worker.queries.admission:Admission._provable",
+        "forebay_worker.reads.admission:Admission._provable",
         "self._end_offset_max_age_ms",
         'float("inf")',
-        ("service/queries/test_admission.py::test_an_old_end_offset_proves_no_record_lag",),
+        ("service/reads/test_admission.py::test_an_old_end_offset_proves_no_record_lag",),
     ),
     Mutant(
         "time-rounded-down",
@@ -272,10 +272,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "diverged-log-read",
         "what was built from another log is not read",
-        "forebay_worker.queries.admission:Admission.admit",
+        "forebay_worker.reads.admission:Admission.admit",
         "if replica.diverged:",
         "if False:",
-        ("service/queries/test_admission.py::test_a_diverged_replica_is_refused_without_lag",),
+        ("service/reads/test_admission.py::test_a_diverged_replica_is_refused_without_lag",),
     ),
     Mutant(
         "diverged-log-with-lag",
@@ -283,7 +283,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.replica:Replica.invalidate",
         "self.progress = EMPTY_PROGRESS",
         "pass",
-        ("service/queries/test_admission.py::test_a_diverged_replica_is_refused_without_lag",),
+        ("service/reads/test_admission.py::test_a_diverged_replica_is_refused_without_lag",),
     ),
     # Roles.
     Mutant(
@@ -313,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "require-active-of-restoring",
         "require_active is answered by a running active only",
-        "forebay_worker.queries.admission:Admission._hold",
+        "forebay_worker.reads.admission:Admission._hold",
         'admitted.role != "active"',
         'admitted.role == "standby"',
         ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
@@ -346,7 +346,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "record-lag-zero-where-checked",
         "a bound is checked against the lag that the answer states",
-        "forebay_worker.queries.admission:Admission._hold",
+        "forebay_worker.reads.admission:Admission._hold",
         "lag := self._provable(admitted)",
         "lag := self._provable(admitted)._replace(record_lag=0)",
         ("end_to_end/test_bounds.py::test_a_replica_behind_answers_within_its_lag_alone",),
@@ -354,15 +354,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "bounds-of-the-read-before",
         "every read is held to its own bounds",
-        "forebay_worker.queries.admission:Admission.admit",
+        "forebay_worker.reads.admission:Admission.admit",
         "admitted.tolerated_by is not parameters",
         "admitted.tolerated_by is None",
-        ("service/queries/test_admission.py::test_reads_of_one_moment_are_each_held_to_their_own_bounds",),
+        ("service/reads/test_admission.py::test_reads_of_one_moment_are_each_held_to_their_own_bounds",),
     ),
     Mutant(
         "ceiling-ignored-by-worker",
         "no read exceeds the worker's ceiling",
-        "forebay_worker.queries.admission:Admission.tolerance",
+        "forebay_worker.reads.admission:Admission.tolerance",
         "tolerance if self._ceiling == UNLIMITED else tolerance.held_to(self._ceiling)",
         "tolerance",
         ("end_to_end/test_ceilings.py::test_a_read_is_held_to_the_ceiling_however_wide_its_own_bound",),
@@ -378,11 +378,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "list-page-out-of-bounds",
         "a worker's list is refused once a partition read before has left the bounds",
-        "forebay_worker.queries.scans:Scans.answer",
+        "forebay_worker.reads.scans:Scans.answer",
         "if not tolerance.met_by(lag):",
         "if False:",
         (
-            "service/queries/test_scans.py::"
+            "service/reads/test_scans.py::"
             "test_a_list_whose_first_partition_leaves_its_bounds_while_others_are_read_is_refused",
         ),
     ),
@@ -411,15 +411,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "position-in-a-replay",
         "a position is reached by the consistent position",
-        "forebay_worker.queries.admission:Admission.require_position",
+        "forebay_worker.reads.admission:Admission.require_position",
         "(replica.progress.consistent_position or 0) < offset",
         "replica.progress.position < offset",
-        ("service/queries/test_admission.py::test_a_position_is_not_reached_in_the_middle_of_a_replay",),
+        ("service/reads/test_admission.py::test_a_position_is_not_reached_in_the_middle_of_a_replay",),
     ),
     Mutant(
         "position-not-required",
         "min_position is answered by who has reached it",
-        "forebay_worker.queries.admission:Admission.require_position",
+        "forebay_worker.reads.admission:Admission.require_position",
         "if (replica.progress.consistent_position or 0) < offset:",
         "if False:",
         ("end_to_end/test_bounds.py::test_a_position_of_what_is_ahead_is_not_reached_behind",),
@@ -427,7 +427,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "position-of-any-log",
         "a position of another log is a conflict",
-        "forebay_worker.queries.admission:Admission.require_position",
+        "forebay_worker.reads.admission:Admission.require_position",
         "wanted.log != log_digest(replica.log)",
         "False",
         ("end_to_end/test_reads.py::test_a_position_of_another_log_is_a_conflict",),
@@ -435,18 +435,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "token-of-what-was-applied",
         "a token is an upper bound of what was read",
-        "forebay_worker.queries.admission:Admission._provenance",
+        "forebay_worker.reads.admission:Admission._provenance",
         "replica.progress.applying_to",
         "replica.progress.position",
-        ("service/queries/test_admission.py::test_a_token_covers_what_is_being_applied",),
+        ("service/reads/test_admission.py::test_a_token_covers_what_is_being_applied",),
     ),
     Mutant(
         "token-from-before-the-value",
         "a token is taken after the value",
-        "forebay_worker.queries.admission:Admission.provenance",
+        "forebay_worker.reads.admission:Admission.provenance",
         "replica.progress is admitted.progress",
         "admitted.provenance is not None",
-        ("service/queries/test_admission.py::test_token_is_taken_after_the_value_lag_before",),
+        ("service/reads/test_admission.py::test_token_is_taken_after_the_value_lag_before",),
     ),
     Mutant(
         "applying-to-not-published",
@@ -468,7 +468,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "miss-in-a-replay",
         "no replica in the middle of a replay states that a key is missing",
-        "forebay_worker.queries.misses:why_unproven",
+        "forebay_worker.reads.misses:why_unproven",
         "if not admitted.knows_all_keys or not replica.consistent:",
         "if False:",
         ("end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",),
@@ -476,10 +476,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "miss-in-a-filling-log",
         "no missing key is stated while a log is being filled",
-        "forebay_worker.queries.misses:why_unproven",
+        "forebay_worker.reads.misses:why_unproven",
         "if replica.filling:",
         "if False:",
-        ("service/queries/test_filling.py::test_a_key_missed_after_a_filling_began_is_not_stated",),
+        ("service/reads/test_filling.py::test_a_key_missed_after_a_filling_began_is_not_stated",),
     ),
     Mutant(
         "miss-read-while-filling",
@@ -488,7 +488,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.restored and not self.filling",
         "self.restored",
         (
-            "service/queries/test_filling.py::"
+            "service/reads/test_filling.py::"
             "test_a_key_missed_in_content_before_the_end_of_the_filling_is_not_stated_after_it",
         ),
     ),
@@ -503,7 +503,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "list-in-a-replay",
         "no replica in the middle of a replay gives a list",
-        "forebay_worker.queries.scans:Scans._page",
+        "forebay_worker.reads.scans:Scans._page",
         "if problem is not None:",
         "if False:",
         ("end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",),
@@ -511,7 +511,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "absence-in-a-replay",
         "a stream of changes tells no absence in the middle of a replay",
-        "forebay_worker.queries.reads:Reads.look",
+        "forebay_worker.reads.keys:Reads.lookup",
         "if problem is not None:",
         "if False:",
         ("end_to_end/test_replay.py::test_a_replaying_replica_sends_no_absent_event",),
@@ -527,7 +527,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "miss-beside-misplaced-keys",
         "keys that another partitioner placed make misses worthless",
-        "forebay_worker.queries.misses:why_unproven",
+        "forebay_worker.reads.misses:why_unproven",
         "if replica.misplaced_key is not None:",
         "if False:",
         ("end_to_end/test_misplaced.py::test_misses_are_refused_beside_misplaced_keys",),
@@ -535,10 +535,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "miss-after-repartitioning",
         "a log that was given more partitions makes misses worthless",
-        "forebay_worker.queries.misses:why_unproven",
+        "forebay_worker.reads.misses:why_unproven",
         "if replica.repartitioned:",
         "if False:",
-        ("service/queries/test_admission.py::test_misses_are_refused_where_the_log_has_other_partitions",),
+        ("service/reads/test_admission.py::test_misses_are_refused_where_the_log_has_other_partitions",),
     ),
     Mutant(
         "misplaced-keys-not-checked",
@@ -551,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "miss-of-a-forgotten-version",
         "a value before the history that is kept has expired, and was not missing",
-        "forebay_worker.queries.misses:why_unproven",
+        "forebay_worker.reads.misses:why_unproven",
         "if forgotten:",
         "if False:",
         (
@@ -562,8 +562,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "miss-in-another-partition",
         "a key is missing only where it would be",
-        "forebay_worker.queries.admission:Admission.agreed_partition",
-        "asked is not None and asked != found",
+        "forebay_worker.reads.admission:Admission.agreed_partition",
+        "requested is not None and requested != found",
         "False",
         ("end_to_end/test_reads.py::test_a_worker_does_not_look_for_a_key_in_another_partition",),
     ),
@@ -611,7 +611,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "worker-cursor-without-position",
         "so does a worker's",
-        "forebay_worker.queries.scans:_merged",
+        "forebay_worker.reads.scans:_merged",
         "joined_position(sources)",
         "None",
         ("end_to_end/test_bounds.py::test_a_later_page_is_not_read_behind_the_one_before",),
@@ -691,15 +691,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "as-of-without-versions",
         "a time is refused where no versions are kept",
-        "forebay_worker.queries.values:require_versions",
+        "forebay_worker.reads.values:require_versions",
         "parameters.as_of_ms is not None and",
         "False and",
-        ("service/queries/test_admission.py::test_a_time_is_refused_where_no_versions_are_kept",),
+        ("service/reads/test_admission.py::test_a_time_is_refused_where_no_versions_are_kept",),
     ),
     Mutant(
         "stream-out-of-its-bounds",
         "a stream of changes is held to its bounds while it runs",
-        "forebay_worker.queries.changes:KeyChanges._look",
+        "forebay_worker.reads.changes:KeyChanges._lookup",
         "self._admission.admit(replica, self._parameters)",
         "self._admission.admit(replica, ReadParameters())",
         ("end_to_end/test_changes.py::test_a_tolerance_is_held_while_the_stream_runs",),
@@ -715,7 +715,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stream-repeats",
         "what does not change the value is not sent",
-        "forebay_worker.queries.changes:KeyChanges._changed",
+        "forebay_worker.reads.changes:KeyChanges._changed",
         "if digest == self._digest:",
         "if False:",
         ("end_to_end/test_changes.py::test_what_does_not_change_the_value_is_not_sent_and_lag_is",),
@@ -771,18 +771,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "cursor-without-position",
         "a later page is read at the position of the one before, at least",
-        "forebay_worker.queries.scans:Scans._page",
+        "forebay_worker.reads.scans:Scans._page",
         "if cursor is not None and cursor.position is not None:",
         "if False:",
-        ("service/queries/test_admission.py::test_a_later_page_needs_the_position_of_the_one_before",),
+        ("service/reads/test_admission.py::test_a_later_page_needs_the_position_of_the_one_before",),
     ),
     Mutant(
         "missing-partition-comes-back",
         "a partition that a page left out stays out of all that follow",
-        "forebay_worker.queries.scans:Scans._partitions",
+        "forebay_worker.reads.scans:Scans._partitions",
         "() if cursor is None else cursor.missing",
         "()",
-        ("service/queries/test_scans.py::test_a_partition_that_one_page_left_out_stays_out_of_all_that_follow",),
+        ("service/reads/test_scans.py::test_a_partition_that_one_page_left_out_stays_out_of_all_that_follow",),
     ),
     Mutant(
         "range-closed",
@@ -798,12 +798,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.scans:Scan.asked_for",
         "self.first_ms if oldest_ms is None else max(self.first_ms, oldest_ms)",
         "self.first_ms",
-        ("service/queries/test_scans.py::test_the_times_that_pass_are_those_that_are_asked_for_and_kept",),
+        ("service/reads/test_scans.py::test_the_times_that_pass_are_those_that_are_asked_for_and_kept",),
     ),
     Mutant(
         "as-of-exclusive",
         "a version is valid from its valid-from on (KIP-889)",
-        "forebay_worker.queries.values:_version",
+        "forebay_worker.reads.values:_version",
         "parameters.as_of_ms + 1",
         "parameters.as_of_ms",
         ("end_to_end/test_queries.py::test_versions_history_and_as_of",),
@@ -1573,7 +1573,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "misdirection-without-a-direction",
         "a worker without the partition tells who has it",
-        "forebay_worker.queries.admission:Admission.replica",
+        "forebay_worker.reads.admission:Admission.replica",
         "None if active is None else str(active)",
         "None",
         ("end_to_end/test_reads.py::test_a_workers_partition_that_is_elsewhere_is_misdirected",),
@@ -1747,11 +1747,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "waiting-unbounded",
         "a bounded number of reads wait at a worker",
-        "forebay_worker.queries.waits:Waits.one",
+        "forebay_worker.reads.bounded_waits:BoundedWaits.one",
         "self._limit.take(peer)",
         "self._limit.count(peer)",
         (
-            "service/queries/test_waits.py::test_no_more_than_a_bounded_number_wait_and_those_that_need_not_are_not_counted",
+            "service/reads/test_bounded_waits.py::test_no_more_than_a_bounded_number_wait_and_those_that_need_not_are_not_counted",
         ),
     ),
     Mutant(
@@ -1797,11 +1797,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "sparse-list-without-end",
         "a list examines a bounded part of its store at a time",
-        "forebay_worker.queries.scans:_read_page",
-        " or looked_at >= _MOST_LOOKED_AT",
+        "forebay_worker.reads.scans:_read_page",
+        " or scanned >= _MOST_SCANNED",
         "",
         (
-            "service/queries/test_scans.py::"
+            "service/reads/test_scans.py::"
             "test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and_says_where_it_is",
         ),
     ),

@@ -9,7 +9,7 @@ from forebay.metadata import StreamsMetadataState
 from forebay.stores import CommittedOffset
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import parse_topology
-from forebay_worker.queries.admission import Admission
+from forebay_worker.reads.admission import Admission
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks.replica import Replica
 

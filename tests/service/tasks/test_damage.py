@@ -13,7 +13,7 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stored_versions import encode_version
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
-from forebay_worker.queries.values import scanned
+from forebay_worker.reads.values import scanned
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks import recovery
 from forebay_worker.tasks.manager import TaskManager

@@ -300,7 +300,7 @@ def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_se
         monkeypatch.setattr(
             manager.bulk_restore, "restorations", {one.replica.topic_partition: one for one in waiting}
         )
-        wait_until(lambda: len({tp for look in asked for tp in look}) == PARTITIONS, "every end")
+        wait_until(lambda: len({tp for lookup in asked for tp in lookup}) == PARTITIONS, "every end")
     assert max(map(len, asked)) <= 4
 
 

@@ -16,10 +16,10 @@ from forebay.rest.batches import KeyResult, key_result, read_plain_keys, require
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
-from forebay_worker.queries.admission import Admission, Refused
-from forebay_worker.queries.key_forms import KeyForm, KeyForms, key_forms
-from forebay_worker.queries.misses import miss, why_unproven
-from forebay_worker.queries.values import key_document, key_documents, require_versions, value_of, values_of
+from forebay_worker.reads.admission import Admission, Refused
+from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
+from forebay_worker.reads.misses import miss, why_unproven
+from forebay_worker.reads.values import key_document, key_documents, require_versions, value_of, values_of
 from forebay_worker.tasks.replica import Replica
 
 
@@ -87,7 +87,7 @@ class Reads:
         spec = parameters.written(self._admission.spec(store))
         return KeyRead(self._admission, spec, self.key_forms(store, parameters), parameters)
 
-    def look(self, replica: Replica, key: KeyForm, parameters: ReadParameters) -> Found:
+    def lookup(self, replica: Replica, key: KeyForm, parameters: ReadParameters) -> Found:
         """A replica's result for a key, including a proven miss; raises ``Refused``."""
         admitted = self._admission.admit(replica, parameters)
         found = Found(value_of(replica, key, parameters), self._admission.provenance(admitted))

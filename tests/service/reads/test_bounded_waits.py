@@ -7,7 +7,7 @@ import pytest
 
 from forebay.errors import Overloaded
 from forebay.rest.limits import Limit, Peer
-from forebay_worker.queries.waits import Waits
+from forebay_worker.reads.bounded_waits import BoundedWaits
 
 
 async def test_the_more_reads_wait_the_seldomer_each_is_looked_at(monkeypatch):
@@ -17,7 +17,7 @@ async def test_the_more_reads_wait_the_seldomer_each_is_looked_at(monkeypatch):
         pauses.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    waits, peer = Waits(Limit("waiting", 4_096, "")), Peer("a")
+    waits, peer = BoundedWaits(Limit("waiting", 4_096, "")), Peer("a")
     with ExitStack() as waiting:
         for _ in range(2_000):
             await waiting.enter_context(waits.one(peer))()
@@ -27,7 +27,7 @@ async def test_the_more_reads_wait_the_seldomer_each_is_looked_at(monkeypatch):
 
 
 async def test_no_more_than_a_bounded_number_wait_and_those_that_need_not_are_not_counted():
-    waits, peer = Waits(Limit("waiting", 1, "ask without wait_ms")), Peer("a")
+    waits, peer = BoundedWaits(Limit("waiting", 1, "ask without wait_ms")), Peer("a")
     with waits.one(peer), waits.one(peer) as pause, waits.one(peer) as another:
         await pause()
         await pause()

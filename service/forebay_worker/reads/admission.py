@@ -122,34 +122,34 @@ class Admission:
             raise UnknownStore(f"There is no store {store!r}; GET /v1/stores lists them.", store=store)
         return spec
 
-    def partition(self, spec: StoreSpec, plain: bytes, asked: int | None = None) -> int:
+    def partition(self, spec: StoreSpec, plain: bytes, requested: int | None = None) -> int:
         """The partition of a key, as ``agreed_partition`` has it."""
         found = None if spec.stream_partitioner is None else spec.partition_of(plain)
-        return self.agreed_partition(spec, found, asked)
+        return self.agreed_partition(spec, found, requested)
 
-    def agreed_partition(self, spec: StoreSpec, found: int | None, asked: int | None) -> int:
+    def agreed_partition(self, spec: StoreSpec, found: int | None, requested: int | None) -> int:
         """The partition that the partitioner found for a key, which must be the requested one if any was.
 
         Raises ``BadParameter`` if it is not: a miss in a partition that is not the key's would prove nothing.
         Raises ``UnknownPartitioner`` if the partitioner is unknown and no partition was requested.
         """
         if found is None:
-            if asked is None:
+            if requested is None:
                 raise UnknownPartitioner(
                     f"The partitioner of the store {spec.name!r} is 'unknown': name the key's partition with "
                     "partition=, or ask a router, which searches all.",
                     store=spec.name,
                 )
-            return asked
-        if asked is not None and asked != found:
-            raise BadParameter(f"The key is in partition {found}, not {asked}.", parameter="partition")
+            return requested
+        if requested is not None and requested != found:
+            raise BadParameter(f"The key is in partition {found}, not {requested}.", parameter="partition")
         return found
 
-    def partitioning(self, spec: StoreSpec, asked: int | None) -> Callable[[bytes], int]:
+    def partitioning(self, spec: StoreSpec, requested: int | None) -> Callable[[bytes], int]:
         """The same for many keys."""
-        if asked is None and spec.stream_partitioner is not None:
+        if requested is None and spec.stream_partitioner is not None:
             return spec.partition_of
-        return lambda plain: self.partition(spec, plain, asked)
+        return lambda plain: self.partition(spec, plain, requested)
 
     def replica(self, spec: StoreSpec, partition: int) -> Replica:
         """The replica held here; raises ``NotHostedHere``, naming the hosts that hold one."""

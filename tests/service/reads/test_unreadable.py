@@ -7,10 +7,10 @@ import pytest
 from forebay.errors import HistoryExpired, NotReady, UnknownKey
 from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES
-from forebay_worker.queries.admission import Admission
-from forebay_worker.queries.misses import miss
-from forebay_worker.queries.reads import Reads
-from forebay_worker.queries.scans import Scans
+from forebay_worker.reads.admission import Admission
+from forebay_worker.reads.keys import Reads
+from forebay_worker.reads.misses import miss
+from forebay_worker.reads.scans import Scans
 from tests.service.queries.held import held
 
 

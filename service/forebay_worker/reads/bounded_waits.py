@@ -14,7 +14,7 @@ _PAUSE_BY_WAITING_S = 0.0001
 time."""
 
 
-class Waits:
+class BoundedWaits:
     """The reads of a worker that wait, up to a limit."""
 
     def __init__(self, limit: Limit) -> None:

@@ -14,7 +14,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.stored_versions import decode_version
 from forebay.stores import StateStore, StoreCorrupted
 from forebay.topology import StoreSpec
-from forebay_worker.queries.key_forms import KeyForm
+from forebay_worker.reads.key_forms import KeyForm
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)

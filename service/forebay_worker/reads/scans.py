@@ -29,14 +29,14 @@ from forebay.rest.scans import (
     make_scan,
     merge,
 )
-from forebay_worker.queries.admission import Admission, Admitted
-from forebay_worker.queries.misses import why_unproven
-from forebay_worker.queries.values import oldest_version, scanned_in_chunks
+from forebay_worker.reads.admission import Admission, Admitted
+from forebay_worker.reads.misses import why_unproven
+from forebay_worker.reads.values import oldest_version, scanned_in_chunks
 from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 MOST_PAGE_BYTES = 4 << 20
-_MOST_LOOKED_AT = 10_000
+_MOST_SCANNED = 10_000
 """Entries scanned per page, matching or not: some milliseconds, in which no other request is answered."""
 
 
@@ -121,18 +121,18 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, 
     if scan.route.items == "versions" and scan.plain is not None:
         start = max(start, oldest_version(replica, scan.plain) or start)
     oldest_ms = replica.oldest_kept_ms
-    page, looked_at, size = Page(), 0, 0
+    page, scanned, size = Page(), 0, 0
     for pairs in scanned_in_chunks(replica, start, end, reverse=scan.reverse, most=limit + 1):
-        looked_at += len(pairs)
+        scanned += len(pairs)
         page.last = pairs[-1][0]
-        asked_for = scan.asked_for(pairs, oldest_ms)
-        if asked_for:
-            keys, values = map(list, zip(*asked_for, strict=True))
+        selected = scan.selected(pairs, oldest_ms)
+        if selected:
+            keys, values = map(list, zip(*selected, strict=True))
             items = scan.items(keys, values)
             page.keys += keys
             page.items += items
             size += sum(map(len, items))
-        page.more = len(page.keys) > limit or size > page_bytes or looked_at >= _MOST_LOOKED_AT
+        page.more = len(page.keys) > limit or size > page_bytes or scanned >= _MOST_SCANNED
         if page.more:
             break
     if len(page.keys) > limit:

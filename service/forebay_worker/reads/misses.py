@@ -7,8 +7,8 @@ from typing import Any
 
 from forebay.errors import HistoryExpired, NotReady, PartitionerMismatch, Problem, UnknownKey
 from forebay.topology import StoreSpec
-from forebay_worker.queries.admission import Admitted
-from forebay_worker.queries.values import is_forgotten
+from forebay_worker.reads.admission import Admitted
+from forebay_worker.reads.values import is_forgotten
 
 
 def miss(admitted: Admitted, spec: StoreSpec, plain: bytes, as_of_ms: int | None = None) -> Problem:

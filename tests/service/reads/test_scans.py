@@ -16,9 +16,9 @@ from forebay.rest.routes import READ_ROUTES
 from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
-from forebay_worker.queries import scans
-from forebay_worker.queries.admission import Admission
-from forebay_worker.queries.scans import Scans
+from forebay_worker.reads import scans
+from forebay_worker.reads.admission import Admission
+from forebay_worker.reads.scans import Scans
 from tests.service.queries.held import held
 
 SIZE_MS = 1_000
@@ -38,21 +38,21 @@ async def test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and
     for number in range(30_000):
         replica.store.put(replica.spec.stored_keys.stored(b"k%05d" % number, number), b"1")
     replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
-    looked_at = 0
+    scanned = 0
     scan = replica.store.scan
 
     def counted(start: bytes, end: bytes, *, reverse: bool = False):
-        nonlocal looked_at
-        looked_at = 0
+        nonlocal scanned
+        scanned = 0
         for pair in scan(start, end, reverse=reverse):
-            looked_at += 1
+            scanned += 1
             yield pair
 
     replica.store.scan = counted
     query, pages, found = "from=29990&to=29995", 0, []
     while True:
         document = await listed(admission, "windows", query)
-        assert looked_at <= 10_500
+        assert scanned <= 10_500
         pages += 1
         found += [window["start_ms"] for window in document["windows"]]
         if document["next"] is None:

@@ -13,10 +13,10 @@ from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
 from forebay.rest.limits import Peer
 from forebay.rest.parameters import ReadParameters
-from forebay_worker.queries.admission import Admission, Refused
-from forebay_worker.queries.reads import Reads
-from forebay_worker.queries.values import key_document
-from forebay_worker.queries.waits import Waits
+from forebay_worker.reads.admission import Admission, Refused
+from forebay_worker.reads.bounded_waits import BoundedWaits
+from forebay_worker.reads.keys import Reads
+from forebay_worker.reads.values import key_document
 from forebay_worker.tasks.replica import Replica
 
 _LEAST_BETWEEN_CHANGES_MS = 50.0
@@ -38,7 +38,7 @@ class KeyChanges:
         self,
         admission: Admission,
         reads: Reads,
-        waits: Waits,
+        waits: BoundedWaits,
         store: str,
         segment: bytes,
         parameters: ReadParameters,
@@ -98,13 +98,13 @@ class KeyChanges:
         with self._waits.one(self._peer) as pause:
             while True:
                 try:
-                    return self._look(replica)
+                    return self._lookup(replica)
                 except Refused as refused:
                     if not refused.may_wait or boot_ms() >= until:
                         raise
                 await pause()
 
-    def _look(self, replica: Replica) -> Event | None:
+    def _lookup(self, replica: Replica) -> Event | None:
         self._require_same(replica)
         lag_due = boot_ms() >= self._lag_due_boot_ms
         progress = replica.progress
@@ -124,7 +124,7 @@ class KeyChanges:
     def _changed(self, replica: Replica) -> Event | None:
         """The key read again, None if unchanged since last sent."""
         read_at = replica.progress.position
-        found = self._reads.look(replica, self._key, self._parameters)
+        found = self._reads.lookup(replica, self._key, self._parameters)
         self._stale, self._read_at = False, read_at
         # A leading byte distinguishes an empty value from none.
         digest = hashlib.blake2b(b"" if found.value is None else b"=" + found.value, digest_size=16).digest()

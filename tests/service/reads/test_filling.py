@@ -6,7 +6,7 @@ from forebay.clock import boot_ms
 from forebay.errors import NotReady, UnknownKey
 from forebay.lag import EndOffset
 from forebay.rest.parameters import ReadParameters
-from forebay_worker.queries.misses import miss
+from forebay_worker.reads.misses import miss
 from forebay_worker.tasks.apply import apply_batch, resume
 from forebay_worker.tasks.replica import Replica
 from tests.service.queries.held import held
