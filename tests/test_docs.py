@@ -148,8 +148,8 @@ def test_every_command_has_its_row_and_an_example_that_it_takes(monkeypatch):
 def test_every_metric_is_documented(cluster):
     from forebay.console.history import History
     from forebay_router.metrics import RouterMetrics
-    from forebay_router.processes.siblings import ALONE
-    from forebay_router.processes.whole_router import WholeRouter
+    from forebay_router.processes.peer_processes import SINGLE_PROCESS
+    from forebay_router.processes.process_group import ProcessGroupView
     from forebay_router.router import Router
 
     cluster.put("counts", {b"a": b"1"})
@@ -160,7 +160,7 @@ def test_every_metric_is_documented(cluster):
     settings = RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, environment={}))
     running = Router(settings)
     history = History(None, dict)
-    metrics = asyncio.run(WholeRouter(running, RouterMetrics(running), history, ALONE).metrics())
+    metrics = asyncio.run(ProcessGroupView(running, RouterMetrics(running), history, SINGLE_PROCESS).metrics())
     router = [metric.name for metric in metrics.collect()]
     page = (DOCS / "metrics.md").read_text()
     for name in {*worker, *router}:

@@ -56,8 +56,8 @@ from forebay.rest.routes import (
 )
 from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
 from forebay_router.metrics import ANSWER_MS, RouterMetrics
-from forebay_router.processes.siblings import ALONE, Place
-from forebay_router.processes.whole_router import WholeRouter
+from forebay_router.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_router.processes.process_group import ProcessGroupView
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.changes import RoutedChanges
 from forebay_router.reads.keys import read_key
@@ -102,22 +102,22 @@ def make_app(
     metrics: RouterMetrics,
     authenticator: Authenticator | None = None,
     hosts: AllowedHosts = ANY_HOST,
-    place: Place = ALONE,
+    place: ProcessSlot = SINGLE_PROCESS,
 ) -> FastAPI:
     """The application of a router's process, which starts to discover workers when the application starts."""
     console = Console.of("router", router, metrics.store_counts)
-    whole = WholeRouter(router, metrics, console.history, place)
+    whole = ProcessGroupView(router, metrics, console.history, place)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await router.discovery.start()
-        await whole.siblings.start()
+        await whole.peers.start()
         await whole.catch_up()
         async with console.running():
             yield
-        whole.siblings.stop()
+        whole.peers.stop()
         await router.discovery.stop()
-        router.upstreams.close()
+        router.pool.close()
 
     app = make_application(
         "router",

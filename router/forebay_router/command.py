@@ -15,7 +15,7 @@ from forebay.rest.server import allow_open_files, bind, serve
 from forebay.settings import RouterSettings
 from forebay.tls import listener_tls
 from forebay_router.processes.parent import RELAYS, run_processes
-from forebay_router.processes.siblings import ALONE, Place
+from forebay_router.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,12 @@ def router(values: dict[str, Any]) -> None:
     settings = RouterSettings(**values)
     configure_logs(settings.log_level, settings.log_format)
     if settings.processes == 1:
-        run(settings, ALONE)
+        run(settings, SINGLE_PROCESS)
     else:
         run_processes(settings)
 
 
-def run(settings: RouterSettings, place: Place) -> None:
+def run(settings: RouterSettings, place: ProcessSlot) -> None:
     """Run a router's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
     from forebay.hot_path import addressed, guarded, make_protocol
@@ -46,7 +46,7 @@ def run(settings: RouterSettings, place: Place) -> None:
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
     tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
     allow_open_files()
-    listener = bind(settings.listen, shared=not place.alone)
+    listener = bind(settings.listen, shared=not place.is_single)
     if authenticator is None and not is_loopback(settings.listen.host):
         log.warning(
             "listening on %s, which other machines may reach: requests are not authenticated",
@@ -69,5 +69,5 @@ def run(settings: RouterSettings, place: Place) -> None:
             running.limits,
         ),
         tls=tls,
-        relays={} if place.alone else {relay: meant for meant, relay in RELAYS.items()},
+        relays={} if place.is_single else {relay: meant for meant, relay in RELAYS.items()},
     )

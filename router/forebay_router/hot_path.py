@@ -27,7 +27,7 @@ from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, late
 from forebay_router.reads.batches import batch_get
-from forebay_router.reads.choices import Choices, KeyRead, Target
+from forebay_router.reads.candidate_cache import CandidateCache, KeyRead, Target
 from forebay_router.reads.keys import read_admitted_key
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_read import is_final
@@ -39,14 +39,14 @@ log = logging.getLogger(__name__)
 
 _PATH = READ_ROUTES[0].path
 _TICK_S = 0.005
-_LOOK_AGAIN_MS = 50.0
+_RECHECK_INTERVAL_MS = 50.0
 
 
 @dataclass(slots=True, eq=False)
 class _Outstanding:
     """A read on its way to its first candidate."""
 
-    asked: KeyRead
+    prepared: KeyRead
     segment: bytes
     partition: int
     named: NamedKey
@@ -58,7 +58,7 @@ class _Outstanding:
     """Answered, or continued as an ordinary read."""
     ordinary: asyncio.Task[None] | None = None
     hedged: bool = False
-    refused: bool = False
+    hedge_throttled: bool = False
     """No hedge was allowed when one was due."""
 
 
@@ -69,13 +69,13 @@ class RouterHotPath:
         self._router = router
         self._metrics = metrics
         self._answer_ms = metrics.answer_ms[_PATH]
-        self._candidates = Choices(router)
+        self._candidates = CandidateCache(router)
         # Counted without a call: a router's part of a read is some seven microseconds.
         self._requests = router.limits.requests
         self._by_token = router.limits.peers.by_token
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
-        self._asked_since_tick = 0
+        self._sent_since_tick = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def key(self, form: RequestForm) -> KeyHandler:
@@ -85,32 +85,32 @@ class RouterHotPath:
     def _ask(self, form: RequestForm, segment: bytes, protocol: HotPathProtocol) -> Answer | Slot | None:
         router = self._router
         try:
-            asked = self._candidates.key_read(form)
-            if asked is None:
+            prepared = self._candidates.key_read(form)
+            if prepared is None:
                 return None
-            partition, named = asked.key_of(segment)
+            partition, named = prepared.key_of(segment)
         except Problem:
             return None
         peer = protocol.peer(form) if self._by_token else protocol.address
         requests = self._requests
         if requests.used >= requests.open and (overload := requests.refusal(peer)) is not None:
-            self._metrics.count(_PATH, overload.status, asked.spec.name, overload.name)
-            self._answer_ms[asked.spec.name].observe(0)
+            self._metrics.count(_PATH, overload.status, prepared.spec.name, overload.name)
+            self._answer_ms[prepared.spec.name].observe(0)
             return problem_answer(overload)
         now = boot_ms()
-        target = self._candidates.choose(asked, partition, now)
+        target = self._candidates.choose(prepared, partition, now)
         if target is None:
             return None
         slot = protocol.slot(form)
-        read = _Outstanding(asked, segment, partition, named, slot, target, now, peer)
+        read = _Outstanding(prepared, segment, partition, named, slot, target, now, peer)
         # Of the bytes received, only key and query are passed on, both checked.
-        sent = b"".join((asked.before, segment, asked.between, target.rest))
+        sent = b"".join((prepared.before, segment, prepared.between, target.rest))
         most_load = router.settings.max_in_flight_per_worker
         if not target.upstream.send(sent, partial(self._answered, read), most_load):
             return None
         requests.used += 1
         peer.requests += 1
-        self._asked_since_tick += 1
+        self._sent_since_tick += 1
         self._outstanding.append(read)
         if not self._ticking:
             self._tick()
@@ -151,27 +151,29 @@ class RouterHotPath:
         named = read.named
         in_step = answer is None or answer.body.startswith(named.document) or named.is_in(answer)
         if not in_step:
-            router.cluster.answered_for_another_key(read.target.worker.host)
+            router.cluster.on_mismatched_answer(read.target.worker.host)
             answer = None
         took_ms = boot_ms() - read.sent_boot_ms
         if answer is not None:
             target = read.target
-            target.worker.answered(late=read.done)
+            target.worker.on_answer(late=read.done)
             router.delay.observe(took_ms)
             if not target.reported:
                 target.reported = True
-                router.cluster.heard(target.worker.host, (read.asked.spec.name, read.partition), answer.head)
+                router.cluster.on_answer_headers(
+                    target.worker.host, (read.prepared.spec.name, read.partition), answer.head
+                )
             if took_ms > IN_TRANSIT_MS:
                 answer = self._by_now(read, answer, took_ms)
         if read.done:
             if answer is not None and is_final(answer):
                 self._answered_after_all(read, answer, took_ms)
         elif answer is None or not is_final(answer):
-            refused = None
+            rejected_by = None
             if answer is not None and answer.status not in REFUSALS:
                 # One that refused the router's token is asked again: it may have another since.
-                refused = (read.target.worker.host, answer)
-            self._go_on_as_ordinary(read, refused=refused)
+                rejected_by = (read.target.worker.host, answer)
+            self._go_on_as_ordinary(read, rejected_by=rejected_by)
         else:
             read.done = True
             self._requests.used -= 1
@@ -182,10 +184,10 @@ class RouterHotPath:
     def _by_now(self, read: _Outstanding, answer: Answer, took_ms: float) -> Answer | None:
         """An answer that may have waited to be received, because this process was stopped for example: all that is
         known is that it is newer than the request. None if the read's time is over."""
-        asked = read.asked
-        if took_ms > self._router.timeout_ms(asked.parameters):
+        prepared = read.prepared
+        if took_ms > self._router.timeout_ms(prepared.parameters):
             return None
-        store, tolerance = asked.bounds
+        store, tolerance = prepared.bounds
         return answer_by_now(answer, took_ms, tolerance, store, "it had arrived")
 
     def _answered_after_all(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
@@ -195,16 +197,20 @@ class RouterHotPath:
             self._fill(read, answer, took_ms)
 
     def _fill(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
-        asked = read.asked
-        self._answer_ms[asked.spec.name].observe(took_ms)
-        self._metrics.count_answer(_PATH, asked.spec.name, answer)
-        read.slot.fill(answer, asked.bounds)
+        prepared = read.prepared
+        self._answer_ms[prepared.spec.name].observe(took_ms)
+        self._metrics.count_answer(_PATH, prepared.spec.name, answer)
+        read.slot.fill(answer, prepared.bounds)
 
     def _go_on_as_ordinary(
-        self, read: _Outstanding, *, silent: HostInfo | None = None, refused: tuple[HostInfo, Answer] | None = None
+        self,
+        read: _Outstanding,
+        *,
+        unresponsive_host: HostInfo | None = None,
+        rejected_by: tuple[HostInfo, Answer] | None = None,
     ) -> None:
         read.done = True
-        read.ordinary = self._begin(self._ordinary(read, silent, refused))
+        read.ordinary = self._begin(self._ordinary(read, unresponsive_host, rejected_by))
         # It keeps its place among those in flight: who was admitted is not refused for others that came later.
         read.ordinary.add_done_callback(partial(self._leave, read.peer))
         read.slot.on_abandoned = read.ordinary.cancel
@@ -213,18 +219,18 @@ class RouterHotPath:
         self._router.limits.requests.count(peer, -1)
 
     async def _ordinary(
-        self, read: _Outstanding, silent: HostInfo | None, refused: tuple[HostInfo, Answer] | None
+        self, read: _Outstanding, unresponsive_host: HostInfo | None, rejected_by: tuple[HostInfo, Answer] | None
     ) -> None:
-        asked = read.asked
-        path = b"/v1/stores/%b/keys/%b" % (asked.spec.name_bytes, read.segment)
+        prepared = read.prepared
+        path = b"/v1/stores/%b/keys/%b" % (prepared.spec.name_bytes, read.segment)
         try:
-            spec = self._router.spec(asked.spec.name)
+            spec = self._router.spec(prepared.spec.name)
             plain = from_segment(spec.key_codec, read.segment)
             left_ms = int(self._left_ms(read))
             if left_ms > 0:
-                parameters = replace(asked.parameters, timeout_ms=left_ms)
+                parameters = replace(prepared.parameters, timeout_ms=left_ms)
                 answer = await read_admitted_key(
-                    self._router, spec, plain, path, asked.query, parameters, silent, refused
+                    self._router, spec, plain, path, prepared.query, parameters, unresponsive_host, rejected_by
                 )
                 self._router.counts["hedges_won"] += read.hedged and is_final(answer)
             else:
@@ -237,9 +243,9 @@ class RouterHotPath:
 
     def _tick(self) -> None:
         self._ticking = True
-        asyncio.get_running_loop().call_later(_TICK_S, self._look_for_slow_reads, boot_ms())
+        asyncio.get_running_loop().call_later(_TICK_S, self._continue_slow_reads, boot_ms())
 
-    def _look_for_slow_reads(self, ticked_boot_ms: float) -> None:
+    def _continue_slow_reads(self, ticked_boot_ms: float) -> None:
         """Let reads that waited past the hedge delay continue as ordinary ones, within the budget of hedges."""
         self._ticking = False
         router, now = self._router, boot_ms()
@@ -247,14 +253,14 @@ class RouterHotPath:
             # What came meanwhile is read first.
             self._tick()
             return
-        router.budget.earn(now, self._asked_since_tick)
-        self._asked_since_tick = 0
+        router.budget.earn(now, self._sent_since_tick)
+        self._sent_since_tick = 0
         late = now - router.delay.delay_ms
         while self._outstanding and (self._outstanding[0].done or self._outstanding[0].sent_boot_ms < late):
             read = self._outstanding.popleft()
             if read.done:
                 continue
-            router.cluster.silent(read.target.worker.host)
+            router.cluster.on_slow_read(read.target.worker.host)
             self._hedge(read)
         if self._outstanding:
             self._tick()
@@ -267,37 +273,37 @@ class RouterHotPath:
         elif router.budget.spend():
             router.counts["hedges"] += 1
             read.hedged = True
-            self._go_on_as_ordinary(read, silent=read.target.worker.host)
-        elif router.cluster.well(read.target.worker.host):
-            router.counts["hedges_refused"] += not read.refused
-            read.refused = True
+            self._go_on_as_ordinary(read, unresponsive_host=read.target.worker.host)
+        elif router.cluster.is_healthy(read.target.worker.host):
+            router.counts["hedges_refused"] += not read.hedge_throttled
+            read.hedge_throttled = True
             self._wait(read)
         else:
             # The worker hangs: this is no hedge.
-            self._go_on_as_ordinary(read, silent=read.target.worker.host)
+            self._go_on_as_ordinary(read, unresponsive_host=read.target.worker.host)
 
     def _has_another(self, read: _Outstanding) -> bool:
-        asked = read.asked
-        spec = self._router.cluster.metadata.stores.get(asked.spec.name)
+        prepared = read.prepared
+        spec = self._router.cluster.metadata.stores.get(prepared.spec.name)
         if spec is None:
             return False
-        hosts = self._router.candidates(spec, read.partition, asked.parameters)
+        hosts = self._router.candidates(spec, read.partition, prepared.parameters)
         return any(host != read.target.worker.host for host in hosts)
 
     def _wait(self, read: _Outstanding) -> None:
-        pause_ms = max(0.0, min(self._left_ms(read), _LOOK_AGAIN_MS))
-        asyncio.get_running_loop().call_later(pause_ms / 1000, self._look_again, read)
+        pause_ms = max(0.0, min(self._left_ms(read), _RECHECK_INTERVAL_MS))
+        asyncio.get_running_loop().call_later(pause_ms / 1000, self._recheck, read)
 
-    def _look_again(self, read: _Outstanding) -> None:
+    def _recheck(self, read: _Outstanding) -> None:
         if read.done:
             return
         if self._left_ms(read) <= 0:
-            self._go_on_as_ordinary(read, silent=read.target.worker.host)
+            self._go_on_as_ordinary(read, unresponsive_host=read.target.worker.host)
         else:
             self._hedge(read)
 
     def _left_ms(self, read: _Outstanding) -> float:
-        return self._router.timeout_ms(read.asked.parameters) - (boot_ms() - read.sent_boot_ms)
+        return self._router.timeout_ms(read.prepared.parameters) - (boot_ms() - read.sent_boot_ms)
 
 
 def _failed(what: str) -> Answer:

@@ -20,7 +20,7 @@ from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.statuses import WITH_LAG
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
-from forebay_router.upstream.provenance import reported_in
+from forebay_router.upstream.replica_headers import reported_in
 
 _MOST_UNREAD = 256
 """Reading them takes a fraction of a millisecond, in which no read is answered."""
@@ -93,11 +93,11 @@ class RouterMetrics(Collector):
     def _read(self) -> None:
         unread, self._unread = self._unread, Counter()
         for (route, store, status, head), count in unread.items():
-            told = reported_in(head)
-            self._reads[route, status, "" if told is None else told.role] += count
+            reported = reported_in(head)
+            self._reads[route, status, "" if reported is None else reported.role] += count
             self._results[store, status] += count
-            if told is not None and status in WITH_LAG:
-                self._lag.observe(store, told.lag, count)
+            if reported is not None and status in WITH_LAG:
+                self._lag.observe(store, reported.lag, count)
 
     def count_list(self, route: str, store: str, lag: Lag) -> None:
         """Count a list, and the largest lag of its partitions."""
@@ -189,7 +189,7 @@ class RouterMetrics(Collector):
         )
         for host, worker in sorted(self._router.cluster.workers.items()):
             live.add_metric([str(host)], int(worker.live and not worker.suspect))
-            asked.add_metric([str(host)], self._router.upstreams.load(host))
+            asked.add_metric([str(host)], self._router.pool.load(host))
         yield from (live, asked)
         build = GaugeMetricFamily(
             "forebay_router_build_info", "1; the label gives the version running.", labels=["version"]

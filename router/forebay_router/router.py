@@ -30,7 +30,7 @@ from forebay_router.hedging import HedgeBudget, HedgeDelay
 from forebay_router.upstream.credentials import credentials_of, token_networks_of
 from forebay_router.upstream.encryption import encryption_of
 from forebay_router.upstream.opener import Opener
-from forebay_router.upstream.upstreams import Upstreams
+from forebay_router.upstream.pool import ConnectionPool
 
 
 class Router:
@@ -45,14 +45,14 @@ class Router:
             token_networks_of(settings),
             lambda address, answer: self.discovery.admit(address, answer),
         )
-        self.upstreams = Upstreams(opener)
+        self.pool = ConnectionPool(opener)
         self.cluster = Cluster(settings.lag_report_max_age_ms, settings.application_id, settings.rack)
         self.discovery = Discovery(
             self.cluster,
             seeds,
             settings.worker_poll_interval_ms,
             self.credentials,
-            self.upstreams.forget,
+            self.pool.forget,
             opener,
         )
         self.limits = Limits(settings)
@@ -71,14 +71,14 @@ class Router:
         if self.draining:
             return NotReady("The router is shutting down.")
         ready = self.discovery.ready
-        if not ready and self.discovery.refused_polls:
+        if not ready and self.discovery.auth_rejected_by:
             return NotReady(
                 "Workers refuse this router: --worker-token-file must contain a token that they accept. "
                 "The router's log names them.",
                 retry_after_s=1,
             )
-        if self.cluster.strangers.disagreement is not None:
-            return NotReady(self.cluster.strangers.disagreement, retry_after_s=1)
+        if self.cluster.rejected_addresses.disagreement is not None:
+            return NotReady(self.cluster.rejected_addresses.disagreement, retry_after_s=1)
         if not ready:
             known = "No worker answers." if self.cluster.has_holders else "No map of the workers is known yet."
             return NotReady(known, retry_after_s=1)
@@ -121,7 +121,7 @@ class Router:
 
     def live_workers(self) -> dict[str, bool]:
         """Every worker of the application known here, and whether it answers."""
-        return {str(host): worker.well for host, worker in sorted(self.cluster.workers.items())}
+        return {str(host): worker.is_healthy for host, worker in sorted(self.cluster.workers.items())}
 
     def own_findings(self) -> list[Finding]:
         """What keeps the router from being ready, and addresses that it cannot use."""
@@ -130,11 +130,11 @@ class Router:
         if problem is not None:
             detail = problem.detail
             found.append(Finding("not-ready", "error", detail, "Start workers, and name them as --seeds."))
-        for host in sorted(self.discovery.refused_polls):
+        for host in sorted(self.discovery.auth_rejected_by):
             detail = f"The worker {host} refuses this router's token."
             remedy = "--worker-token-file must contain a token that the workers accept."
             found.append(Finding("worker-refuses", "error", detail, remedy))
-        for unusable in self.cluster.strangers.documents():
+        for unusable in self.cluster.rejected_addresses.documents():
             detail = f"{unusable['address']} {unusable['why']}"
             remedy = "Correct --seeds, or what listens there."
             found.append(Finding("address-unusable", "warning", detail, remedy))
@@ -154,13 +154,13 @@ class Router:
                     "live": worker.live,
                     "suspect": worker.suspect,
                     "recovering": worker.slow_start.window is not None,
-                    "in_flight": self.upstreams.load(host),
+                    "in_flight": self.pool.load(host),
                 }
                 for host, worker in sorted(self.cluster.workers.items())
             ],
-            "unusable": self.cluster.strangers.documents(),
+            "unusable": self.cluster.rejected_addresses.documents(),
             # Seeds too: nothing else is known of a worker that refuses from the beginning.
-            "refused_by": [str(host) for host in sorted(self.discovery.refused_polls)],
+            "refused_by": [str(host) for host in sorted(self.discovery.auth_rejected_by)],
         }
 
     def spec(self, store: str) -> StoreSpec:
@@ -179,7 +179,7 @@ class Router:
 
     def candidates(self, spec: StoreSpec, partition: int, parameters: ReadParameters) -> list[HostInfo]:
         """The workers to ask for a partition, best first."""
-        holders = self.cluster.holders(spec, partition, self.upstreams.load)
+        holders = self.cluster.holders(spec, partition, self.pool.load)
         # Any but the active would refuse.
         prefer: Prefer = "active" if parameters.require_active else parameters.prefer
         if parameters.require_active:
@@ -188,7 +188,7 @@ class Router:
 
     def full(self, host: HostInfo) -> bool:
         """Whether a worker is at its limit of requests in flight."""
-        return self.upstreams.load(host) >= self.settings.max_in_flight_per_worker
+        return self.pool.load(host) >= self.settings.max_in_flight_per_worker
 
     def admitted(self, peer: Peer, parameters: ReadParameters) -> AbstractContextManager[None]:
         """Count a request of a peer; raises ``Overloaded`` rather than let it queue.

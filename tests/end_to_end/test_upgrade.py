@@ -20,7 +20,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import SCAN_ROUTES, Cursor, Page, make_scan
 from forebay.tasks import TopicPartition
 from forebay_router.cluster.worker_view import WorkerView
-from forebay_router.upstream.provenance import reported_in
+from forebay_router.upstream.replica_headers import reported_in
 from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.checkpoint import CheckpointFile
 from tests.cluster import Cluster, running_cluster

@@ -1384,7 +1384,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hung-worker-never-suspect",
         "a worker silent on three reads is suspect",
-        "forebay_router.cluster.worker_view:_SILENT_READS_TO_SUSPECT",
+        "forebay_router.cluster.worker_view:_SLOW_READS_TO_SUSPECT",
         "3",
         "3000",
         ("end_to_end/test_hedges.py::test_a_hung_worker_costs_hedge_delays_only",),
@@ -1469,7 +1469,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "seeds-of-another-application",
         "a router refuses workers of another application",
-        "forebay_router.cluster.strangers:Strangers.admit",
+        "forebay_router.cluster.rejected_addresses:RejectedAddresses.admit",
         "if application_id == self.application_id:",
         "if True:",
         (
@@ -1496,7 +1496,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "received-after-the-deadline",
         "an answer that is received after the deadline is late",
-        "forebay_router.reads.replica_read:ReplicaRead._take",
+        "forebay_router.reads.replica_read:ReplicaRead._on_answer",
         "if now > self._deadline:",
         "if False:",
         ("router/reads/test_replica_read.py::test_an_answer_that_is_received_after_the_deadline_is_late",),
@@ -1504,15 +1504,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "choice-for-ever",
         "the best candidate is found anew every few milliseconds",
-        "forebay_router.reads.choices:_CHOICE_MAX_AGE_MS",
+        "forebay_router.reads.candidate_cache:_CHOICE_MAX_AGE_MS",
         "25.0",
         "2.5e9",
-        ("router/reads/test_choices.py::test_candidates_are_refreshed_after_25_ms",),
+        ("router/reads/test_candidate_cache.py::test_candidates_are_refreshed_after_25_ms",),
     ),
     Mutant(
         "answers-are-no-reports",
         "lag reports also come from each answer",
-        "forebay_router.cluster.cluster:Cluster.heard",
+        "forebay_router.cluster.cluster:Cluster.on_answer_headers",
         "worker.replicas[held] =",
         "_ =",
         ("router/cluster/test_cluster.py::test_answer_headers_update_the_lag_report",),
@@ -1529,7 +1529,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "another-applications-worker-asked",
         "a worker of another application is asked for nothing",
         "forebay_router.cluster.cluster:Cluster.holders",
-        "hosts -= self.strangers.addresses",
+        "hosts -= self.rejected_addresses.addresses",
         "pass",
         (
             "router/cluster/test_discovery.py::test_an_address_that_another_applications_worker_took_over_is_asked_for_nothing",
@@ -1696,7 +1696,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "overload-final-at-once",
         "one other is asked after a 429",
-        "forebay_router.reads.replica_read:ReplicaRead._take",
+        "forebay_router.reads.replica_read:ReplicaRead._on_answer",
         "answer.status == 429 and self._overloads > 1",
         "answer.status == 429",
         ("router/reads/test_replica_read.py::test_an_overloaded_worker_is_followed_by_one_other",),
@@ -1704,7 +1704,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "overload-asks-all",
         "and no third",
-        "forebay_router.reads.replica_read:ReplicaRead._take",
+        "forebay_router.reads.replica_read:ReplicaRead._on_answer",
         "answer.status == 429 and self._overloads > 1",
         "False",
         ("router/reads/test_replica_read.py::test_an_overloaded_worker_is_followed_by_one_other",),
@@ -1713,7 +1713,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "silent-worker-first",
         "a worker that was silent is asked last",
         "forebay_router.reads.replica_read:ReplicaRead.__init__",
-        "self._waiting.sort(key=lambda host: host == request.silent)",
+        "self._waiting.sort(key=lambda host: host == request.unresponsive_host)",
         "pass",
         ("router/reads/test_replica_read.py::test_a_worker_that_was_silent_is_asked_last",),
     ),
@@ -1765,7 +1765,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "forms-unbounded",
         "what a router prepares for forms of requests is bounded",
-        "forebay_router.reads.choices:Choices._think",
+        "forebay_router.reads.candidate_cache:CandidateCache._select_candidates",
         "if self._choices_made >= _MOST_CHOICES:",
         "if False:",
         ("router/test_hot_path.py::test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory",),

@@ -14,10 +14,9 @@ from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.hot_path import RouterHotPath
 from forebay_router.metrics import RouterMetrics
-from forebay_router.reads import choices
-from forebay_router.reads.choices import Target
+from forebay_router.reads.candidate_cache import Target
 from forebay_router.router import Router
-from forebay_router.upstream.upstreams import Upstream
+from forebay_router.upstream.pool import WorkerConnections
 from tests.cluster import until
 
 PEER = Peer("a")
@@ -66,7 +65,7 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
     router.cluster.metadata = StreamsMetadataState({"s": spec})
     path, answered = RouterHotPath(router, RouterMetrics(router)), asyncio.get_running_loop().create_future()
-    target = Target(WorkerView(HostInfo("w", 1)), cast(Upstream, Worker()), b"")
+    target = Target(WorkerView(HostInfo("w", 1)), cast(WorkerConnections, Worker()), b"")
     monkeypatch.setattr(path._candidates, "choose", lambda *_: target)
     read, client = path.key(RequestForm("s", b"", b"", b"", b"h")), cast(HotPathProtocol, Client())
     assert read(b"k", client) is client

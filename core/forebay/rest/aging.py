@@ -63,11 +63,11 @@ def answer_by_now(
     if before is None or lag is None:
         return answer
     if not tolerance.met_by(lag):
-        return came_too_early(store, tolerance, lag, then)
+        return bounds_exceeded(store, tolerance, lag, then)
     return Answer(answer.status, answer.head.replace(lag_head(before), lag_head(lag), 1), body)
 
 
-def came_too_early(store: str, tolerance: Tolerance, lag: Lag, then: str = "the others had answered") -> Answer:
+def bounds_exceeded(store: str, tolerance: Tolerance, lag: Lag, then: str = "the others had answered") -> Answer:
     """The problem of an answer that was within its bounds on arrival, but no longer is."""
     problem = LagExceedsTolerance(
         f"A replica's answer met the tolerance when it arrived, but no longer did once {then}.",

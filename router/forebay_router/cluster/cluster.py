@@ -16,10 +16,10 @@ from forebay.repeats import Repeats
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.candidates import Holder
-from forebay_router.cluster.strangers import Strangers
+from forebay_router.cluster.rejected_addresses import RejectedAddresses
 from forebay_router.cluster.worker_view import Held, WorkerView
-from forebay_router.upstream.credentials import tell_refusal
-from forebay_router.upstream.provenance import reported_in
+from forebay_router.upstream.credentials import log_auth_rejection
+from forebay_router.upstream.replica_headers import reported_in
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Cluster:
         self.workers: dict[HostInfo, WorkerView] = {}
         self.ceiling: Tolerance = UNLIMITED
         """The strictest of the bounds that workers set to every read."""
-        self.strangers = Strangers(application_id)
+        self.rejected_addresses = RejectedAddresses(application_id)
         self._holding: dict[Held, set[HostInfo]] = {}
         """The workers that report holding a partition."""
         self._logged = Repeats()
@@ -56,7 +56,7 @@ class Cluster:
     @property
     def application_id(self) -> str | None:
         """The application served; None while that is unknown."""
-        return self.strangers.application_id
+        return self.rejected_addresses.application_id
 
     @property
     def has_holders(self) -> bool:
@@ -77,13 +77,13 @@ class Cluster:
         )
         hosts = {*standbys, *([active] if active else [])}
         hosts.update(host for host in self._holding.get((spec.name, partition), ()) if self.workers[host].live)
-        hosts -= self.strangers.addresses
+        hosts -= self.rejected_addresses.addresses
         return [self._holder(host, active, (spec.name, partition), load(host)) for host in hosts]
 
     def unheld(self, spec: StoreSpec) -> int:
         """How many partitions of a store no answering worker reports holding."""
         return sum(
-            not any(self.workers[host].well for host in self._holding.get((spec.name, partition), ()))
+            not any(self.workers[host].is_healthy for host in self._holding.get((spec.name, partition), ()))
             for partition in range(spec.partitions)
         )
 
@@ -117,7 +117,7 @@ class Cluster:
                     str(holder.host),
                     holder.role,
                     holder.lag if report is None else holder.lag.aged(now - report.at_boot_ms),
-                    worker.well,
+                    worker.is_healthy,
                     holder.lagging,
                     worker.failures.get(held),
                     None if restore is None else restore.records,
@@ -126,40 +126,40 @@ class Cluster:
             )
         return states
 
-    def heard(self, host: HostInfo, held: Held, head: bytes) -> None:
+    def on_answer_headers(self, host: HostInfo, held: Held, head: bytes) -> None:
         """Record the state of the answering replica from the header lines of a worker's answer."""
-        told, worker = reported_in(head), self.workers.get(host)
-        if worker is not None and told is not None and told.role:
-            worker.replicas[held] = worker.report(held, told.role, told.lag, boot_ms())
+        report, worker = reported_in(head), self.workers.get(host)
+        if worker is not None and report is not None and report.role:
+            worker.replicas[held] = worker.report(held, report.role, report.lag, boot_ms())
             self._holding.setdefault(held, set()).add(host)
 
-    def answered_for_another_key(self, host: HostInfo) -> None:
+    def on_mismatched_answer(self, host: HostInfo) -> None:
         """An answer that came from a worker names another store or key than its request."""
         if self._logged.is_news(str(host)):
             log.error(
                 "an answer from %s was for another key; its connection is closed, and the read repeated", host
             )
 
-    def answered(self, host: HostInfo) -> None:
+    def on_answer(self, host: HostInfo) -> None:
         """A worker answered a read."""
         worker = self.workers.get(host)
         if worker is not None:
-            worker.answered()
+            worker.on_answer()
 
-    def silent(self, host: HostInfo) -> None:
+    def on_slow_read(self, host: HostInfo) -> None:
         """A worker let a read wait past the hedge delay."""
         worker = self.workers.get(host)
         if worker is not None:
-            worker.silent_reads += 1
+            worker.slow_reads += 1
 
-    def refused(self, host: HostInfo, status: int) -> None:
+    def on_auth_rejected(self, host: HostInfo, status: int) -> None:
         """A worker answered a read with a refusal of the router itself."""
         worker = self.workers.get(host)
-        if worker is not None and not worker.refused_read:
-            worker.refused_read = True
-            tell_refusal(host, "reads", status)
+        if worker is not None and not worker.auth_rejected:
+            worker.auth_rejected = True
+            log_auth_rejection(host, "reads", status)
 
-    def unreachable(self, host: HostInfo) -> None:
+    def on_unreachable(self, host: HostInfo) -> None:
         """A worker refused or broke a connection: it is down until it answers a poll."""
         worker = self.workers.get(host)
         if worker is not None and worker.live:
@@ -167,10 +167,10 @@ class Cluster:
             worker.slow_start.lose()
             log.warning("worker %s is down", host)
 
-    def well(self, host: HostInfo) -> bool:
+    def is_healthy(self, host: HostInfo) -> bool:
         """Whether a worker answers, as far as is known."""
         worker = self.workers.get(host)
-        return worker is not None and worker.well
+        return worker is not None and worker.is_healthy
 
     def mismatch(self, address: HostInfo, identity: Identity) -> str | None:
         """Why what answers at an address is not the process that should be there; None if it may be.
@@ -189,10 +189,10 @@ class Cluster:
 
     def rows(self) -> list[dict[str, Any]]:
         """The replicas of all workers that answer, as they last reported them; their lag as of now."""
-        well = [worker for worker in self.workers.values() if worker.well]
+        well = [worker for worker in self.workers.values() if worker.is_healthy]
         return [row for worker in sorted(well, key=lambda worker: worker.host) for row in worker.rows()]
 
-    def take(self, address: HostInfo, body: bytes, status: Mapping[str, Any], asked_boot_ms: float) -> bool:
+    def take(self, address: HostInfo, body: bytes, status: Mapping[str, Any], polled_boot_ms: float) -> bool:
         """Adopt the status that a worker gave at an address, raw and parsed, if it is news; whether it is.
 
         Raises ``LookupError``, ``TypeError`` or ``ValueError`` if it is not a worker's.
@@ -203,7 +203,7 @@ class Cluster:
         another = (
             host == address
             and status.get("process_id", "") != worker.process_id
-            and asked_boot_ms > worker.seen_boot_ms
+            and polled_boot_ms > worker.seen_boot_ms
         )
         worker.seen_boot_ms = boot_ms()
         if not another and not worker.is_newer(status):
@@ -211,16 +211,16 @@ class Cluster:
         if not worker.live:
             log.info("worker %s is up", host)
         before, ceiling = worker.replicas.keys(), worker.ceiling
-        worker.take(body, status, asked_boot_ms)
+        worker.take(body, status, polled_boot_ms)
         self._holds(worker, before)
         if worker.ceiling != ceiling:
             self._find_ceiling()
         return True
 
-    def hung(self, host: HostInfo) -> None:
+    def on_poll_timeout(self, host: HostInfo) -> None:
         """A worker let a poll wait for too long."""
         if host in self.workers:
-            self.workers[host].suspected()
+            self.workers[host].suspect_at_once()
 
     def forget(self, host: HostInfo) -> None:
         """There is no such worker any more."""
@@ -241,23 +241,23 @@ class Cluster:
         if newer.generation < self.metadata.map.generation:
             return False
         self.fingerprint = fingerprint
-        self._tell_missing_partitioners(specs)
+        self._log_missing_partitioners(specs)
         # Of one that is as it was, the object stays, and with it what was worked out for its reads.
         same = {spec: spec for spec in self.metadata.stores.values()}
         self.metadata.stores = {spec.name: same.get(spec, spec) for spec in specs}
         return self.metadata.on_change(newer)
 
-    def drop_map_of_former_group(self, told: Generation) -> None:
+    def drop_map_of_former_group(self, generation: Generation) -> None:
         """Forget the map if for some time every worker that answers has known only older ones.
 
-        As after all of them were restarted on a group that was restored from a backup. ``told`` is the generation
-        that one of them has just told.
+        As after all of them were restarted on a group that was restored from a backup. ``report`` is the
+        generation that one of them has just told.
         """
-        if told >= self.metadata.map.generation:
+        if generation >= self.metadata.map.generation:
             # As nearly always: the others need not be looked at.
             self._outdated_boot_ms = float("inf")
             return
-        known = {worker.generation for worker in self.workers.values() if worker.well} - {NO_GENERATION}
+        known = {worker.generation for worker in self.workers.values() if worker.is_healthy} - {NO_GENERATION}
         if not known or max(known) >= self.metadata.map.generation:
             self._outdated_boot_ms = float("inf")
             return
@@ -273,7 +273,7 @@ class Cluster:
         for held in now - before:
             self._holding.setdefault(held, set()).add(worker.host)
 
-    def _tell_missing_partitioners(self, specs: Iterable[StoreSpec]) -> None:
+    def _log_missing_partitioners(self, specs: Iterable[StoreSpec]) -> None:
         for spec in specs:
             if self.metadata.stores.get(spec.name) == spec:
                 continue

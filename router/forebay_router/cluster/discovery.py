@@ -17,11 +17,11 @@ from forebay.metadata import ClusterMap, Generation, HostInfo
 from forebay.rest.answers import Answer
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
-from forebay_router.cluster.polls import Pace, PollRefused, WorkerDocuments
+from forebay_router.cluster.polls import PollRefused, PollSchedule, WorkerDocuments
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.cluster.statuses import require_status
 from forebay_router.upstream.connection import UpstreamClosed
-from forebay_router.upstream.credentials import REFUSALS, tell_refusal
+from forebay_router.upstream.credentials import REFUSALS, log_auth_rejection
 from forebay_router.upstream.opener import NotAdmitted, Opener
 
 log = logging.getLogger(__name__)
@@ -58,18 +58,18 @@ class Discovery:
         self._seeds = seeds
         self._on_forgotten = on_forgotten
         self._documents = WorkerDocuments(credentials, opener or Opener())
-        self._pace = Pace(poll_interval_ms / 1000)
+        self._schedule = PollSchedule(poll_interval_ms / 1000)
         self._following: asyncio.Task[None] | None = None
-        self.refused_polls: set[HostInfo] = set()
+        self.auth_rejected_by: set[HostInfo] = set()
         """Addresses where a worker refused the router's token, or its absence, when last polled."""
         self._mapped: frozenset[HostInfo] = frozenset()
         """The workers that the newest map names."""
-        self._asked: set[HostInfo] = set()
+        self._polled_addresses: set[HostInfo] = set()
         """Addresses that were polled, whatever the outcome."""
-        self._found: set[HostInfo] = set()
+        self._worker_addresses: set[HostInfo] = set()
         """Those at which a worker of the application was, whatever address it uses."""
         self._polls: dict[HostInfo, asyncio.Task[None]] = {}
-        self._wanted: dict[HostInfo, asyncio.Event] = {}
+        self._poll_now: dict[HostInfo, asyncio.Event] = {}
         """By address: set if the next poll should not wait."""
         self._refreshing: set[HostInfo] = set()
         """Addresses whose next poll does not wait, until it is done."""
@@ -95,8 +95,10 @@ class Discovery:
         """Whether the stores and their holders are known, and a worker answered recently."""
         if not self._cluster.has_holders:
             return False
-        heard_since = boot_ms() - 1000 * max(_UNHEARD_PAUSES * self._pause_s(), _UNHEARD_S)
-        return any(worker.live and worker.seen_boot_ms > heard_since for worker in self._cluster.workers.values())
+        answered_since = boot_ms() - 1000 * max(_UNHEARD_PAUSES * self._pause_s(), _UNHEARD_S)
+        return any(
+            worker.live and worker.seen_boot_ms > answered_since for worker in self._cluster.workers.values()
+        )
 
     async def readied(self, within_s: float) -> None:
         """Wait, though not for long, until the stores and their holders are known."""
@@ -107,8 +109,8 @@ class Discovery:
 
     def refresh(self, host: HostInfo) -> None:
         """Read a worker's status now: it answered as if the map here were out of date."""
-        if host in self._wanted:
-            self._wanted[host].set()
+        if host in self._poll_now:
+            self._poll_now[host].set()
             self._refreshing.add(host)
 
     async def refreshed(self, deadline_boot_ms: float) -> None:
@@ -133,9 +135,9 @@ class Discovery:
             identity = Identity.parse(answer.body)
         except ValueError as error:
             raise NotAdmitted(f"answers with something other than an identity: {error}") from None
-        why = self._cluster.mismatch(address, identity)
-        if why is not None:
-            raise NotAdmitted(why)
+        reason = self._cluster.mismatch(address, identity)
+        if reason is not None:
+            raise NotAdmitted(reason)
         if not self._is_ours(address, identity.tier, identity.application_id or ""):
             raise NotAdmitted(None)
 
@@ -145,26 +147,26 @@ class Discovery:
 
     def _watch(self, address: HostInfo) -> None:
         if address not in self._polls:
-            self._wanted[address] = asyncio.Event()
+            self._poll_now[address] = asyncio.Event()
             self._polls[address] = asyncio.create_task(self._poll_forever(address))
 
     async def _poll_forever(self, address: HostInfo) -> None:
-        wanted, silences = self._wanted[address], 0
+        poll_now, silences = self._poll_now[address], 0
         while True:
-            refreshing = wanted.is_set()
-            wanted.clear()
+            refreshing = poll_now.is_set()
+            poll_now.clear()
             host = None
             silences += 1
             try:
                 host = await self._poll(address)
                 silences = 0
-                self.refused_polls.discard(address)
+                self.auth_rejected_by.discard(address)
             except (PollRefused, OSError) as error:
                 silences *= isinstance(error, TimeoutError)
                 self._lost(address, error)
             except Exception:
                 log.exception("the status of %s could not be understood", address)
-            self._asked.add(address)
+            self._polled_addresses.add(address)
             if refreshing:
                 self._refreshing.discard(address)
             self._polled.set()
@@ -179,14 +181,14 @@ class Discovery:
             await asyncio.sleep(min(_LEAST_PAUSE_S, pause_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s - _LEAST_PAUSE_S):
-                    await wanted.wait()
+                    await poll_now.wait()
 
     async def _poll(self, address: HostInfo) -> HostInfo | None:
         """Read the status at an address; returns the address that the worker there uses, None if there is no
         worker."""
-        asked_boot_ms = boot_ms()
+        polled_boot_ms = boot_ms()
         body = await self._documents.get(address, "/v1/status")
-        with self._pace.reading():
+        with self._schedule.reading():
             try:
                 status = json.loads(body)
                 host = None
@@ -194,14 +196,14 @@ class Discovery:
                     require_status(status)
                     host = HostInfo.parse(status["host"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                why = f"answers with a status that is not a worker's: {error!r}"
-                self._cluster.strangers.ignore(address, why)
+                reason = f"answers with a status that is not a worker's: {error!r}"
+                self._cluster.rejected_addresses.ignore(address, reason)
                 host = None
             if host is None:
                 self._drop(address)
                 return None
-            self._found.add(address)
-            if not self._cluster.take(address, body, status, asked_boot_ms):
+            self._worker_addresses.add(address)
+            if not self._cluster.take(address, body, status, polled_boot_ms):
                 return host
         self._watch(host)
         await self._learn(address, self._cluster.workers[host].generation)
@@ -227,36 +229,41 @@ class Discovery:
                 self._watch(host)
 
     def _is_ours(self, address: HostInfo, tier: Any, application_id: str) -> bool:
-        strangers = self._cluster.strangers
+        rejected_addresses = self._cluster.rejected_addresses
         if tier != "worker":
-            strangers.ignore(address, "is not a worker: name workers as --seeds")
+            rejected_addresses.ignore(address, "is not a worker: name workers as --seeds")
             return False
         # Only as long as there is an application to choose: there may be a thousand of them.
-        all_asked = strangers.application_id is None and self._seeds.addresses <= self._asked | {address}
-        return strangers.admit(address, application_id, all_asked=all_asked)
+        all_seeds_polled = (
+            rejected_addresses.application_id is None
+            and self._seeds.addresses <= self._polled_addresses | {address}
+        )
+        return rejected_addresses.admit(address, application_id, all_seeds_polled=all_seeds_polled)
 
     def _lost(self, address: HostInfo, error: Exception) -> None:
         if isinstance(error, NotAdmitted):
-            if error.why is not None:
-                self._cluster.strangers.ignore(address, error.why)
-            self.refused_polls.discard(address)
+            if error.reason is not None:
+                self._cluster.rejected_addresses.ignore(address, error.reason)
+            self.auth_rejected_by.discard(address)
             self._drop(address)
             return
-        self._heed_refusal(address, error)
-        unknown = address not in self._found and address not in self.refused_polls
+        self._note_auth_rejection(address, error)
+        unknown = address not in self._worker_addresses and address not in self.auth_rejected_by
         if unknown or isinstance(error, ssl.SSLCertVerificationError):
-            self._cluster.strangers.missed(address, f"does not answer like a worker: {_explained(error)}")
+            self._cluster.rejected_addresses.not_found(
+                address, f"does not answer like a worker: {_explained(error)}"
+            )
         if isinstance(error, TimeoutError):
-            self._cluster.hung(address)
+            self._cluster.on_poll_timeout(address)
         else:
-            self._cluster.unreachable(address)
+            self._cluster.on_unreachable(address)
 
-    def _heed_refusal(self, address: HostInfo, error: Exception) -> None:
+    def _note_auth_rejection(self, address: HostInfo, error: Exception) -> None:
         if not isinstance(error, PollRefused) or error.status not in REFUSALS:
-            self.refused_polls.discard(address)
-        elif address not in self.refused_polls:
-            self.refused_polls.add(address)
-            tell_refusal(address, "status polls", error.status)
+            self.auth_rejected_by.discard(address)
+        elif address not in self.auth_rejected_by:
+            self.auth_rejected_by.add(address)
+            log_auth_rejection(address, "status polls", error.status)
 
     def _is_over(self, address: HostInfo) -> bool:
         """Whether to stop polling an address: it is neither a seed's nor in the map, and long silent."""
@@ -267,13 +274,13 @@ class Discovery:
 
     def _end(self, address: HostInfo) -> None:
         self._drop(address)
-        del self._polls[address], self._wanted[address]
+        del self._polls[address], self._poll_now[address]
         self._refreshing.discard(address)
         self._documents.forget(address)
-        self._cluster.strangers.forget(address)
-        self._asked.discard(address)
-        self._found.discard(address)
-        self.refused_polls.discard(address)
+        self._cluster.rejected_addresses.forget(address)
+        self._polled_addresses.discard(address)
+        self._worker_addresses.discard(address)
+        self.auth_rejected_by.discard(address)
 
     def _drop(self, host: HostInfo) -> None:
         self._cluster.forget(host)
@@ -282,7 +289,7 @@ class Discovery:
 
     def _pause_s(self) -> float:
         """From one poll of an address to the next."""
-        return self._pace.pause_s(len(self._polls))
+        return self._schedule.pause_s(len(self._polls))
 
 
 def _explained(error: Exception) -> str:

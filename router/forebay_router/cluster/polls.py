@@ -11,8 +11,8 @@ from typing import Any
 
 from forebay.metadata import HostInfo
 from forebay_router.upstream.opener import Opener
+from forebay_router.upstream.pool import ConnectionPool
 from forebay_router.upstream.timeouts import running_timeout
-from forebay_router.upstream.upstreams import Upstreams
 
 _TIMEOUT_S = 1.0
 _MOST_AT_ONCE = 32
@@ -37,7 +37,7 @@ class WorkerDocuments:
 
     def __init__(self, credentials: Callable[[], bytes], opener: Opener) -> None:
         self._credentials = credentials
-        self._upstreams = Upstreams(opener)
+        self._pool = ConnectionPool(opener)
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def get(self, address: HostInfo, path: str) -> bytes:
@@ -48,7 +48,7 @@ class WorkerDocuments:
             self._credentials(),
         )
         async with self._turns, running_timeout(_TIMEOUT_S):
-            answer = await self._upstreams[address].request(request, alone=True)
+            answer = await self._pool[address].request(request, dedicated_connection=True)
         if answer.status != 200:
             raise PollRefused(answer.status)
         return answer.body
@@ -59,14 +59,14 @@ class WorkerDocuments:
 
     def forget(self, address: HostInfo) -> None:
         """Close the connections to an address that is asked no more."""
-        self._upstreams.forget(address)
+        self._pool.forget(address)
 
     def close(self) -> None:
         """Close every connection."""
-        self._upstreams.close()
+        self._pool.close()
 
 
-class Pace:
+class PollSchedule:
     """How long to wait from one poll of an address to the next, so that all together stay within their share."""
 
     def __init__(self, interval_s: float) -> None:

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 Resolve = Callable[[HostInfo], Awaitable[Iterable[HostInfo]]]
 """All addresses that a name stands for; raises ``OSError`` if there are none."""
 
-_LOOK_UP_AGAIN_S = 5.0
+_RESOLVE_INTERVAL_S = 5.0
 _AFTER_FAILURE_S = 1.0
 
 
@@ -56,11 +56,11 @@ class Seeds:
 
     async def _follow(self, name: HostInfo, on_change: Callable[[], None]) -> None:
         while True:
-            resolved = await self.look_up(name)
+            resolved = await self.resolve(name)
             on_change()
-            await asyncio.sleep(_LOOK_UP_AGAIN_S if resolved else _AFTER_FAILURE_S)
+            await asyncio.sleep(_RESOLVE_INTERVAL_S if resolved else _AFTER_FAILURE_S)
 
-    async def look_up(self, name: HostInfo) -> bool:
+    async def resolve(self, name: HostInfo) -> bool:
         """Look a name up once; whether it stands for anything."""
         try:
             found = frozenset(await self._resolve(name))

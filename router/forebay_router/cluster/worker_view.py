@@ -14,7 +14,7 @@ from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay_router.cluster.slow_start import SlowStart
 
-_SILENT_READS_TO_SUSPECT = 3
+_SLOW_READS_TO_SUSPECT = 3
 _RECOVERED = 0.5
 """A replica that lagged is preferred again once its lag is this part of the acceptable one."""
 
@@ -51,8 +51,8 @@ class WorkerView:
     generation: Generation = NO_GENERATION
     """That of its newest map."""
     live: bool = False
-    silent_reads: int = 0
-    refused_read: bool = False
+    slow_reads: int = 0
+    auth_rejected: bool = False
     seen_boot_ms: float = 0.0
     slow_start: SlowStart = field(default_factory=SlowStart)
     ceiling: Tolerance = UNLIMITED
@@ -69,10 +69,10 @@ class WorkerView:
     @property
     def suspect(self) -> bool:
         """Whether it has been silent on several reads: it may hang."""
-        return self.silent_reads >= _SILENT_READS_TO_SUSPECT
+        return self.slow_reads >= _SLOW_READS_TO_SUSPECT
 
     @property
-    def well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether it answers, as far as is known."""
         return self.live and not self.suspect
 
@@ -80,11 +80,11 @@ class WorkerView:
     def recovered(self) -> bool:
         """Whether it answers and may have as many reads at once as any other."""
         # Not by way of the properties above: every read asks.
-        return self.live and self.silent_reads < _SILENT_READS_TO_SUSPECT and self.slow_start.window is None
+        return self.live and self.slow_reads < _SLOW_READS_TO_SUSPECT and self.slow_start.window is None
 
-    def answered(self, *, late: bool = False) -> None:
+    def on_answer(self, *, late: bool = False) -> None:
         """It answered a read, perhaps ``late``, when it was no longer awaited: it does not hang."""
-        self.silent_reads = 0
+        self.slow_reads = 0
         if not late:
             self.slow_start.answered()
 
@@ -96,18 +96,18 @@ class WorkerView:
         """Whether the process was started again since it was the one of an identity."""
         return self.process_id == identity.process_id and self.incarnation > identity.incarnation
 
-    def suspected(self) -> None:
+    def suspect_at_once(self) -> None:
         """It was silent on a poll, which counts like several reads."""
-        self.silent_reads = max(self.silent_reads, _SILENT_READS_TO_SUSPECT)
+        self.slow_reads = max(self.slow_reads, _SLOW_READS_TO_SUSPECT)
         self.slow_start.lose()
 
-    def take(self, body: bytes, status: Mapping[str, Any], asked_boot_ms: float) -> None:
+    def take(self, body: bytes, status: Mapping[str, Any], polled_boot_ms: float) -> None:
         """Adopt a status, given both raw and parsed, and when it was asked for."""
         self.process_id = status.get("process_id", "")
         self.incarnation, self.sequence = status["incarnation"], status["sequence"]
         generation = status["generation"]
         self.generation = Generation(generation["incarnation"], generation["generation"])
-        self.live, self.silent_reads = True, 0
+        self.live, self.slow_reads = True, 0
         self.ceiling = Tolerance(**status.get("ceiling", {}))
         self.rack = status.get("rack")
         self.acceptable_recovery_lag = status.get("acceptable_recovery_lag")
@@ -117,13 +117,13 @@ class WorkerView:
                 held,
                 sys.intern(row["role"]),
                 Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]),
-                asked_boot_ms,
+                polled_boot_ms,
             )
             for row in rows
         }
         self.failures = {_held(row): str(row["failure"]) for row in rows if "failure" in row}
         self.restores = {_held(row): _restore(row) for row in rows if "restored_records" in row}
-        self._status, self._status_boot_ms = body, asked_boot_ms
+        self._status, self._status_boot_ms = body, polled_boot_ms
 
     def report(self, held: Held, role: str, lag: Lag, at_boot_ms: float) -> Report:
         """A replica's report, given what was reported of it before."""

@@ -24,7 +24,7 @@ from forebay.errors import ForebayError
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind, cannot_listen
 from forebay.settings import RouterSettings
-from forebay_router.processes.siblings import Place
+from forebay_router.processes.peer_processes import ProcessSlot
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ def run_processes(settings: RouterSettings) -> None:
     """Run a router of several processes until a signal ends it; raises ``ForebayError`` if it cannot start."""
     received = _receive()
     with claim(settings.listen), tempfile.TemporaryDirectory(prefix="forebay-router-") as directory:
-        places = [Place(number, settings.processes, Path(directory)) for number in range(settings.processes)]
-        children = [Child(settings, place) for place in places]
+        places = [ProcessSlot(number, settings.processes, Path(directory)) for number in range(settings.processes)]
+        children = [ManagedProcess(settings, place) for place in places]
         try:
             _watch(children, received)
             _end(children, settings.shutdown_timeout_ms / 1000, received)
@@ -62,9 +62,9 @@ def claim(listen: HostInfo) -> socket.socket:
     exclusively; and while the processes start and none listens yet, an abstract Unix socket, in the same network
     namespace as the port, keeps out a second router.
     """
-    with bind(listen) as asked:
+    with bind(listen) as bound:
         # The same under any name of the address.
-        host, port = asked.getsockname()[:2]
+        host, port = bound.getsockname()[:2]
     claimed = socket.socket(socket.AF_UNIX)
     try:
         claimed.bind(f"\0forebay-router/{host}:{port}")
@@ -81,10 +81,10 @@ def pause_before_restart_s(lived_s: float, last_pause_s: float) -> float:
     return min(max(2 * last_pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
 
 
-class Child:
+class ManagedProcess:
     """One process of the router, and its successors after it dies."""
 
-    def __init__(self, settings: RouterSettings, place: Place) -> None:
+    def __init__(self, settings: RouterSettings, place: ProcessSlot) -> None:
         self._settings = settings
         self._place = place
         self._pause_s = 0.0
@@ -108,7 +108,7 @@ class Child:
         """Whether it has not ended."""
         return self._process.poll() is None
 
-    def look_after(self) -> None:
+    def replace_if_dead(self) -> None:
         """Replace it once it is dead; raises ``ForebayError`` if none ever came up, as the next would not
         either."""
         now_s = time.monotonic()
@@ -170,15 +170,15 @@ def _blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _watch(children: list[Child], received: _Received) -> None:
+def _watch(children: list[ManagedProcess], received: _Received) -> None:
     """Replace children that die, until a signal arrives, which is passed on."""
     while (sig := _next(received)) is None:
         for child in children:
-            child.look_after()
+            child.replace_if_dead()
     _relay(sig, children)
 
 
-def _end(children: list[Child], within_s: float, received: _Received) -> None:
+def _end(children: list[ManagedProcess], within_s: float, received: _Received) -> None:
     """Wait this long for all to end; pass on signals that arrive meanwhile."""
     deadline_s = time.monotonic() + within_s
     while any(child.running for child in children) and time.monotonic() < deadline_s:
@@ -195,7 +195,7 @@ def _next(received: _Received) -> signal.Signals | None:
         return None
 
 
-def _relay(sig: signal.Signals, children: list[Child]) -> None:
+def _relay(sig: signal.Signals, children: list[ManagedProcess]) -> None:
     # All at once: if one listener closed early, its share of new connections would be refused.
     for child in children:
         child.send(RELAYS[sig])

@@ -18,7 +18,7 @@ from forebay.clock import boot_ms
 from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
-from forebay.rest.aging import aged, came_too_early
+from forebay.rest.aging import aged, bounds_exceeded
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import (
     KeyResult,
@@ -39,12 +39,12 @@ from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, refusal
 from forebay_router.reads.keys import decides, verdict
 from forebay_router.reads.replica_read import (
-    MAY_COME,
-    Came,
+    RETRYABLE_SOON,
     ReplicaRead,
     ReplicaRequest,
+    TimedAnswer,
     may_be_elsewhere,
-    time_to_ask_again_ms,
+    time_reserved_for_retry_ms,
 )
 from forebay_router.router import Router
 
@@ -56,7 +56,7 @@ _Places = dict[int, list[int]]
 """The places of each partition's keys in a request."""
 
 
-class _Found(NamedTuple):
+class _ResultGroup(NamedTuple):
     """Results that came together: the places of their keys in a request, and as of when they are right."""
 
     places: Sequence[int]
@@ -87,25 +87,25 @@ async def batch_get(
     return answer
 
 
-class _History(NamedTuple):
+class _AttemptHistory(NamedTuple):
     """The outcome for keys so far: their attempts, by place in the request, and the workers asked."""
 
     attempts: Mapping[int, Sequence[Attempt]] = MappingProxyType({})
-    asked: frozenset[HostInfo] = frozenset()
+    hosts: frozenset[HostInfo] = frozenset()
 
     def attempts_at(self, place: int, read: ReplicaRead) -> list[Attempt]:
         """Those for one key, with a later read's."""
         return [*self.attempts.get(place, ()), *read.attempts]
 
 
-class _Told:
+class _BatchResults:
     """The results for a request's keys, by place, as they come."""
 
     def __init__(self, keys: int) -> None:
         self.results: list[Any] = [None] * keys
         self._as_of_boot_ms = [math.inf] * keys
 
-    def take(self, found: Iterable[_Found]) -> None:
+    def take(self, found: Iterable[_ResultGroup]) -> None:
         """Results that came, instead of those before."""
         for places, results, as_of_boot_ms in found:
             for place, result in zip(places, results, strict=True):
@@ -126,7 +126,7 @@ class _Told:
             return self.results
         aged_results = (self._aged(place, now, tolerance) for place in range(len(self.results)))
         return [
-            result if lag is None else key_result(came_too_early(store, tolerance, lag))
+            result if lag is None else key_result(bounds_exceeded(store, tolerance, lag))
             for result, lag in aged_results
         ]
 
@@ -151,44 +151,46 @@ class _Batch:
     deadline_boot_ms: float
     tolerance: Tolerance
     memory: HeldMemory
-    impatient: bool = False
+    no_wait: bool = False
     """Workers are not to wait."""
 
     async def results(self) -> list[KeyResult]:
         """Each key's answer or problem, in order."""
-        told = _Told(len(self.keys))
+        results = _BatchResults(len(self.keys))
         plains, faults = read_plain_keys(self.spec.key_codec, self.keys)
-        told.take([_Found(list(faults), list(faults.values()), boot_ms())])
+        results.take([_ResultGroup(list(faults), list(faults.values()), boot_ms())])
         left_ms = self.deadline_boot_ms - boot_ms()
-        until = self.deadline_boot_ms - time_to_ask_again_ms(self.tolerance, left_ms)
+        until = self.deadline_boot_ms - time_reserved_for_retry_ms(self.tolerance, left_ms)
         if may_be_elsewhere(self.parameters):
             # First whatever some replica can answer at once.
-            told.take(await replace(self, impatient=True)._look(plains, until))
-            left = [place for place in plains if told.results[place[0]][0] in MAY_COME]
+            results.take(await replace(self, no_wait=True)._lookup(plains, until))
+            left = [place for place in plains if results.results[place[0]][0] in RETRYABLE_SOON]
         else:
             left = plains
-        told.take(await self._look(left, until))
-        early = told.early(self.tolerance)
+        results.take(await self._lookup(left, until))
+        early = results.early(self.tolerance)
         if early and boot_ms() < self.deadline_boot_ms:
             # Once more: those that kept the others waiting are not asked again.
-            told.take(await self._look([place for place in plains if place[0] in early], self.deadline_boot_ms))
-        return told.by_now(self.spec.name, self.tolerance)
+            results.take(
+                await self._lookup([place for place in plains if place[0] in early], self.deadline_boot_ms)
+            )
+        return results.by_now(self.spec.name, self.tolerance)
 
-    async def _look(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
+    async def _lookup(self, plains: list[tuple[int, bytes]], until: float) -> list[_ResultGroup]:
         """Ask for some keys."""
         if self.spec.stream_partitioner is None:
             return await self._in_every_partition(plains, until)
         return await self._where_they_are(plains, until)
 
-    async def _where_they_are(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
+    async def _where_they_are(self, plains: list[tuple[int, bytes]], until: float) -> list[_ResultGroup]:
         """Ask for each key at its replicas, with one request for all partitions with the same candidates."""
         by_partition: _Places = defaultdict(list)
         partitions = map(self.spec.partition_of, [plain for _, plain in plains])
         for (index, _), partition in zip(plains, partitions, strict=True):
             by_partition[partition].append(index)
-        return await self._ask_each(by_partition, until, _History())
+        return await self._ask_each(by_partition, until, _AttemptHistory())
 
-    async def _ask_each(self, by_partition: _Places, until: float, history: _History) -> list[_Found]:
+    async def _ask_each(self, by_partition: _Places, until: float, history: _AttemptHistory) -> list[_ResultGroup]:
         """Ask for keys, with one request for all partitions with the same candidates."""
         groups: dict[tuple[HostInfo, ...], _Places] = {}
         for partition, at in by_partition.items():
@@ -197,47 +199,47 @@ class _Batch:
         if len(groups) == 1:
             (only,) = groups.values()
             return await self._ask(only, until, history)
-        found: list[_Found] = []
-        async for some in self._as_they_come(groups.values(), until, history):
+        found: list[_ResultGroup] = []
+        async for some in self._as_completed(groups.values(), until, history):
             found += some
         return found
 
-    async def _in_every_partition(self, plains: list[tuple[int, bytes]], until: float) -> list[_Found]:
+    async def _in_every_partition(self, plains: list[tuple[int, bytes]], until: float) -> list[_ResultGroup]:
         """Ask every partition for all keys, until each key is settled or all have answered."""
-        came: dict[int, list[Came]] = {index: [] for index, _ in plains}
-        everywhere = range(self.spec.partitions) if came else ()
-        groups = [{partition: list(came)} for partition in everywhere]
-        async with contextlib.aclosing(self._as_they_come(groups, until, _History())) as coming:
-            async for some in coming:
+        timed_answers: dict[int, list[TimedAnswer]] = {index: [] for index, _ in plains}
+        everywhere = range(self.spec.partitions) if timed_answers else ()
+        groups = [{partition: list(timed_answers)} for partition in everywhere]
+        async with contextlib.aclosing(self._as_completed(groups, until, _AttemptHistory())) as groups_done:
+            async for some in groups_done:
                 for indices, results, as_of_boot_ms in some:
                     for index, (status, body) in zip(indices, results, strict=True):
-                        came[index].append(Came(Answer(status, b"", body), as_of_boot_ms))
-                if all(any(decides(each.answer) for each in of_one) for of_one in came.values()):
+                        timed_answers[index].append(TimedAnswer(Answer(status, b"", body), as_of_boot_ms))
+                if all(any(decides(each.answer) for each in of_one) for of_one in timed_answers.values()):
                     break
-        return [self._verdict(index, of_one) for index, of_one in came.items()]
+        return [self._verdict(index, of_one) for index, of_one in timed_answers.items()]
 
-    def _verdict(self, index: int, came: list[Came]) -> _Found:
-        answer = verdict(self.spec, came)
-        as_of_boot_ms = next((each.as_of_boot_ms for each in came if each.answer is answer), boot_ms())
-        return _Found([index], [key_result(answer)], as_of_boot_ms)
+    def _verdict(self, index: int, timed_answers: list[TimedAnswer]) -> _ResultGroup:
+        answer = verdict(self.spec, timed_answers)
+        as_of_boot_ms = next((each.as_of_boot_ms for each in timed_answers if each.answer is answer), boot_ms())
+        return _ResultGroup([index], [key_result(answer)], as_of_boot_ms)
 
-    async def _as_they_come(
-        self, groups: Iterable[_Places], until: float, history: _History
-    ) -> AsyncGenerator[list[_Found], None]:
+    async def _as_completed(
+        self, groups: Iterable[_Places], until: float, history: _AttemptHistory
+    ) -> AsyncGenerator[list[_ResultGroup], None]:
         """Ask for all groups at once; if the consumer stops, the rest is stopped."""
-        asked = [asyncio.create_task(self._ask(group, until, history)) for group in groups]
+        tasks = [asyncio.create_task(self._ask(group, until, history)) for group in groups]
         try:
-            for task in asyncio.as_completed(asked):
+            for task in asyncio.as_completed(tasks):
                 yield await task
         finally:
-            for one in asked:
+            for one in tasks:
                 one.cancel()
 
-    async def _ask(self, group: _Places, until: float, history: _History) -> list[_Found]:
+    async def _ask(self, group: _Places, until: float, history: _AttemptHistory) -> list[_ResultGroup]:
         """Some partitions' results for their keys; keys that one replica refuses are asked of others."""
         indices = [index for at in group.values() for index in at]
         keys = [self.keys[index] for index in indices]
-        request = self._request(next(iter(group)), keys, len(group) > 1, history.asked)
+        request = self._request(next(iter(group)), keys, len(group) > 1, history.hosts)
         read = ReplicaRead(self.router, request, self.parameters, until)
         answer = await read.run()
         if answer is not None and answer.status == AnswerTooLarge.status:
@@ -249,16 +251,16 @@ class _Batch:
         statuses, bodies = read.decoded
         results = list(zip(statuses, bodies, strict=True))
         if OF_THE_REPLICA.isdisjoint(statuses):
-            return [_Found(indices, results, read.as_of_boot_ms)]
+            return [_ResultGroup(indices, results, read.as_of_boot_ms)]
         return await self._ask_others(group, dict(zip(indices, results, strict=True)), read, until, history)
 
     def _without_answer(
-        self, group: _Places, read: ReplicaRead, answer: Answer | None, history: _History
-    ) -> list[_Found]:
+        self, group: _Places, read: ReplicaRead, answer: Answer | None, history: _AttemptHistory
+    ) -> list[_ResultGroup]:
         """What no replica answered, or one with a problem for all keys."""
         now = boot_ms()
         return [
-            _Found(
+            _ResultGroup(
                 [index],
                 [key_result(answer or self._refusal(read, partition, history.attempts_at(index, read)))],
                 now,
@@ -268,18 +270,23 @@ class _Batch:
         ]
 
     async def _ask_others(
-        self, group: _Places, results: Mapping[int, KeyResult], read: ReplicaRead, until: float, history: _History
-    ) -> list[_Found]:
+        self,
+        group: _Places,
+        results: Mapping[int, KeyResult],
+        read: ReplicaRead,
+        until: float,
+        history: _AttemptHistory,
+    ) -> list[_ResultGroup]:
         """The results that are final, and those of other replicas for the keys that this one refused."""
         assert read.answered_by is not None
-        found: list[_Found] = []
+        found: list[_ResultGroup] = []
         refused: _Places = defaultdict(list)
         attempts = dict(history.attempts)
         for partition, at in group.items():
             for index in at:
                 status, body = results[index]
                 if status not in OF_THE_REPLICA:
-                    found.append(_Found([index], [(status, body)], read.as_of_boot_ms))
+                    found.append(_ResultGroup([index], [(status, body)], read.as_of_boot_ms))
                     continue
                 refused[partition].append(index)
                 attempt = Attempt(read.answered_by, "answered", Answer(status, b"", body))
@@ -287,7 +294,7 @@ class _Batch:
                 if status == NotHostedHere.status:
                     self.router.discovery.refresh(read.answered_by)
         met = {read.answered_by, *(attempt.host for attempt in read.attempts)}
-        return found + await self._ask_each(refused, until, _History(attempts, history.asked | met))
+        return found + await self._ask_each(refused, until, _AttemptHistory(attempts, history.hosts | met))
 
     def _refusal(self, read: ReplicaRead, partition: int, attempts: Sequence[Attempt]) -> Answer:
         """Why a key has no answer: the answers of the replicas asked for it, if any."""
@@ -296,7 +303,7 @@ class _Batch:
         return read.refusal(partition)
 
     def _request(
-        self, partition: int, keys: Sequence[Any], several: bool, excluded: frozenset[HostInfo]
+        self, partition: int, keys: Sequence[Any], multi_partition: bool, excluded: frozenset[HostInfo]
     ) -> ReplicaRequest:
         path = f"/v1/stores/{quote(self.spec.name, safe='')}/batch-get".encode()
         target = path + b"?" + self.query if self.query else path
@@ -308,9 +315,9 @@ class _Batch:
             target,
             body,
             accept=_FRAMES,
-            alone=True,
-            several=several,
+            dedicated_connection=True,
+            multi_partition=multi_partition,
             excluded=excluded,
-            impatient=self.impatient,
+            no_wait=self.no_wait,
             decode=partial(read_batch_frames, count=len(keys)),
         )

@@ -27,8 +27,8 @@ from forebay_router.reads.replica_read import ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.pool import WorkerConnections
 from forebay_router.upstream.timeouts import running_timeout
-from forebay_router.upstream.upstreams import Upstream
 
 _LEAST_PAUSE_MS = 20.0
 _MOST_PAUSE_MS = 1_000.0
@@ -36,7 +36,7 @@ _STEADY_MS = 1_000.0
 """A worker that served for this long counts as found: the next search starts with the shortest pause again."""
 _LEAST_ATTEMPT_MS, _MOST_ATTEMPT_MS = 50.0, 5_000.0
 _LEAST_TURN_MS = 500.0
-_LOOK_S = 1.0
+_HEALTH_CHECK_INTERVAL_S = 1.0
 _SILENCE_MS = 2_000.0
 """How much longer than its comment interval a worker may be silent on a stream."""
 _HANGING_MS = 1_000.0
@@ -62,7 +62,7 @@ class RoutedChanges:
         self._attempts: list[Attempt] = []
         self._due_boot_ms = router.deadline(parameters)
         self._pause_ms = _LEAST_PAUSE_MS
-        self._told_boot_ms = boot_ms()
+        self._last_event_boot_ms = boot_ms()
         """When the client was last sent something while no replica could serve."""
 
     async def events(self) -> Events:
@@ -84,10 +84,10 @@ class RoutedChanges:
                     raise
                 if boot_ms() >= self._due_boot_ms:
                     self._due_boot_ms = self._router.deadline(self._parameters)
-                    self._told_boot_ms = boot_ms()
+                    self._last_event_boot_ms = boot_ms()
                     yield problem_event(problem)
-                elif boot_ms() - self._told_boot_ms >= KEEP_ALIVE_MS:
-                    self._told_boot_ms = boot_ms()
+                elif boot_ms() - self._last_event_boot_ms >= KEEP_ALIVE_MS:
+                    self._last_event_boot_ms = boot_ms()
                     yield None
             await asyncio.sleep(self._pause_ms * random.uniform(0.5, 1.0) / 1000)
             self._pause_ms = min(2 * self._pause_ms, _MOST_PAUSE_MS)
@@ -106,7 +106,7 @@ class RoutedChanges:
             self._lost(host, error)
         finally:
             upstream.close()
-        self._told_boot_ms = boot_ms()
+        self._last_event_boot_ms = boot_ms()
         self._due_boot_ms = self._router.deadline(self._parameters)
         if boot_ms() - since >= _STEADY_MS:
             self._pause_ms = _LEAST_PAUSE_MS
@@ -137,7 +137,7 @@ class RoutedChanges:
             except OSError as error:
                 self._lost(host, error)
                 continue
-            self._router.cluster.answered(host)
+            self._router.cluster.on_answer(host)
             if event.name != "problem":
                 return host, upstream, event
             upstream.close()
@@ -149,17 +149,17 @@ class RoutedChanges:
         self, host: HostInfo, request: ReplicaRequest, share_ms: float
     ) -> tuple[EventUpstream, Event]:
         """A worker's stream and its first event, once it is this stream's turn; raises ``OSError``."""
-        worker = self._router.upstreams[host]
-        asked = request.render(host, int(share_ms), self._router.credentials())
+        worker = self._router.pool[host]
+        rendered = request.render(host, int(share_ms), self._router.credentials())
         if self._parameters.wait_ms:
             # It may have to wait for long, and must not keep others from their turn.
-            return await _first(worker, asked, share_ms)
+            return await _first(worker, rendered, share_ms)
         turn, begun = worker.opening, boot_ms()
         async with running_timeout(share_ms / 1000):
             await turn.acquire()
         try:
             # A turn that came late is not given up.
-            return await _first(worker, asked, max(_LEAST_TURN_MS, share_ms - (boot_ms() - begun)))
+            return await _first(worker, rendered, max(_LEAST_TURN_MS, share_ms - (boot_ms() - begun)))
         finally:
             turn.release()
 
@@ -169,11 +169,11 @@ class RoutedChanges:
         hanging_ms = random.uniform(1, 2) * _HANGING_MS
         while True:
             try:
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_HEALTH_CHECK_INTERVAL_S):
                     return await upstream.next()
             except TimeoutError:
                 now = boot_ms()
-                if self._router.cluster.well(host):
+                if self._router.cluster.is_healthy(host):
                     well_boot_ms = now
                 if now - well_boot_ms > hanging_ms or now - since > KEEP_ALIVE_MS + _SILENCE_MS:
                     raise
@@ -190,7 +190,7 @@ class RoutedChanges:
         if status in AT_FAULT:
             raise problem_of(document)
         if status in REFUSALS:
-            self._router.cluster.refused(host, status)
+            self._router.cluster.on_auth_rejected(host, status)
         if status == 421:
             self._router.discovery.refresh(host)
         self._attempts.append(Attempt(host, "answered", Answer(status, b"", event.data)))
@@ -201,11 +201,11 @@ class RoutedChanges:
             # Only reads and polls show whether it hangs: streams opened by the thousand make a worker slow.
             self._attempts.append(Attempt(host, "timeout"))
         else:
-            self._router.cluster.unreachable(host)
+            self._router.cluster.on_unreachable(host)
             self._attempts.append(Attempt(host, type(error).__name__))
 
 
-async def _first(worker: Upstream, request: bytes, left_ms: float) -> tuple[EventUpstream, Event]:
+async def _first(worker: WorkerConnections, request: bytes, left_ms: float) -> tuple[EventUpstream, Event]:
     """A worker's stream and its first event; raises ``OSError``."""
     async with running_timeout(left_ms / 1000):
         upstream = await worker.open_events(request)
@@ -219,7 +219,7 @@ async def _first(worker: Upstream, request: bytes, left_ms: float) -> tuple[Even
 
 
 def _query(parameters: ReadParameters) -> str:
-    asked = {
+    parameters_given = {
         **parameters.tolerance._asdict(),
         "require_active": "true" if parameters.require_active else None,
         "min_position": None if parameters.min_position is None else encode_position(parameters.min_position),
@@ -227,7 +227,7 @@ def _query(parameters: ReadParameters) -> str:
         "lag_interval_ms": parameters.lag_interval_ms,
         "numbers": parameters.numbers if parameters.numbers != "json" else None,
     }
-    return urlencode({name: value for name, value in asked.items() if value is not None})
+    return urlencode({name: value for name, value in parameters_given.items() if value is not None})
 
 
 def _document(event: Event) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.metadata import HostInfo
-from forebay.rest.aging import aged, answer_by_now, came_too_early
+from forebay.rest.aging import aged, answer_by_now, bounds_exceeded
 from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
 from forebay.rest.limits import Peer
 from forebay.rest.lists import joined_position
@@ -23,7 +23,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL, WITH_LAG
 from forebay.topology import StoreSpec
 from forebay_router.reads.named_key import NamedKey
-from forebay_router.reads.replica_read import Came, ReplicaRequest, ask, time_to_ask_again_ms
+from forebay_router.reads.replica_read import ReplicaRequest, TimedAnswer, ask, time_reserved_for_retry_ms
 from forebay_router.router import Router
 
 _GRAVEST_FIRST = (503, 504, 429, 412)
@@ -55,12 +55,13 @@ async def read_admitted_key(
     path: bytes,
     query: bytes,
     parameters: ReadParameters,
-    silent: HostInfo | None = None,
-    refused: tuple[HostInfo, Answer] | None = None,
+    unresponsive_host: HostInfo | None = None,
+    rejected_by: tuple[HostInfo, Answer] | None = None,
 ) -> Answer:
     """The same for a read that is already counted as in flight.
 
-    ``silent`` is a worker that was already asked, ``refused`` one that has answered, though not finally.
+    ``unresponsive_host`` is a worker that was already asked, ``rejected_by`` one that has answered, though not
+    finally.
     """
     target = path + b"?" + query if query else path
     deadline = router.deadline(parameters)
@@ -71,14 +72,16 @@ async def read_admitted_key(
         spec,
         spec.partition_of(plain),
         target,
-        alone=parameters.wait_ms > 0,
-        silent=silent,
-        refused=refused,
+        dedicated_connection=parameters.wait_ms > 0,
+        unresponsive_host=unresponsive_host,
+        rejected_by=rejected_by,
         named=named,
     )
-    came = await ask(router, request, parameters, deadline)
+    timed_answers = await ask(router, request, parameters, deadline)
     tolerance = router.tolerance(spec, parameters)
-    return answer_by_now(came.answer, boot_ms() - came.as_of_boot_ms, tolerance, spec.name, "it had arrived")
+    return answer_by_now(
+        timed_answers.answer, boot_ms() - timed_answers.as_of_boot_ms, tolerance, spec.name, "it had arrived"
+    )
 
 
 async def _search(
@@ -91,15 +94,15 @@ async def _search(
 ) -> Answer:
     """Ask every partition at once; once more if a miss has left its bounds while waiting for the last one."""
     tolerance = router.tolerance(spec, parameters)
-    until = deadline_boot_ms - time_to_ask_again_ms(tolerance, deadline_boot_ms - boot_ms())
+    until = deadline_boot_ms - time_reserved_for_retry_ms(tolerance, deadline_boot_ms - boot_ms())
     lag = UNKNOWN_LAG
     for until_boot_ms in (until, deadline_boot_ms):
         answer = await _search_once(router, spec, target, parameters, until_boot_ms, named)
-        told = aged(answer.body, 0)[1] if answer.status in WITH_LAG else None
-        if told is None or tolerance.met_by(told):
+        lag_at_answer = aged(answer.body, 0)[1] if answer.status in WITH_LAG else None
+        if lag_at_answer is None or tolerance.met_by(lag_at_answer):
             return answer
-        lag = told
-    return came_too_early(spec.name, tolerance, lag)
+        lag = lag_at_answer
+    return bounds_exceeded(spec.name, tolerance, lag)
 
 
 async def _search_once(
@@ -110,22 +113,23 @@ async def _search_once(
     deadline_boot_ms: float,
     named: NamedKey,
 ) -> Answer:
-    alone = parameters.wait_ms > 0
+    dedicated_connection = parameters.wait_ms > 0
     requests = [
-        ReplicaRequest(spec, partition, target, alone=alone, named=named) for partition in range(spec.partitions)
+        ReplicaRequest(spec, partition, target, dedicated_connection=dedicated_connection, named=named)
+        for partition in range(spec.partitions)
     ]
-    asked = [asyncio.create_task(ask(router, request, parameters, deadline_boot_ms)) for request in requests]
-    came: list[Came] = []
+    tasks = [asyncio.create_task(ask(router, request, parameters, deadline_boot_ms)) for request in requests]
+    timed_answers: list[TimedAnswer] = []
     try:
-        for task in asyncio.as_completed(asked):
-            came.append(await task)
-            if decides(came[-1].answer):
+        for task in asyncio.as_completed(tasks):
+            timed_answers.append(await task)
+            if decides(timed_answers[-1].answer):
                 break
     finally:
-        for one in asked:
+        for one in tasks:
             one.cancel()
-    answer, now = verdict(spec, came), boot_ms()
-    as_of_boot_ms = next((each.as_of_boot_ms for each in came if each.answer is answer), now)
+    answer, now = verdict(spec, timed_answers), boot_ms()
+    as_of_boot_ms = next((each.as_of_boot_ms for each in timed_answers if each.answer is answer), now)
     return answer_by_now(answer, now - as_of_boot_ms, UNLIMITED, spec.name)
 
 
@@ -134,9 +138,9 @@ def decides(answer: Answer) -> bool:
     return answer.status in FINAL and answer.status != UnknownKey.status
 
 
-def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:
+def verdict(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> Answer:
     """The partitions' combined answer: one that settles it, else the gravest refusal, else a miss."""
-    answers = [each.answer for each in came]
+    answers = [each.answer for each in timed_answers]
     for answer in answers:
         if decides(answer):
             return answer
@@ -145,13 +149,13 @@ def verdict(spec: StoreSpec, came: Sequence[Came]) -> Answer:
             if answer.status == status:
                 return answer
     refused = next((answer for answer in answers if answer.status != UnknownKey.status), None)
-    return refused or _miss_of_all(spec, came)
+    return refused or _miss_of_all(spec, timed_answers)
 
 
-def _miss_of_all(spec: StoreSpec, came: Sequence[Came]) -> Answer:
+def _miss_of_all(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> Answer:
     """No partition has the key: the worst lag of all, and one combined position."""
     misses, now = [], boot_ms()
-    for answer, as_of_boot_ms, _ in came:
+    for answer, as_of_boot_ms, _ in timed_answers:
         miss = json.loads(answer.body)
         misses.append({**miss, "lag": Lag(**miss["lag"]).aged(now - as_of_boot_ms).document()})
     misses.sort(key=lambda miss: int(miss["partition"]))

@@ -21,18 +21,18 @@ from forebay_router.reads.named_key import NamedKey
 from forebay_router.router import Router
 from forebay_router.upstream.connection import AnsweredForAnother
 from forebay_router.upstream.credentials import REFUSALS
+from forebay_router.upstream.pool import InFlightPermit
 from forebay_router.upstream.timeouts import TIME_TO_READ_S, was_stopped
-from forebay_router.upstream.upstreams import Claim
 
 _UNKNOWN_STORE = b'{"type":"urn:forebay:problem:unknown-store"'
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
-_LOOK_AGAIN_MS = 50.0
+_RECHECK_INTERVAL_MS = 50.0
 """How soon a read notices that a worker it asked has been found to hang."""
-_LOOK_FOR_OTHERS_MS = 250.0
+_REFRESH_INTERVAL_MS = 250.0
 """How soon a read whose last candidate hangs notices that another worker took over."""
-MAY_COME = frozenset({412, 503})
+RETRYABLE_SOON = frozenset({412, 503})
 """Refusals of what a replica may be able to answer soon."""
-_LEFT_TO_ASK_AGAIN = 0.1
+_RESERVED_FOR_RETRY = 0.1
 """Fraction of the time of a read with time bounds."""
 _LARGE_ANSWER_MS = 250.0
 """A page or a batch takes longer than the single keys from which the hedge delay is learnt."""
@@ -42,10 +42,10 @@ _LARGE_ANSWER_MS = 250.0
 class ReplicaRequest:
     """A request to a partition's replicas.
 
-    ``alone`` keeps it off shared connections. ``several`` means that it contains keys of several partitions with
-    the same candidates. ``silent`` is a worker that was asked and has not answered yet: it comes last.
-    ``refused`` is one with its answer, which was not final. ``excluded`` workers are not asked. If ``impatient``,
-    workers are told not to wait, whatever the client allows.
+    ``dedicated_connection`` keeps it off shared connections. ``multi_partition`` means that it contains keys of
+    several partitions with the same candidates. ``unresponsive_host`` is a worker that was asked and has not
+    answered yet: it comes last. ``rejected_by`` is one with its answer, which was not final. ``excluded`` workers
+    are not asked. If ``no_wait``, workers are told not to wait, whatever the client allows.
     """
 
     spec: StoreSpec
@@ -53,12 +53,12 @@ class ReplicaRequest:
     target: bytes
     body: bytes | None = None
     accept: bytes = b""
-    alone: bool = False
-    several: bool = False
-    silent: HostInfo | None = None
-    refused: tuple[HostInfo, Answer] | None = None
+    dedicated_connection: bool = False
+    multi_partition: bool = False
+    unresponsive_host: HostInfo | None = None
+    rejected_by: tuple[HostInfo, Answer] | None = None
     excluded: frozenset[HostInfo] = frozenset()
-    impatient: bool = False
+    no_wait: bool = False
     page_bytes: int = 0
     """How large the answer may become, if it is a page."""
     named: NamedKey | None = None
@@ -69,7 +69,7 @@ class ReplicaRequest:
     def render(self, host: HostInfo, left_ms: int, credentials: bytes, *, waits: bool = True) -> bytes:
         """The request's bytes for one worker; ``credentials`` is the authorization line, if any."""
         method, target = b"GET" if self.body is None else b"POST", self.target
-        if not self.several:
+        if not self.multi_partition:
             target += b"%bpartition=%d" % (b"&" if b"?" in target else b"?", self.partition)
         lines = [
             b"%b %b HTTP/1.1" % (method, target),
@@ -99,7 +99,7 @@ class ReplicaRequest:
         return None if self.decode is None else self.decode(answer.body)
 
 
-class Came(NamedTuple):
+class TimedAnswer(NamedTuple):
     """One partition's answer, and as of when its lag is right, since it or others may have taken longer."""
 
     answer: Answer
@@ -110,7 +110,7 @@ class Came(NamedTuple):
 
 async def ask(
     router: Router, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float
-) -> Came:
+) -> TimedAnswer:
     """The first final answer of a partition's replicas, or the problem that sums up why there is none.
 
     An answer states which other workers were asked; one that is only part of a client's answer does not.
@@ -118,10 +118,10 @@ async def ask(
     read = ReplicaRead(router, request, parameters, deadline_boot_ms)
     answer = await read.run()
     if answer is None:
-        return Came(read.refusal(request.partition), boot_ms())
+        return TimedAnswer(read.refusal(request.partition), boot_ms())
     if not request.accept:
         answer = answer._replace(head=answer.head + attempts_head(read.other_attempts()))
-    return Came(answer, read.as_of_boot_ms, read.decoded)
+    return TimedAnswer(answer, read.as_of_boot_ms, read.decoded)
 
 
 class ReplicaRead:
@@ -143,7 +143,7 @@ class ReplicaRead:
         self._request = request
         spec, partition = request.spec, request.partition
         self._held = (spec.name, partition)
-        self._alone = request.alone
+        self._dedicated = request.dedicated_connection
         self._parameters = parameters
         self._wait_ms = parameters.wait_ms
         self._deadline = deadline_boot_ms
@@ -155,21 +155,23 @@ class ReplicaRead:
         self.attempts: list[Attempt] = []
         """Those without a final answer, so far."""
         self._overloads = 0
-        if request.refused is not None:
-            self._met.add(request.refused[0])
-            self._note_refusal(*request.refused)
-        self._look()
+        if request.rejected_by is not None:
+            self._met.add(request.rejected_by[0])
+            self._note_refusal(*request.rejected_by)
+        self._refresh_candidates()
         # A stable sort: all others stay in order.
-        self._waiting.sort(key=lambda host: host == request.silent)
-        self._asked: dict[asyncio.Task[Answer], HostInfo] = {}
-        self._asked_boot_ms: dict[HostInfo, float] = {}
+        self._waiting.sort(key=lambda host: host == request.unresponsive_host)
+        self._in_flight: dict[asyncio.Task[Answer], HostInfo] = {}
+        self._sent_boot_ms: dict[HostInfo, float] = {}
         self._hedge_due_boot_ms = 0.0
-        self._hedge_refused = False
-        self._silent: set[HostInfo] = set()
+        self._hedge_throttled = False
+        self._unresponsive: set[HostInfo] = set()
         self._hedges: set[asyncio.Task[Answer]] = set()
-        self._asks_again = may_be_elsewhere(parameters) and len(self._waiting) > 1 and request.body is None
+        self._may_retry_allowing_wait = (
+            may_be_elsewhere(parameters) and len(self._waiting) > 1 and request.body is None
+        )
         """Whether to ask again, to wait: of a batch's keys each may have to."""
-        self._lets_wait = not (self._asks_again or request.impatient)
+        self._lets_wait = not (self._may_retry_allowing_wait or request.no_wait)
         self.answered_by: HostInfo | None = None
         """The worker that gave the final answer."""
         self.decoded: Any = None
@@ -182,35 +184,44 @@ class ReplicaRead:
     async def run(self) -> Answer | None:
         """The first final answer, None if there is none."""
         try:
-            while self._waiting or self._asked or self._ask_again() or await self._look_again():
-                if not self._asked and not self._ask_next():
+            while (
+                self._waiting
+                or self._in_flight
+                or self._retry_allowing_wait()
+                or await self._refresh_when_exhausted()
+            ):
+                if not self._in_flight and not self._ask_next():
                     break
                 done = await self._wait()
                 for task in done:
-                    final = self._take(task)
+                    final = self._on_answer(task)
                     if final is not None:
                         self._router.counts["hedges_won"] += task in self._hedges
                         return final
                 if boot_ms() >= self._deadline - _LEAST_TIME_FOR_AN_ATTEMPT_MS:
-                    self.attempts += [Attempt(host, "no answer yet") for host in self._asked.values()]
+                    self.attempts += [Attempt(host, "no answer yet") for host in self._in_flight.values()]
                     self._late = True
                     break
-                if done and self._asked:
+                if done and self._in_flight:
                     # A fail-over is free, even while others are being asked.
                     self._ask_next()
                 elif not done:
-                    self._hurry()
+                    self._on_timeout()
             return None
         finally:
-            for task in self._asked:
+            for task in self._in_flight:
                 task.cancel()
 
     def other_attempts(self) -> list[Attempt]:
         """The workers that were asked beside the one with the final answer."""
-        unanswered = list(self._asked.values())
-        silent = self._request.silent
-        if silent is not None and silent != self.answered_by and silent not in unanswered:
-            unanswered.append(silent)
+        unanswered = list(self._in_flight.values())
+        unresponsive_host = self._request.unresponsive_host
+        if (
+            unresponsive_host is not None
+            and unresponsive_host != self.answered_by
+            and unresponsive_host not in unanswered
+        ):
+            unanswered.append(unresponsive_host)
         known = {attempt.host for attempt in self.attempts}
         others = [Attempt(host, "no answer yet") for host in unanswered if host not in known]
         return [*self.attempts, *others]
@@ -224,7 +235,7 @@ class ReplicaRead:
             return overload(store, partition, self.attempts)
         return refusal(store, partition, self.attempts)
 
-    def _look(self) -> None:
+    def _refresh_candidates(self) -> None:
         """Find the workers to ask, best first, except those already encountered."""
         generation = self._router.metadata.map.generation
         if generation != self._generation:
@@ -236,34 +247,36 @@ class ReplicaRead:
         self._waiting = [host for host in found if host not in self._met]
         self._met.update(self._waiting)
 
-    async def _look_again(self) -> bool:
+    async def _refresh_when_exhausted(self) -> bool:
         """Whether the router now knows a worker that has not been asked.
 
         If a worker answered as if the map were out of date, this uses the map being fetched because of it.
         """
         await self._router.discovery.refreshed(self._deadline)
-        self._look()
+        self._refresh_candidates()
         return bool(self._waiting)
 
     async def _wait(self) -> set[asyncio.Task[Answer]]:
         now = boot_ms()
         pause_ms = self._deadline - now
         if self._waiting:
-            pause_ms = min(pause_ms, self._hedge_due_boot_ms - now, _LOOK_AGAIN_MS)
+            pause_ms = min(pause_ms, self._hedge_due_boot_ms - now, _RECHECK_INTERVAL_MS)
         else:
-            pause_ms = min(pause_ms, _LOOK_FOR_OTHERS_MS)
+            pause_ms = min(pause_ms, _REFRESH_INTERVAL_MS)
         done, _ = await asyncio.wait(
-            self._asked, timeout=max(pause_ms, 0.0) / 1000, return_when=asyncio.FIRST_COMPLETED
+            self._in_flight, timeout=max(pause_ms, 0.0) / 1000, return_when=asyncio.FIRST_COMPLETED
         )
         if not done and was_stopped(boot_ms() - now - pause_ms):
-            done, _ = await asyncio.wait(self._asked, timeout=TIME_TO_READ_S, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                self._in_flight, timeout=TIME_TO_READ_S, return_when=asyncio.FIRST_COMPLETED
+            )
         return done
 
-    def _silence_ms(self) -> float:
+    def _hedge_delay_ms(self) -> float:
         """How long those asked may be silent, including the time they were told to wait."""
         delay_ms = self._router.delay.delay_ms
         wait_ms = self._wait_ms if self._lets_wait else 0
-        return wait_ms + (max(delay_ms, _LARGE_ANSWER_MS) if self._alone else delay_ms)
+        return wait_ms + (max(delay_ms, _LARGE_ANSWER_MS) if self._dedicated else delay_ms)
 
     def _ask_next(self) -> bool:
         """Ask the best remaining candidate that is not full; returns whether there was one."""
@@ -272,62 +285,64 @@ class ReplicaRead:
             host = self._waiting.pop(0)
             if router.full(host):
                 # A worker that hangs will not recover by being asked again.
-                self._overloaded |= router.cluster.well(host)
+                self._overloaded |= router.cluster.is_healthy(host)
                 self.attempts.append(Attempt(host, "full"))
                 continue
             left_ms = max(1, int(self._deadline - boot_ms()))
             request = self._request.render(host, left_ms, router.credentials(), waits=self._lets_wait)
-            self._asked[self._ask(host, request)] = host
+            self._in_flight[self._ask(host, request)] = host
             now = boot_ms()
-            self._asked_boot_ms[host] = now
+            self._sent_boot_ms[host] = now
             # The next worker must have time to answer too.
-            self._hedge_due_boot_ms = now + min(self._silence_ms(), (self._deadline - now) / 2)
+            self._hedge_due_boot_ms = now + min(self._hedge_delay_ms(), (self._deadline - now) / 2)
             return True
         return False
 
-    def _ask_again(self) -> bool:
+    def _retry_allowing_wait(self) -> bool:
         """Ask all that refused what they may be able to answer soon, to wait; returns whether there were any."""
-        if not self._asks_again:
+        if not self._may_retry_allowing_wait:
             return False
-        self._asks_again, self._lets_wait = False, True
-        waiting = [attempt for attempt in self.attempts if attempt.answer and attempt.answer.status in MAY_COME]
+        self._may_retry_allowing_wait, self._lets_wait = False, True
+        waiting = [
+            attempt for attempt in self.attempts if attempt.answer and attempt.answer.status in RETRYABLE_SOON
+        ]
         self.attempts = [attempt for attempt in self.attempts if attempt not in waiting]
         self._waiting = [attempt.host for attempt in waiting]
         self._refused.difference_update(self._waiting)
         while self._ask_next():
             pass
-        return bool(self._asked)
+        return bool(self._in_flight)
 
     def _ask(self, host: HostInfo, request: bytes) -> asyncio.Task[Answer]:
-        claim = self._router.upstreams[host].claim()
+        claim = self._router.pool[host].claim()
         task = asyncio.create_task(self._timed(host, request, claim))
         # It may end before it begins.
         task.add_done_callback(lambda _: claim.release())
         return task
 
-    async def _timed(self, host: HostInfo, request: bytes, claim: Claim) -> Answer:
+    async def _timed(self, host: HostInfo, request: bytes, claim: InFlightPermit) -> Answer:
         begun = boot_ms()
         named = None if self._request.named is None else self._request.named.is_in
-        upstream = self._router.upstreams[host]
-        answer = await upstream.request(request, alone=self._alone, claim=claim, named=named)
-        if not self._alone:
+        upstream = self._router.pool[host]
+        answer = await upstream.request(request, dedicated_connection=self._dedicated, claim=claim, named=named)
+        if not self._dedicated:
             self._router.delay.observe(boot_ms() - begun)
         return answer
 
-    def _hurry(self) -> None:
+    def _on_timeout(self) -> None:
         """No answer yet: record silent workers, and ask one more if those asked hang, or as a hedge."""
         cluster, now = self._router.cluster, boot_ms()
-        if not self._waiting and self._ask_again():
+        if not self._waiting and self._retry_allowing_wait():
             return
         if self._waiting:
-            for host in self._asked.values():
-                if host not in self._silent and now - self._asked_boot_ms[host] >= self._silence_ms():
-                    self._silent.add(host)
-                    cluster.silent(host)
-        if not any(cluster.well(host) for host in self._asked.values()):
+            for host in self._in_flight.values():
+                if host not in self._unresponsive and now - self._sent_boot_ms[host] >= self._hedge_delay_ms():
+                    self._unresponsive.add(host)
+                    cluster.on_slow_read(host)
+        if not any(cluster.is_healthy(host) for host in self._in_flight.values()):
             if not self._waiting:
                 # Another worker may have taken over meanwhile.
-                self._look()
+                self._refresh_candidates()
             # This is not a hedge: workers that hang are not expected to answer.
             self._ask_next()
         elif self._waiting and now >= self._hedge_due_boot_ms:
@@ -336,17 +351,17 @@ class ReplicaRead:
     def _hedge(self) -> None:
         """Ask one more if the budget allows."""
         if self._router.budget.spend():
-            asked = set(self._asked)
+            in_flight_before = set(self._in_flight)
             self._router.counts["hedges"] += self._ask_next()
-            self._hedges |= self._asked.keys() - asked
+            self._hedges |= self._in_flight.keys() - in_flight_before
         else:
-            self._router.counts["hedges_refused"] += not self._hedge_refused
-            self._hedge_refused = True
-            self._hedge_due_boot_ms = boot_ms() + _LOOK_AGAIN_MS
+            self._router.counts["hedges_refused"] += not self._hedge_throttled
+            self._hedge_throttled = True
+            self._hedge_due_boot_ms = boot_ms() + _RECHECK_INTERVAL_MS
 
-    def _take(self, task: asyncio.Task[Answer]) -> Answer | None:
+    def _on_answer(self, task: asyncio.Task[Answer]) -> Answer | None:
         """Record an attempt's outcome; returns the answer if it is final."""
-        host = self._asked.pop(task)
+        host = self._in_flight.pop(task)
         cluster = self._router.cluster
         error = task.exception()
         if error is not None:
@@ -356,15 +371,15 @@ class ReplicaRead:
             self.attempts.append(Attempt(host, outcome))
             self._router.counts["failovers"] += 1
             if isinstance(error, TimeoutError):
-                cluster.silent(host)
+                cluster.on_slow_read(host)
             elif isinstance(error, AnsweredForAnother):
-                cluster.answered_for_another_key(host)
+                cluster.on_mismatched_answer(host)
             else:
-                cluster.unreachable(host)
+                cluster.on_unreachable(host)
             return None
         answer = task.result()
-        cluster.answered(host)
-        cluster.heard(host, self._held, answer.head)
+        cluster.on_answer(host)
+        cluster.on_answer_headers(host, self._held, answer.head)
         try:
             decoded = self._request.read(answer)
         except ValueError as error:
@@ -378,7 +393,7 @@ class ReplicaRead:
                 self.attempts.append(Attempt(host, "timeout"))
                 return None
             self.answered_by, self.decoded = host, decoded
-            self.as_of_boot_ms = as_of(answer, self._asked_boot_ms[host], now)
+            self.as_of_boot_ms = as_of(answer, self._sent_boot_ms[host], now)
             return answer
         self._note_refusal(host, answer)
         return answer if answer.status == 429 and self._overloads > 1 else None
@@ -387,7 +402,7 @@ class ReplicaRead:
         self.attempts.append(Attempt(host, "answered", answer))
         self._refused.add(host)
         if answer.status in REFUSALS:
-            self._router.cluster.refused(host, answer.status)
+            self._router.cluster.on_auth_rejected(host, answer.status)
         if answer.status == NotHostedHere.status:
             self._router.discovery.refresh(host)
         self._overloads += answer.status == 429
@@ -398,10 +413,10 @@ def may_be_elsewhere(parameters: ReadParameters) -> bool:
     return parameters.wait_ms > 0 and not parameters.require_active
 
 
-def time_to_ask_again_ms(tolerance: Tolerance, time_ms: float) -> float:
+def time_reserved_for_retry_ms(tolerance: Tolerance, time_ms: float) -> float:
     """How much of a read's time is reserved for re-reading answers that left their bounds while waiting."""
     in_time = tolerance.max_time_lag_ms is not None or tolerance.max_age_ms is not None
-    return _LEFT_TO_ASK_AGAIN * time_ms if in_time else 0.0
+    return _RESERVED_FOR_RETRY * time_ms if in_time else 0.0
 
 
 def is_final(answer: Answer) -> bool:

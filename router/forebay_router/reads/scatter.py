@@ -13,7 +13,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.lag import Lag, Tolerance, worst_lag
-from forebay.rest.aging import came_too_early
+from forebay.rest.aging import bounds_exceeded
 from forebay.rest.answers import Answer
 from forebay.rest.limits import HeldMemory
 from forebay.rest.lists import joined_position, list_head, list_tail
@@ -31,7 +31,7 @@ from forebay.rest.scans import (
 )
 from forebay.rest.statuses import TRANSIENT
 from forebay_router.reads.attempts import nothing_read
-from forebay_router.reads.replica_read import Came, ReplicaRequest, ask, time_to_ask_again_ms
+from forebay_router.reads.replica_read import ReplicaRequest, TimedAnswer, ask, time_reserved_for_retry_ms
 from forebay_router.router import Router
 
 _FIRST_PAGE = 1_000
@@ -74,7 +74,7 @@ class _PartitionScan:
     page: Page | None = None
     last: bytes | None = field(init=False)
     at: str | None = field(init=False)
-    coming: asyncio.Task[Came] | None = None
+    coming: asyncio.Task[TimedAnswer] | None = None
     size: int = _FIRST_PAGE
     lag: Lag | None = None
     """The largest lag of any of its pages on arrival."""
@@ -176,7 +176,7 @@ class Gather:
         reserved_bytes = at_once * gather.page_bytes
         await memory.reserve(reserved_bytes, _PART_FOR_ROOM * (deadline - boot_ms()))
         try:
-            left_ms = time_to_ask_again_ms(router.tolerance(scan.spec, parameters), deadline - boot_ms())
+            left_ms = time_reserved_for_retry_ms(router.tolerance(scan.spec, parameters), deadline - boot_ms())
             gather.deadline_boot_ms -= left_ms
             await gather._fetch(list(gather.parts.values()))
             gather.deadline_boot_ms += left_ms
@@ -201,7 +201,7 @@ class Gather:
         if early:
             await self._fetch([part for part, _ in early])
             for part, lag in self._begin_again():
-                self._leave_out(part, came_too_early(self.scan.spec.name, self._tolerance, lag))
+                self._leave_out(part, bounds_exceeded(self.scan.spec.name, self._tolerance, lag))
 
     @property
     def _tolerance(self) -> Tolerance:
@@ -276,7 +276,7 @@ class Gather:
         # The end of a list says that nothing follows, which is as old as everything else in it.
         if sent < len(items) or not self._keeps_bounds():
             if self._sent_up_to is None:
-                raise ScanRefused(came_too_early(self.scan.spec.name, self._tolerance, self.lag()))
+                raise ScanRefused(bounds_exceeded(self.scan.spec.name, self._tolerance, self.lag()))
             up_to = self._sent_up_to
         yield (head or b"") + list_tail(self._sources, self._cursor(up_to), self.missing)
 
@@ -324,7 +324,7 @@ class Gather:
             else:
                 self._leave_out(part, answer)
 
-    async def _ask(self, part: _PartitionScan) -> Came:
+    async def _ask(self, part: _PartitionScan) -> TimedAnswer:
         limit = min(part.size, self.parameters.limit + 1)
         part.size = min(2 * part.size, _LARGEST_PAGE)
         query = [item.received for item in split_query(self.query) if item.name not in _NOT_FORWARDED]
@@ -341,7 +341,7 @@ class Gather:
             self.path + b"?" + b"&".join(query),
             body,
             accept=_FRAMES,
-            alone=True,
+            dedicated_connection=True,
             page_bytes=self.page_bytes,
             decode=Page.decode,
         )

@@ -180,11 +180,11 @@ def parse_answer(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
         return None
     body_at = end + 4
     length_at = buffer.rfind(_LENGTH, at, end)
-    told = _before_length(buffer[at : length_at + 2]) if length_at >= 0 else None
+    status_line = _before_length(buffer[at : length_at + 2]) if length_at >= 0 else None
     digits = buffer[length_at + _LENGTH_SIZE : end]
-    if told is not None and digits.isdigit():
+    if status_line is not None and digits.isdigit():
         # From a forebay worker: the length is the last line.
-        status, lines = told
+        status, lines = status_line
         answer_end = body_at + _checked_length(int(digits[:_MOST_DIGITS]))
         if len(buffer) < answer_end:
             return None

@@ -36,7 +36,7 @@ def token_networks_of(settings: RouterSettings) -> Networks | None:
     return networks if settings.worker_token_file is not None and settings.worker_ca_file is None else None
 
 
-def tell_refusal(host: HostInfo, what: str, status: int) -> None:
+def log_auth_rejection(host: HostInfo, what: str, status: int) -> None:
     """Log that a worker refuses what the router asks of it."""
     log.error(
         "the worker %s refuses this router's %s with %d: --worker-token-file must contain a token that it accepts",

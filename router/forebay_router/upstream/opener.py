@@ -28,11 +28,11 @@ _KEEP_ALIVE_S = 5
 
 
 class NotAdmitted(ConnectionError):
-    """What answers at an address gets neither the router's token nor a read; ``why``, if that is certain."""
+    """What answers at an address gets neither the router's token nor a read; ``reason``, if that is certain."""
 
-    def __init__(self, why: str | None) -> None:
-        super().__init__(why or "it is not known yet whether its application is the router's")
-        self.why = why
+    def __init__(self, reason: str | None) -> None:
+        super().__init__(reason or "it is not known yet whether its application is the router's")
+        self.reason = reason
 
 
 Admit = Callable[[HostInfo, Answer], None]

@@ -8,7 +8,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
 from forebay.lag import Lag
-from forebay.rest.aging import came_too_early
+from forebay.rest.aging import bounds_exceeded
 from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
@@ -75,7 +75,7 @@ class Scans:
         for page, at_boot_ms in zip(pages, read_boot_ms, strict=True):
             lag = Lag(**page.source["lag"]).aged(boot_ms() - at_boot_ms)
             if not tolerance.met_by(lag):
-                return came_too_early(store, tolerance, lag, "the list had been read")
+                return bounds_exceeded(store, tolerance, lag, "the list had been read")
             page.source = {**page.source, "lag": lag.document()}
         if frames:
             return Answer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())

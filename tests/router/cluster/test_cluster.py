@@ -24,7 +24,7 @@ def cluster(view: WorkerView) -> Cluster:
 
 
 def test_a_worker_that_hangs_is_suspect_also_where_it_never_said_what_it_holds():
-    view = WorkerView(HOST, live=True, silent_reads=3, ceiling=Tolerance(5))
+    view = WorkerView(HOST, live=True, slow_reads=3, ceiling=Tolerance(5))
     (holder,) = cluster(view).holders(SPEC, 0, lambda host: 0)
     assert (holder.role, holder.suspect, holder.ceiling) == ("active", True, Tolerance(5))
 
@@ -40,7 +40,9 @@ def test_partitions_that_nobody_who_answers_holds_are_counted():
     view = WorkerView(HOST, live=True)
     known = cluster(view)
     assert known.unheld(SPEC) == 2
-    known.heard(HOST, ("s", 1), provenance_head(Provenance(1, "p", "standby", str(HOST), Lag(0, 0, 0))))
+    known.on_answer_headers(
+        HOST, ("s", 1), provenance_head(Provenance(1, "p", "standby", str(HOST), Lag(0, 0, 0)))
+    )
     assert known.unheld(SPEC) == 1
     known.unreachable(HOST)
     assert known.unheld(SPEC) == 2
@@ -65,7 +67,9 @@ def test_answer_headers_update_the_lag_report():
     view = WorkerView(HOST, live=True)
     known = cluster(view)
     view.replicas["s", 0] = Report("active", Lag(500, 500, 500), boot_ms() - 900)
-    known.heard(HOST, ("s", 0), provenance_head(Provenance(0, "p", "standby", str(HOST), Lag(2, 3, None))))
+    known.on_answer_headers(
+        HOST, ("s", 0), provenance_head(Provenance(0, "p", "standby", str(HOST), Lag(2, 3, None)))
+    )
     (holder,) = known.holders(SPEC, 0, lambda host: 0)
     assert (holder.role, holder.lag) == ("standby", Lag(2, 3, None))
 
@@ -91,7 +95,7 @@ def test_the_state_of_a_replica_is_as_of_now():
     assert (state.lag.record_lag, state.lag.age_ms) == (3, None)
     assert (state.failure, state.restored_records, state.restore_seconds_left) == ("bad record", 70, None)
     assert state.live
-    view.silent_reads = 3
+    view.slow_reads = 3
     assert not known.replica_states(SPEC, 0)[0].live
 
 

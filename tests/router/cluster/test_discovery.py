@@ -22,7 +22,7 @@ from forebay_router.cluster.seeds import Seeds
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.encryption import unencrypted
 from forebay_router.upstream.opener import Opener
-from forebay_router.upstream.upstreams import Upstreams
+from forebay_router.upstream.pool import ConnectionPool
 from tests.cluster import free_port, until
 from tests.router.scripted_worker import answer
 
@@ -48,7 +48,7 @@ def test_a_router_that_knows_workers_but_no_stores_yet_is_not_ready():
     view = WorkerView(HOST, live=True, seen_boot_ms=boot_ms())
     known, discovery = discovering([HOST])
     known.workers[HOST] = view
-    known.heard(HOST, ("s", 0), provenance_head(Provenance(1, "p", "active", str(HOST), Lag(0, 0, 0))))
+    known.on_answer_headers(HOST, ("s", 0), provenance_head(Provenance(1, "p", "active", str(HOST), Lag(0, 0, 0))))
     assert not discovery.ready
     known.metadata.stores = {"s": SPEC}
     assert discovery.ready
@@ -133,20 +133,20 @@ async def test_a_worker_whose_machine_vanished_is_forgotten_and_a_router_without
     status: dict[str, object] = {}
     async with worker(status, mapped=False) as host:
         seeds = Seeds([host])
-        upstreams = Upstreams()
-        known, discovery = discovering(seeds, on_forgotten=upstreams.forget)
+        pool = ConnectionPool()
+        known, discovery = discovering(seeds, on_forgotten=pool.forget)
         await discovery.start()
         try:
             await until(lambda: discovery.ready)
-            connection = await upstreams[host].connection()
+            connection = await pool[host].connection()
             status.clear()
             await until(lambda: not discovery.ready)
             assert host in known.workers
             seeds._addresses = frozenset()
             await until(lambda: host not in known.workers)
             assert connection.closed
-            assert host not in upstreams
-            await until(lambda: host not in discovery._documents._upstreams)
+            assert host not in pool
+            await until(lambda: host not in discovery._documents._pool)
         finally:
             await discovery.stop()
 
@@ -159,9 +159,9 @@ async def test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_a
         known, discovery = discovering([other, host], application_id="a")
         await discovery.start()
         try:
-            await until(lambda: discovery.ready and known.strangers.documents())
+            await until(lambda: discovery.ready and known.rejected_addresses.documents())
             said = "belongs to application 'b', this router serves 'a': it is ignored"
-            assert known.strangers.documents() == [{"address": str(other), "why": said}]
+            assert known.rejected_addresses.documents() == [{"address": str(other), "why": said}]
             assert known.workers.keys() == {host}
             polled = int(str(theirs["sequence"]))
             await until(lambda: int(str(theirs["sequence"])) > polled + 3)
@@ -178,8 +178,8 @@ async def test_seeds_of_two_applications_make_no_router_ready():
         known, discovery = discovering([other, host])
         await discovery.start()
         try:
-            await until(lambda: known.strangers.disagreement)
-            assert "'a' and 'b': name the one with --application-id" in str(known.strangers.disagreement)
+            await until(lambda: known.rejected_addresses.disagreement)
+            assert "'a' and 'b': name the one with --application-id" in str(known.rejected_addresses.disagreement)
             assert (discovery.ready, known.application_id, known.workers) == (False, None, {})
             theirs["application_id"] = "a"
             await until(lambda: discovery.ready)
@@ -196,7 +196,7 @@ async def test_seeds_at_which_no_worker_answers_are_told_of_with_the_reason(capl
         known, discovery = discovering([router, nobody])
         await discovery.start()
         try:
-            await until(lambda: len(known.strangers.documents()) == 2)
+            await until(lambda: len(known.rejected_addresses.documents()) == 2)
         finally:
             await discovery.stop()
         assert any(f"{router} is not a worker: name workers as --seeds" in message for message in caplog.messages)
@@ -215,7 +215,7 @@ async def test_a_worker_that_lost_its_state_and_its_clocks_lead_is_up_again():
             await until(lambda: discovery.ready)
             known.unreachable(host)
             status |= {"process_id": "second", "incarnation": 1_000, "sequence": 0}
-            await until(lambda: known.well(host))
+            await until(lambda: known.is_healthy(host))
             assert known.workers[host].incarnation == 1_000
         finally:
             await discovery.stop()
@@ -268,7 +268,7 @@ async def test_workers_that_have_not_joined_again_leave_the_map_as_it_is(monkeyp
         ({"process_id": "x" * 10_000}, "answers with more than an identity"),
     ],
 )
-async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_read(identity, why):
+async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_read(identity, reason):
     ours: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
     received: list[bytes] = []
@@ -279,18 +279,18 @@ async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_re
             known, discovery = discovering([host])
             await discovery.start()
             try:
-                await until(lambda: other in known.strangers.addresses)
-                documents = known.strangers.documents()
+                await until(lambda: other in known.rejected_addresses.addresses)
+                documents = known.rejected_addresses.documents()
                 assert [document["address"] for document in documents] == [str(other)]
-                assert documents[0]["why"].startswith(why)
+                assert documents[0]["why"].startswith(reason)
                 assert known.holders(SPEC, 1, lambda _: 0) == []
                 asked = len(received)
                 await until(lambda: len(received) > asked + 2)
                 assert {head.split()[1] for head in received} == {b"/v1/identity"}
                 assert not any(b"authorization" in head for head in received)
                 theirs["identity"] = {}
-                await until(lambda: known.well(other))
-                assert known.strangers.documents() == []
+                await until(lambda: known.is_healthy(other))
+                assert known.rejected_addresses.documents() == []
                 assert any(TOKEN in head for head in received)
             finally:
                 await discovery.stop()
@@ -309,8 +309,8 @@ async def test_what_has_no_identity_is_said_to_be_no_worker_or_an_older_one():
     known, discovery = discovering([host])
     await discovery.start()
     try:
-        await until(known.strangers.documents)
-        assert "upgrade the workers first" in known.strangers.documents()[0]["why"]
+        await until(known.rejected_addresses.documents)
+        assert "upgrade the workers first" in known.rejected_addresses.documents()[0]["why"]
         assert not any(b"authorization" in head for head in received)
     finally:
         await discovery.stop()
@@ -342,7 +342,7 @@ async def test_without_any_other_worker_the_newest_map_is_no_reason_to_refuse_on
         known.metadata.map = ClusterMap(Generation(0, 1), (StreamsMetadata(host, process_ids=frozenset({"old"})),))
         await discovery.start()
         try:
-            await until(lambda: known.well(host))
+            await until(lambda: known.is_healthy(host))
         finally:
             await discovery.stop()
 
@@ -358,7 +358,7 @@ async def test_a_token_goes_to_listed_networks_and_names(networks):
         known, discovery = discovering(seeds, networks=Networks("n", networks, names=True))
         await discovery.start()
         try:
-            await until(lambda: known.well(named))
+            await until(lambda: known.is_healthy(named))
         finally:
             await discovery.stop()
 
@@ -370,9 +370,9 @@ async def test_nothing_is_sent_to_an_address_outside_the_listed_networks():
         known, discovery = discovering([host], networks=Networks("n", ["10.0.0.0/8", "some.name"], names=True))
         await discovery.start()
         try:
-            await until(known.strangers.documents)
-            why = known.strangers.documents()[0]["why"]
-            assert "gets no token, since 127.0.0.1 is not in worker_token_networks" in why
+            await until(known.rejected_addresses.documents)
+            reason = known.rejected_addresses.documents()[0]["why"]
+            assert "gets no token, since 127.0.0.1 is not in worker_token_networks" in reason
             assert received == []
         finally:
             await discovery.stop()

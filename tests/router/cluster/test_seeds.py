@@ -37,19 +37,19 @@ async def test_a_name_stands_for_every_address_that_it_has_now():
     names = Names(**{"workers.test": ["10.0.0.1", "10.0.0.2", "fd00::1"]})
     seeds = Seeds([NAME, HostInfo("10.9.9.9", 81)], names.resolve)
     assert seeds.addresses == at("10.9.9.9", port=81)
-    assert await seeds.look_up(NAME)
+    assert await seeds.resolve(NAME)
     assert seeds.addresses == at("10.0.0.1", "10.0.0.2", "fd00::1") | at("10.9.9.9", port=81)
     names.addresses["workers.test"] = ["10.0.0.2", "10.0.0.3"]
-    assert await seeds.look_up(NAME)
+    assert await seeds.resolve(NAME)
     assert seeds.addresses == at("10.0.0.2", "10.0.0.3") | at("10.9.9.9", port=81)
 
 
 async def test_a_name_that_fails_stands_for_what_it_did():
     names = Names(**{"workers.test": ["10.0.0.1"]})
     seeds = Seeds([NAME], names.resolve)
-    await seeds.look_up(NAME)
+    await seeds.resolve(NAME)
     del names.addresses["workers.test"]
-    assert not await seeds.look_up(NAME)
+    assert not await seeds.resolve(NAME)
     assert seeds.addresses == at("10.0.0.1")
 
 

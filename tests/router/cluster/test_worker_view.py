@@ -15,8 +15,8 @@ def status(sequence, *tasks, **more):
     return {"incarnation": 7, "sequence": sequence, "generation": generation, "tasks": rows, **more}
 
 
-def taken(view, document, asked_boot_ms=1000.0):
-    view.take(json.dumps(document).encode(), document, asked_boot_ms)
+def taken(view, document, polled_boot_ms=1000.0):
+    view.take(json.dumps(document).encode(), document, polled_boot_ms)
     return view
 
 
@@ -31,7 +31,7 @@ def test_a_status_says_who_holds_what_and_how_far_behind():
         ("counts", 1): Report("standby", lag, 1000.0),
     }
     assert (view.incarnation, view.sequence, view.ceiling) == (7, 9, Tolerance(max_record_lag=10))
-    assert view.well
+    assert view.is_healthy
 
 
 def test_its_rows_are_those_of_the_last_status_with_the_lag_that_they_may_have_by_now(monkeypatch):
@@ -40,15 +40,15 @@ def test_its_rows_are_those_of_the_last_status_with_the_lag_that_they_may_have_b
     assert view.rows() == []
     taken(view, status(1, ("counts", 0, "active")))
     last = status(2, ("counts", 1, "standby"))
-    [row] = taken(view, last, asked_boot_ms=1400.0).rows()
+    [row] = taken(view, last, polled_boot_ms=1400.0).rows()
     assert row == {**last["tasks"][0], "time_lag_ms": 4.5 + 1600}
 
 
 def test_silence_on_a_poll_makes_it_suspect_until_its_next_status():
     view = taken(WorkerView(HostInfo("a", 1)), status(1))
-    view.suspected()
-    assert not view.well
-    assert taken(view, status(2)).well
+    view.suspect_at_once()
+    assert not view.is_healthy
+    assert taken(view, status(2)).is_healthy
 
 
 def test_an_older_status_is_ignored():

@@ -8,7 +8,7 @@ from forebay.position import Position, decode_position, encode_position, log_dig
 from forebay.rest.answers import Answer, Provenance, problem_answer, provenance_members
 from forebay.topology import StoreSpec
 from forebay_router.reads.keys import verdict
-from forebay_router.reads.replica_read import Came
+from forebay_router.reads.replica_read import TimedAnswer
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "unknown", "t", 3)
 NOW = 10_000.0
@@ -24,8 +24,8 @@ def miss(partition: int, lag: Lag, log: str = "log") -> Answer:
     return problem_answer(UnknownKey("No such key.", key="k", **provenance_members(source)), source)
 
 
-def came(*answers: Answer) -> list[Came]:
-    return [Came(answer, NOW) for answer in answers]
+def came(*answers: Answer) -> list[TimedAnswer]:
+    return [TimedAnswer(answer, NOW) for answer in answers]
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,6 @@ def test_a_miss_of_partitions_whose_logs_differ_has_no_position():
 
 
 def test_a_miss_is_as_old_as_the_partition_that_told_it_first():
-    answers = [Came(miss(0, Lag(0, 5, 7)), NOW - 2_000), Came(miss(1, Lag(0, 9, 9)), NOW)]
+    answers = [TimedAnswer(miss(0, Lag(0, 5, 7)), NOW - 2_000), TimedAnswer(miss(1, Lag(0, 9, 9)), NOW)]
     problem = json.loads(verdict(SPEC, answers).body)
     assert problem["lag"] == {"record_lag": 0, "time_lag_ms": 2_005, "age_ms": 2_007}

@@ -10,7 +10,7 @@ from forebay.rest.answers import Answer, problem_answer
 from forebay.topology import StoreSpec
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import AnsweredForAnother
-from forebay_router.upstream.upstreams import Upstreams
+from forebay_router.upstream.pool import ConnectionPool
 from tests.router.scripted_worker import answer, worker
 
 KEYS = {"string": 'ä\n"x', "int64": -7, "bytes": "AAE", "json": {"b": [1.5, None], "a": "ü"}}
@@ -44,15 +44,15 @@ async def test_answers_out_of_step_close_their_connection():
     """The second answer is for the first key: it is returned to nobody."""
     first, second = (NamedKey.of(spec("string"), key) for key in (b"a", b"b"))
     body = value("s", b'"a"').body
-    upstreams = Upstreams()
+    pool = ConnectionPool()
     async with worker(answer(body) + answer(body)) as host:
-        connection = await upstreams[host].connection()
+        connection = await pool[host].connection()
         reads = [
-            asyncio.create_task(upstreams[host].request(b"GET / HTTP/1.1\r\n\r\n", named=named.is_in))
+            asyncio.create_task(pool[host].request(b"GET / HTTP/1.1\r\n\r\n", named=named.is_in))
             for named in (first, second)
         ]
         outcomes = await asyncio.gather(*reads, return_exceptions=True)
         assert isinstance(outcomes[0], Answer)
         assert isinstance(outcomes[1], AnsweredForAnother)
         assert connection.closed
-    upstreams.close()
+    pool.close()

@@ -41,12 +41,12 @@ def router_of(*roles: tuple[HostInfo, str]) -> Router:
 
 
 async def frames_of(router: Router) -> tuple[int, bytes]:
-    request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/batch-get", b"{}", accept=FRAMES, alone=True)
+    request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/batch-get", b"{}", accept=FRAMES, dedicated_connection=True)
     try:
         async with asyncio.timeout(10):
             found = (await ask(router, request, ReadParameters(), boot_ms() + 5_000)).answer
     finally:
-        router.upstreams.close()
+        router.pool.close()
     return found.status, found.body
 
 
@@ -66,10 +66,10 @@ async def test_where_no_replica_knows_the_routers_format_that_is_told():
 class Answering(asyncio.Protocol):
     """A worker's end of a connection: answers each request alike after a while, and keeps it."""
 
-    def __init__(self, after_s: float, sent: bytes, asked: list[bytes]) -> None:
+    def __init__(self, after_s: float, sent: bytes, in_flight_before: list[bytes]) -> None:
         self._after_s = after_s
         self._sent = sent
-        self._asked = asked
+        self._in_flight = in_flight_before
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -78,19 +78,21 @@ class Answering(asyncio.Protocol):
         if data.startswith(ASKS_IDENTITY):
             self._transport.write(IDENTITY)
             return
-        self._asked.append(data)
+        self._in_flight.append(data)
         asyncio.get_running_loop().call_later(self._after_s, self._transport.write, self._sent)
 
 
 @asynccontextmanager
 async def answering(after_s: float, status: bytes) -> AsyncIterator[tuple[HostInfo, list[bytes]]]:
     """A worker that answers everything with one status after a while, and what it was sent."""
-    asked: list[bytes] = []
+    in_flight_before: list[bytes] = []
     body = b'{"type":"urn:forebay:problem:unknown-store"}' if b"404" in status else b"{}"
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Answering(after_s, answer(body, status), asked), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: Answering(after_s, answer(body, status), in_flight_before), "127.0.0.1", 0
+    )
     try:
-        yield HostInfo("127.0.0.1", server.sockets[0].getsockname()[1]), asked
+        yield HostInfo("127.0.0.1", server.sockets[0].getsockname()[1]), in_flight_before
     finally:
         server.close()
 
@@ -111,9 +113,9 @@ async def test_ordinary_reads_hedge_within_the_budget():
             for host, role in ((slow, "active"), (quick, "standby")):
                 # As by a poll.
                 view = router.cluster.workers[host]
-                view.silent_reads, view.replicas["s", 0] = 0, Report(role, Lag(0, 0, 0), boot_ms())
+                view.slow_reads, view.replicas["s", 0] = 0, Report(role, Lag(0, 0, 0), boot_ms())
             assert (await read_key(router))[0] == 200
-        router.upstreams.close()
+        router.pool.close()
     # What may be hedged at once, and a tenth of the rest.
     assert 10 <= router.counts["hedges"] <= 10 + reads / 10
     assert router.counts["hedges_won"] > 0
@@ -122,22 +124,25 @@ async def test_ordinary_reads_hedge_within_the_budget():
 
 async def test_unknown_store_at_one_worker_fails_over():
     """One that is behind in a deployment does not know it yet."""
-    async with answering(0.0, b"404 Not Found") as (behind, asked), answering(0.0, b"200 OK") as (other, _):
+    async with (
+        answering(0.0, b"404 Not Found") as (behind, in_flight_before),
+        answering(0.0, b"200 OK") as (other, _),
+    ):
         router = router_of((behind, "active"), (other, "standby"))
         assert await read_key(router) == (200, b"{}")
-        assert asked
-        router.upstreams.close()
+        assert in_flight_before
+        router.pool.close()
 
 
 async def test_workers_get_the_remaining_deadline():
     async with (
         answering(0.0, b"503 Service Unavailable") as (first, _),
-        answering(0.0, b"200 OK") as (second, asked),
+        answering(0.0, b"200 OK") as (second, in_flight_before),
     ):
         router = router_of((first, "active"), (second, "standby"))
         assert await read_key(router, timeout_ms=700) == (200, b"{}")
-        router.upstreams.close()
-    [line] = [line for line in asked[0].split(b"\r\n") if line.startswith(b"forebay-deadline-ms: ")]
+        router.pool.close()
+    [line] = [line for line in in_flight_before[0].split(b"\r\n") if line.startswith(b"forebay-deadline-ms: ")]
     assert 0 < int(line.split()[1]) <= 700
 
 
@@ -155,7 +160,7 @@ async def test_an_answer_that_is_received_after_the_deadline_is_late():
     host = HostInfo("127.0.0.1", server.sockets[0].getsockname()[1])
     router = router_of((host, "active"))
     status, body = await read_key(router, timeout_ms=50)
-    router.upstreams.close()
+    router.pool.close()
     server.close()
     assert (status, json.loads(body)["type"]) == (504, "urn:forebay:problem:deadline")
 
@@ -165,52 +170,62 @@ async def test_an_overloaded_worker_is_followed_by_one_other():
     async with (
         answering(0.0, b"429 Too Many Requests") as (first, _),
         answering(0.0, b"429 Too Many Requests") as (second, _),
-        answering(0.0, b"200 OK") as (third, asked),
+        answering(0.0, b"200 OK") as (third, in_flight_before),
     ):
         router = router_of((first, "active"), (third, "standby"))
         assert (await read_key(router))[0] == 200
-        router.upstreams.close()
-        asked.clear()
+        router.pool.close()
+        in_flight_before.clear()
         router = router_of((first, "active"), (second, "active"), (third, "standby"))
         assert (await read_key(router))[0] == 429
-        router.upstreams.close()
-        assert asked == []
+        router.pool.close()
+        assert in_flight_before == []
 
 
 async def test_a_worker_that_was_silent_is_asked_last():
-    async with answering(0.0, b"200 OK") as (silent, asked), answering(0.0, b"200 OK") as (other, _):
-        router = router_of((silent, "active"), (other, "standby"))
-        request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", silent=silent)
+    async with (
+        answering(0.0, b"200 OK") as (unresponsive_host, in_flight_before),
+        answering(0.0, b"200 OK") as (other, _),
+    ):
+        router = router_of((unresponsive_host, "active"), (other, "standby"))
+        request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", unresponsive_host=unresponsive_host)
         found = await ask(router, request, ReadParameters(), boot_ms() + 5_000)
-        assert (found.answer.status, asked) == (200, [])
-        router.upstreams.close()
+        assert (found.answer.status, in_flight_before) == (200, [])
+        router.pool.close()
 
 
 async def test_replicas_wait_only_once_none_can_answer_at_once():
     refused = b"412 Precondition Failed"
-    async with answering(0.0, refused) as (first, asked), answering(0.0, refused) as (second, also_asked):
+    async with (
+        answering(0.0, refused) as (first, in_flight_before),
+        answering(0.0, refused) as (second, also_asked),
+    ):
         router = router_of((first, "active"), (second, "standby"))
-        request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", alone=True)
+        request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", dedicated_connection=True)
         found = await ask(router, request, ReadParameters(wait_ms=500), boot_ms() + 5_000)
-        router.upstreams.close()
+        router.pool.close()
     assert found.answer.status == 412
-    for requests in (asked, also_asked):
+    for requests in (in_flight_before, also_asked):
         assert [b"\r\nforebay-wait-ms: 0\r\n" in request for request in requests] == [True, False]
 
 
 async def attempts_of(router: Router, **request: Any) -> list[bytes]:
     """The other workers that an answer for a key names."""
-    asked = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", **request)
-    found = (await ask(router, asked, ReadParameters(), boot_ms() + 5_000)).answer
+    in_flight_before = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", **request)
+    found = (await ask(router, in_flight_before, ReadParameters(), boot_ms() + 5_000)).answer
     assert found.status == 200
-    router.upstreams.close()
+    router.pool.close()
     return [line for line in found.head.split(b"\r\n") if line.startswith(b"forebay-attempts")]
 
 
 async def test_an_answer_names_the_other_workers_that_were_asked_and_the_outcome():
     gone = HostInfo("127.0.0.1", free_port())
     refusing = b'{"type":"urn:forebay:problem:lag-exceeds-tolerance"}'
-    async with worker(answer(refusing, b"412 No")) as behind, worker(JSON) as near, worker(JSON) as silent:
+    async with (
+        worker(answer(refusing, b"412 No")) as behind,
+        worker(JSON) as near,
+        worker(JSON) as unresponsive_host,
+    ):
         assert await attempts_of(router_of((near, "active"), (behind, "standby"))) == []
         assert await attempts_of(router_of((behind, "active"), (near, "standby"))) == [
             b"forebay-attempts: %b answered 412 lag-exceeds-tolerance" % str(behind).encode()
@@ -219,9 +234,9 @@ async def test_an_answer_names_the_other_workers_that_were_asked_and_the_outcome
             b"forebay-attempts: %b ConnectionRefusedError" % str(gone).encode()
         ]
         # One that the fast path has asked, and still awaits.
-        assert await attempts_of(router_of((silent, "active"), (near, "standby")), silent=silent) == [
-            b"forebay-attempts: %b no answer yet" % str(silent).encode()
-        ]
+        assert await attempts_of(
+            router_of((unresponsive_host, "active"), (near, "standby")), unresponsive_host=unresponsive_host
+        ) == [b"forebay-attempts: %b no answer yet" % str(unresponsive_host).encode()]
 
 
 async def test_a_worker_writes_no_header_through_its_problem():

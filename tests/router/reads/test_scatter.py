@@ -19,7 +19,7 @@ from forebay.rest.scans import SCAN_ROUTES, Cursor, Page
 from forebay.topology import StoreSpec
 from forebay_router.reads import scatter
 from forebay_router.reads.attempts import Attempt, late, refusal
-from forebay_router.reads.replica_read import Came
+from forebay_router.reads.replica_read import TimedAnswer
 from forebay_router.reads.scatter import Gather, ScanRefused
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
@@ -33,7 +33,7 @@ def scripted(monkeypatch):
 
     async def ask(router, *request):
         answer = await router.ask(*request)
-        return Came(answer, scatter.boot_ms(), Page.decode(answer.body) if answer.status == 200 else None)
+        return TimedAnswer(answer, scatter.boot_ms(), Page.decode(answer.body) if answer.status == 200 else None)
 
     monkeypatch.setattr(scatter, "ask", ask)
 

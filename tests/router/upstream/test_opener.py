@@ -6,7 +6,7 @@ import time
 import pytest
 
 from forebay.metadata import HostInfo
-from forebay_router.upstream.upstreams import Upstreams
+from forebay_router.upstream.pool import ConnectionPool
 from tests.cluster import free_port
 from tests.names import NAME, dropping, resolve
 from tests.router.scripted_worker import answer, worker
@@ -21,18 +21,18 @@ async def test_reads_reach_the_address_that_answers(resolve):
     resolve("127.0.0.2", "127.0.0.3", "127.0.0.1")
     async with worker(answer(b"1")) as host:
         with dropping("127.0.0.2", host.port), dropping("127.0.0.3", host.port):
-            upstreams = Upstreams()
+            pool = ConnectionPool()
             started_s = time.monotonic()
-            assert (await upstreams[HostInfo(NAME, host.port)].request(b"x")).body == b"1"
+            assert (await pool[HostInfo(NAME, host.port)].request(b"x")).body == b"1"
             assert time.monotonic() < started_s + 0.9
-            upstreams.close()
+            pool.close()
 
 
 async def test_streams_reach_the_address_that_answers(resolve):
     resolve("127.0.0.2", "127.0.0.1")
     async with worker(STREAM) as host:
         with dropping("127.0.0.2", host.port):
-            stream = await Upstreams()[HostInfo(NAME, host.port)].open_events(b"x")
+            stream = await ConnectionPool()[HostInfo(NAME, host.port)].open_events(b"x")
             event = await stream.next()
             assert event is not None
             assert event.data == b"1"
@@ -42,7 +42,7 @@ async def test_streams_reach_the_address_that_answers(resolve):
 async def test_what_became_of_each_address_is_said(resolve):
     resolve("127.0.0.2", "127.0.0.3")
     with pytest.raises(OSError, match=r"127\.0\.0\.2: .*refused; 127\.0\.0\.3: .*refused"):
-        await Upstreams()[HostInfo(NAME, free_port())].request(b"x")
+        await ConnectionPool()[HostInfo(NAME, free_port())].request(b"x")
 
 
 async def test_addresses_that_all_drop_packets_are_given_up_in_time(resolve):
@@ -52,4 +52,4 @@ async def test_addresses_that_all_drop_packets_are_given_up_in_time(resolve):
         for host in ("127.0.0.2", "127.0.0.3"):
             stack.enter_context(dropping(host, port))
         with pytest.raises(TimeoutError):
-            await Upstreams()[HostInfo(NAME, port)].request(b"x")
+            await ConnectionPool()[HostInfo(NAME, port)].request(b"x")

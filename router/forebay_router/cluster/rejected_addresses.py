@@ -10,7 +10,7 @@ from forebay.metadata import HostInfo
 log = logging.getLogger(__name__)
 
 
-class Strangers:
+class RejectedAddresses:
     """The application that the router serves, and the addresses that are not its workers.
 
     Without an ``application_id`` of its own the router serves that of its seeds, once all of them were asked; if
@@ -19,29 +19,29 @@ class Strangers:
 
     def __init__(self, application_id: str | None) -> None:
         self.application_id = application_id
-        self._claims: dict[HostInfo, str] = {}
-        self._why: dict[HostInfo, str] = {}
+        self._application_ids: dict[HostInfo, str] = {}
+        self._reasons: dict[HostInfo, str] = {}
         self.addresses: set[HostInfo] = set()
         """Addresses where something other than a worker of this application answers; not asked."""
 
     @property
     def disagreement(self) -> str | None:
         """Why no application could be chosen; None if one was, or none is known yet."""
-        found = sorted(set(self._claims.values()))
+        found = sorted(set(self._application_ids.values()))
         if self.application_id is not None or len(found) < 2:
             return None
         return (
             f"The seeds lead to workers of {' and '.join(map(repr, found))}: name the one with --application-id."
         )
 
-    def admit(self, address: HostInfo, application_id: str, *, all_asked: bool) -> bool:
+    def admit(self, address: HostInfo, application_id: str, *, all_seeds_polled: bool) -> bool:
         """Whether a worker belongs to the router's application, as far as known."""
         if self.application_id is None:
-            self._claims[address] = application_id
+            self._application_ids[address] = application_id
             if self.disagreement is not None:
-                self._tell(address, f"belongs to application {application_id!r}. {self.disagreement}")
+                self._log_once(address, f"belongs to application {application_id!r}. {self.disagreement}")
                 return False
-            if not all_asked:
+            if not all_seeds_polled:
                 return False
             self.application_id = application_id
         if application_id == self.application_id:
@@ -54,28 +54,28 @@ class Strangers:
         )
         return False
 
-    def ignore(self, address: HostInfo, why: str) -> None:
+    def ignore(self, address: HostInfo, reason: str) -> None:
         """Record an address that is not a worker of this application."""
-        self._claims.pop(address, None)
+        self._application_ids.pop(address, None)
         self.addresses.add(address)
-        self._tell(address, why)
+        self._log_once(address, reason)
 
-    def missed(self, address: HostInfo, why: str) -> None:
+    def not_found(self, address: HostInfo, reason: str) -> None:
         """Record an address at which no worker was ever found."""
-        self._claims.pop(address, None)
-        self._tell(address, why)
+        self._application_ids.pop(address, None)
+        self._log_once(address, reason)
 
     def forget(self, address: HostInfo) -> None:
         """A worker of the application is there now, or the address is no longer polled."""
-        self._claims.pop(address, None)
-        self._why.pop(address, None)
+        self._application_ids.pop(address, None)
+        self._reasons.pop(address, None)
         self.addresses.discard(address)
 
     def documents(self) -> list[dict[str, Any]]:
         """The addresses, and why no requests go there, for ``/v1/status``."""
-        return [{"address": str(address), "why": self._why[address]} for address in sorted(self._why)]
+        return [{"address": str(address), "why": self._reasons[address]} for address in sorted(self._reasons)]
 
-    def _tell(self, address: HostInfo, why: str) -> None:
-        if self._why.get(address) != why:
-            self._why[address] = why
-            log.warning("%s %s", address, why)
+    def _log_once(self, address: HostInfo, reason: str) -> None:
+        if self._reasons.get(address) != reason:
+            self._reasons[address] = reason
+            log.warning("%s %s", address, reason)

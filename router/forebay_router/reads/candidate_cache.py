@@ -17,7 +17,7 @@ from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.hedging import MOST_DELAY_MS
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.router import Router
-from forebay_router.upstream.upstreams import Upstream
+from forebay_router.upstream.pool import WorkerConnections
 
 _CHOICE_MAX_AGE_MS = 25.0
 _MOST_READS = 4096
@@ -30,7 +30,7 @@ class Target:
     """A worker that may be asked for a partition: ``rest`` is a request to it from ``partition=`` on."""
 
     worker: WorkerView
-    upstream: Upstream
+    upstream: WorkerConnections
     rest: bytes
     reported: bool = False
     """An answer has updated the information on its replica since this choice."""
@@ -74,7 +74,7 @@ class KeyRead:
     """The rest, from there up to ``partition=``."""
 
 
-class Choices:
+class CandidateCache:
     """Recently prepared reads and candidate choices, shared by identical reads; both bounded."""
 
     def __init__(self, router: Router) -> None:
@@ -146,24 +146,24 @@ class Choices:
         """The best candidate, or one equally good; None if the ordinary read must search for one."""
         choice = read.choices.get(partition)
         if choice is None or now_boot_ms - choice.made_boot_ms >= _CHOICE_MAX_AGE_MS:
-            choice = self._think(read, partition, now_boot_ms)
+            choice = self._select_candidates(read, partition, now_boot_ms)
         for target in choice.targets:
             if not target.worker.recovered:
                 # One was lost. Recovering ones are probed by ordinary reads.
-                choice = self._think(read, partition, now_boot_ms)
+                choice = self._select_candidates(read, partition, now_boot_ms)
                 break
         targets = choice.targets
         if len(targets) < 2:
             return targets[0] if targets else None
         return less_loaded(targets, _load_of, self._router.choose)
 
-    def _think(self, read: KeyRead, partition: int, now_boot_ms: float) -> _Choice:
+    def _select_candidates(self, read: KeyRead, partition: int, now_boot_ms: float) -> _Choice:
         """Find the workers to choose among; none if one of them is recovering."""
         router = self._router
         # Workers may have other bounds by now.
         read.bounds = (read.spec.name, read.tolerance.held_to(router.cluster.ceiling))
         if read.spread:
-            holders = router.cluster.holders(read.spec, partition, router.upstreams.load)
+            holders = router.cluster.holders(read.spec, partition, router.pool.load)
             hosts = list(equally_good(holders, read.tolerance))
         else:
             hosts = router.candidates(read.spec, partition, read.parameters)[:1]
@@ -181,9 +181,9 @@ class Choices:
         return choice
 
     def _target(self, worker: WorkerView, partition: int) -> Target:
-        told = (partition, str(worker.host).encode(), self._router.credentials())
-        rest = b"partition=%d HTTP/1.1\r\nhost: %b\r\n%b\r\n" % told
-        return Target(worker, self._router.upstreams[worker.host], rest)
+        results = (partition, str(worker.host).encode(), self._router.credentials())
+        rest = b"partition=%d HTTP/1.1\r\nhost: %b\r\n%b\r\n" % results
+        return Target(worker, self._router.pool[worker.host], rest)
 
 
 def _load_of(target: Target) -> int:

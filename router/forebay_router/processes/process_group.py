@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from forebay.console.history import History, StoreSample, merged
 from forebay.errors import NotReady, Problem
 from forebay_router.metrics import RouterMetrics
-from forebay_router.processes.siblings import Place, Siblings
+from forebay_router.processes.peer_processes import PeerProcesses, ProcessSlot
 from forebay_router.processes.summed_metrics import counted, document_of, metrics_of, summed
 from forebay_router.router import Router
 
@@ -23,15 +23,15 @@ _CATCH_UP_S = 5.0
 _SILENT = {"process_id": None, "state": "silent", "workers_live": None}
 
 
-class WholeRouter:
+class ProcessGroupView:
     """Readiness, status, metrics and history of all processes together."""
 
-    def __init__(self, router: Router, metrics: RouterMetrics, history: History, place: Place) -> None:
+    def __init__(self, router: Router, metrics: RouterMetrics, history: History, place: ProcessSlot) -> None:
         self._router = router
         self._history = history
         self._metrics = metrics
         self._place = place
-        self.siblings = Siblings(
+        self.peers = PeerProcesses(
             place,
             {
                 "state": lambda _: self._state(),
@@ -40,7 +40,7 @@ class WholeRouter:
             },
         )
         # To Prometheus, a counter that went down would look like a restart of all.
-        self._inherited = self._told_by(place.number)
+        self._inherited = self._last_reported_by(place.number)
 
     async def readiness(self) -> Problem | None:
         """Why the router is not ready; every process must be, since any may get the next connection."""
@@ -58,7 +58,7 @@ class WholeRouter:
 
         All share the address, so one that takes the place of another gets its connections from the beginning.
         """
-        others = await self.siblings.ask("state")
+        others = await self.peers.ask("state")
         if any(state is not None and state["state"] == "ready" for state in others.values()):
             await self._router.discovery.readied(_CATCH_UP_S)
 
@@ -71,9 +71,9 @@ class WholeRouter:
 
         For one that does not answer, counters are given as last reported, and gauges are left out.
         """
-        answers = await self.siblings.ask("metrics")
+        answers = await self.peers.ask("metrics")
         others = [
-            self._told_by(number) if document is None else metrics_of(document)
+            self._last_reported_by(number) if document is None else metrics_of(document)
             for number, document in answers.items()
         ]
         answering = 1 + sum(document is not None for document in answers.values())
@@ -81,7 +81,7 @@ class WholeRouter:
 
     async def samples(self, store: str) -> list[StoreSample]:
         """The last minutes of a store, by second; without the reads of a process that does not answer."""
-        answers = await self.siblings.ask("history", store)
+        answers = await self.peers.ask("history", store)
         others = [
             map(StoreSample.from_document, document) for document in answers.values() if document is not None
         ]
@@ -91,20 +91,20 @@ class WholeRouter:
         return [sample.document() for sample in self._history.samples(store)]
 
     async def _states(self) -> list[dict[str, Any]]:
-        answers = {self._place.number: self._state(), **await self.siblings.ask("state")}
+        answers = {self._place.number: self._state(), **await self.peers.ask("state")}
         return [answers[number] or _SILENT for number in sorted(answers)]
 
     def _state(self) -> dict[str, Any]:
         return {
             "process_id": str(os.getpid()),
             "state": self._router.state,
-            "workers_live": sum(map(self._router.cluster.well, self._router.cluster.workers)),
+            "workers_live": sum(map(self._router.cluster.is_healthy, self._router.cluster.workers)),
         }
 
     def _counted_here(self) -> list[Metric]:
         """This process's metrics on top of its predecessors'; saved before they are reported."""
         found = summed([self._inherited, self._metrics.collect()])
-        if not self._place.alone:
+        if not self._place.is_single:
             # A full disk must not keep the figures from being reported.
             with contextlib.suppress(OSError):
                 self._keep(counted(found))
@@ -116,10 +116,10 @@ class WholeRouter:
         new.write_text(json.dumps(document_of(metrics)))
         new.replace(path)
 
-    def _told_by(self, number: int) -> list[Metric]:
+    def _last_reported_by(self, number: int) -> list[Metric]:
         """The counters that a process last reported."""
         path = self._place.counts_of(number)
-        if self._place.alone or not path.exists():
+        if self._place.is_single or not path.exists():
             return []
         return metrics_of(json.loads(path.read_text()))
 

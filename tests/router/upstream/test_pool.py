@@ -8,15 +8,15 @@ import pytest
 
 from forebay.metadata import HostInfo
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed
-from forebay_router.upstream.upstreams import Upstreams
+from forebay_router.upstream.pool import ConnectionPool
 from tests.router.scripted_worker import answer, worker
 
 
 async def ask(host: HostInfo, count: int = 1) -> list[object]:
-    upstreams = Upstreams()
+    pool = ConnectionPool()
     try:
         async with asyncio.timeout(5):
-            connection = await upstreams[host].connection()
+            connection = await pool[host].connection()
             found: list[asyncio.Future[object]] = [
                 asyncio.get_running_loop().create_future() for _ in range(count)
             ]
@@ -24,7 +24,7 @@ async def ask(host: HostInfo, count: int = 1) -> list[object]:
                 connection.send(b"GET / HTTP/1.1\r\n\r\n", partial(settle, future), at_once=True)
             return list(await asyncio.gather(*found))
     finally:
-        upstreams.close()
+        pool.close()
 
 
 def settle(future: asyncio.Future[object], answer: object) -> bool:
@@ -83,70 +83,70 @@ async def test_what_is_no_final_answer_ends_the_connection_and_every_read_on_it(
 
 async def test_an_answer_that_nobody_asked_for_closes_the_connection():
     async with worker(answer(b"1") + answer(b"2")) as host:
-        upstreams = Upstreams()
-        connection = await upstreams[host].connection()
+        pool = ConnectionPool()
+        connection = await pool[host].connection()
         future = asyncio.get_running_loop().create_future()
         connection.send(b"x", partial(settle, future), at_once=True)
         assert (await future).body == b"1"
         assert connection.closed
-        upstreams.close()
+        pool.close()
 
 
 async def test_a_worker_that_closes_after_its_answer_is_connected_to_anew():
     async with worker(answer(b"1", extra=b"connection: close\r\n")) as host:
-        upstreams = Upstreams()
-        assert (await upstreams[host].request(b"x")).body == b"1"
-        assert (await upstreams[host].request(b"x")).body == b"1"
-        upstreams.close()
+        pool = ConnectionPool()
+        assert (await pool[host].request(b"x")).body == b"1"
+        assert (await pool[host].request(b"x")).body == b"1"
+        pool.close()
 
 
 async def test_a_refused_connection_is_an_error_of_the_os():
     async with worker() as host:
         pass
     with pytest.raises(ConnectionRefusedError):
-        await Upstreams()[host].request(b"x")
+        await ConnectionPool()[host].request(b"x")
 
 
 async def test_a_name_that_dns_cannot_have_is_an_error_of_the_os():
     with pytest.raises(OSError, match=r"a\.\.b:1 is no address"):
-        await Upstreams()[HostInfo("a..b", 1)].request(b"x")
+        await ConnectionPool()[HostInfo("a..b", 1)].request(b"x")
 
 
 async def test_a_lost_connection_fails_a_lone_request():
     async with worker(None) as host:
         with pytest.raises(UpstreamClosed):
-            await Upstreams()[host].request(b"x", alone=True)
+            await ConnectionPool()[host].request(b"x", dedicated_connection=True)
 
 
 async def test_requests_that_were_not_read_are_sent_again_each_on_a_connection_of_its_own():
     async with worker(answer(b"1", extra=b"connection: close\r\n")) as host:
-        upstreams = Upstreams()
-        got = await asyncio.gather(*(upstreams[host].request(b"x") for _ in range(10)))
+        pool = ConnectionPool()
+        got = await asyncio.gather(*(pool[host].request(b"x") for _ in range(10)))
         assert [one.body for one in got] == [b"1"] * 10
-        assert upstreams.load(host) == 0
-        upstreams.close()
+        assert pool.load(host) == 0
+        pool.close()
 
 
 async def test_a_claim_counts_until_it_is_released_also_where_the_request_never_began():
     host = HostInfo("127.0.0.1", 1)
-    upstreams = Upstreams()
-    claims = [upstreams[host].claim(), upstreams[host].claim()]
-    assert upstreams.load(host) == 2
+    pool = ConnectionPool()
+    claims = [pool[host].claim(), pool[host].claim()]
+    assert pool.load(host) == 2
     claims[0].release()
     claims[0].release()
-    assert upstreams.load(host) == 1
+    assert pool.load(host) == 1
     with pytest.raises(ConnectionRefusedError):
-        await upstreams[host].request(b"x", claim=claims[1])
-    assert upstreams.load(host) == 0
+        await pool[host].request(b"x", claim=claims[1])
+    assert pool.load(host) == 0
 
 
 async def test_a_machine_that_acknowledges_nothing_is_not_believed_in_for_long():
     async with worker() as host:
-        upstreams = Upstreams()
-        connection = await upstreams[host].connection()
+        pool = ConnectionPool()
+        connection = await pool[host].connection()
         link = connection._transport.get_extra_info("socket")
         assert 0 < link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 5_000
-        upstreams.close()
+        pool.close()
 
 
 async def test_only_known_header_lines_are_passed_on():

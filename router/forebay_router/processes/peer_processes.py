@@ -16,7 +16,7 @@ _TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessSlot:
     """This process's number among a router's processes; they meet in ``directory``."""
 
     number: int
@@ -24,7 +24,7 @@ class Place:
     directory: Path
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """Whether there is no other."""
         return self.processes == 1
 
@@ -37,23 +37,23 @@ class Place:
         return self.directory / f"{number}.counts"
 
 
-ALONE = Place(0, 1, Path())
+SINGLE_PROCESS = ProcessSlot(0, 1, Path())
 
 
-class Siblings:
+class PeerProcesses:
     """Queries every other process, and answers them; ``answers`` maps each question to its answer, as JSON.
 
     A question may have a subject, such as the name of a store, else an empty one.
     """
 
-    def __init__(self, place: Place, answers: Mapping[str, Callable[[str], Any]]) -> None:
+    def __init__(self, place: ProcessSlot, answers: Mapping[str, Callable[[str], Any]]) -> None:
         self._place = place
         self._answers = answers
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Start answering."""
-        if self._place.alone:
+        if self._place.is_single:
             return
         path = self._place.socket_of(self._place.number)
         path.unlink(missing_ok=True)

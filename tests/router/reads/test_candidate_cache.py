@@ -7,7 +7,7 @@ from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import Report, WorkerView
-from forebay_router.reads.choices import Choices
+from forebay_router.reads.candidate_cache import CandidateCache
 from forebay_router.router import Router
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
@@ -26,7 +26,7 @@ async def test_candidates_are_refreshed_after_25_ms():
             view.replicas = {("s", 0): Report(role, Lag(0, 0, 0), boot_ms())}
             router.cluster._holds(view, set())
 
-    choices = Choices(router)
+    choices = CandidateCache(router)
     read = choices.key_read(RequestForm("s", b"", b"", b"", b"h"))
     assert read is not None
 
@@ -41,6 +41,6 @@ async def test_candidates_are_refreshed_after_25_ms():
     assert chosen(1_010) == FIRST
     assert chosen(1_030) == SECOND
     # One that is lost is left at once.
-    router.cluster.unreachable(SECOND)
+    router.cluster.on_unreachable(SECOND)
     assert chosen(1_031) == FIRST
-    router.upstreams.close()
+    router.pool.close()

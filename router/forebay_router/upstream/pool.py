@@ -16,7 +16,7 @@ _MOST_IDLE = 64
 _MOST_OPENING = 32
 
 
-class Claim:
+class InFlightPermit:
     """A request's share of a worker's load while it is not on a shared connection."""
 
     def __init__(self, in_flight: InFlight) -> None:
@@ -30,7 +30,7 @@ class Claim:
             self._in_flight = None
 
 
-class Upstream:
+class WorkerConnections:
     """The connections to one worker, opened when first needed and again after they were lost."""
 
     def __init__(self, host: HostInfo, opener: Opener) -> None:
@@ -51,9 +51,9 @@ class Upstream:
         """How many requests are in flight, including those whose answer is no longer awaited."""
         return self._in_flight.count
 
-    def claim(self) -> Claim:
+    def claim(self) -> InFlightPermit:
         """Count a request that is about to be sent."""
-        return Claim(self._in_flight)
+        return InFlightPermit(self._in_flight)
 
     def send(self, request: bytes, on_answer: OnAnswer, most_load: int) -> bool:
         """Send a request over a shared connection: at once if the worker is idle.
@@ -89,18 +89,18 @@ class Upstream:
         self,
         request: bytes,
         *,
-        alone: bool = False,
-        claim: Claim | None = None,
+        dedicated_connection: bool = False,
+        claim: InFlightPermit | None = None,
         named: Callable[[Answer], bool] | None = None,
     ) -> Answer:
         """Send a request, using the ``claim`` made for it, if any.
 
-        ``alone`` gives it a connection of its own, for answers that are slow or large. Raises ``OSError`` if
-        the worker cannot be reached or goes away, or an answer is not as ``named`` asks.
+        ``dedicated_connection`` gives it a connection of its own, for answers that are slow or large. Raises
+        ``OSError`` if the worker cannot be reached or goes away, or an answer is not as ``named`` asks.
         """
         claim = claim or self.claim()
         try:
-            if not alone:
+            if not dedicated_connection:
                 connection = await self.connection()
                 claim.release()
                 try:
@@ -109,11 +109,11 @@ class Upstream:
                     # A worker that drains closes after an answer, and loses later requests. Only a new connection
                     # shows whether this one is alive.
                     claim = self.claim()
-            return await self._alone(request, named)
+            return await self._dedicated(request, named)
         finally:
             claim.release()
 
-    async def _alone(self, request: bytes, named: Callable[[Answer], bool] | None) -> Answer:
+    async def _dedicated(self, request: bytes, named: Callable[[Answer], bool] | None) -> Answer:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
@@ -172,15 +172,15 @@ class Upstream:
         self._idle.clear()
 
 
-class Upstreams(dict[HostInfo, Upstream]):
+class ConnectionPool(dict[HostInfo, WorkerConnections]):
     """All workers' connections, by host; created on first use."""
 
     def __init__(self, opener: Opener | None = None) -> None:
         super().__init__()
         self._opener = opener or Opener()
 
-    def __missing__(self, host: HostInfo) -> Upstream:
-        return self.setdefault(host, Upstream(host, self._opener))
+    def __missing__(self, host: HostInfo) -> WorkerConnections:
+        return self.setdefault(host, WorkerConnections(host, self._opener))
 
     def load(self, host: HostInfo) -> int:
         """How many requests are in flight at a worker."""
