@@ -35,11 +35,11 @@ def router(values: dict[str, Any]) -> None:
 def run(settings: RouterSettings, place: ProcessSlot) -> None:
     """Run a router's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
-    from forebay.hot_path import addressed, guarded, make_protocol
+    from forebay.fast_path import addressed, guarded, make_protocol
     from forebay.rest.application import cors_options
     from forebay.rest.hosts import allowed_hosts
     from forebay_router.app import make_app
-    from forebay_router.hot_path import RouterHotPath
+    from forebay_router.fast_path import RouterFastPath
     from forebay_router.metrics import RouterMetrics
     from forebay_router.router import Router
 
@@ -63,7 +63,7 @@ def run(settings: RouterSettings, place: ProcessSlot) -> None:
         shutdown_timeout_ms=settings.shutdown_timeout_ms,
         on_drain=running.drain,
         protocol=make_protocol(
-            addressed(guarded(RouterHotPath(running, metrics), authenticator, metrics.refusals), hosts),
+            addressed(guarded(RouterFastPath(running, metrics), authenticator, metrics.refusals), hosts),
             cors_options(settings.cors_allow_origins),
             lambda: running.draining,
             running.limits,

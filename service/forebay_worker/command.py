@@ -34,12 +34,12 @@ def worker(values: dict[str, Any]) -> None:
 def run(settings: WorkerSettings) -> None:
     """Run a worker until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
-    from forebay.hot_path import addressed, guarded, make_protocol
+    from forebay.fast_path import addressed, guarded, make_protocol
     from forebay.rest.application import cors_options
     from forebay.rest.hosts import allowed_hosts
     from forebay.rest.starting import answering_meanwhile
     from forebay_worker.app import make_app
-    from forebay_worker.hot_path import WorkerHotPath
+    from forebay_worker.fast_path import WorkerFastPath
     from forebay_worker.metrics import WorkerMetrics
     from forebay_worker.worker import Worker
 
@@ -68,7 +68,7 @@ def run(settings: WorkerSettings) -> None:
             shutdown_timeout_ms=settings.shutdown_timeout_ms,
             on_drain=running.drain,
             protocol=make_protocol(
-                addressed(guarded(WorkerHotPath(running, metrics), authenticator, metrics.refusals), hosts),
+                addressed(guarded(WorkerFastPath(running, metrics), authenticator, metrics.refusals), hosts),
                 cors_options(settings.cors_allow_origins),
                 lambda: running.draining,
                 running.limits,

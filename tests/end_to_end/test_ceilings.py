@@ -17,7 +17,7 @@ PROBLEM = "urn:forebay:problem:"
 READS = ["counts/keys/k1", "counts/entries", "hours/keys/jfk/windows", "hours/windows"]
 BOUNDS = ["", "max_age_ms=60000", "max_record_lag=0"]
 ORDINARY = {"te": "trailers"}
-"""A TE header is harmless, and enough for a read not to take the hot path."""
+"""A TE header is harmless, and enough for a read not to take the fast path."""
 
 
 @pytest.fixture(scope="module", params=["router", "worker"])

@@ -1,4 +1,4 @@
-"""Requests for a host that is not the process's are refused, on the hot path and off it."""
+"""Requests for a host that is not the process's are refused, on the fast path and off it."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.cluster import Cluster, free_port, running_cluster
-from tests.end_to_end.test_hot_path import exchange, post, request, steady
+from tests.end_to_end.test_fast_path import exchange, post, request, steady
 
 KEY = "/v1/stores/counts/keys/a"
 BATCH = post("/v1/stores/counts/batch-get", '{"keys":["a"]}')

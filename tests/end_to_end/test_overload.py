@@ -16,7 +16,7 @@ from tests.cluster import Cluster, wait_until
 
 MOST = 4
 ORDINARY = {"te": "trailers"}
-"""A TE header is harmless, and enough for a read not to take the hot path."""
+"""A TE header is harmless, and enough for a read not to take the fast path."""
 
 
 def served(cluster: Cluster, workers: int, *options: str) -> str:
@@ -25,7 +25,7 @@ def served(cluster: Cluster, workers: int, *options: str) -> str:
     router = cluster.start_router(*options)
     cluster.wait_settled(router, replicas=workers)
     for _ in range(20):
-        # The hot path takes reads once all connections to a worker are open.
+        # The fast path takes reads once all connections to a worker are open.
         assert read(router).status_code == 200
     return router
 

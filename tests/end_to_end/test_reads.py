@@ -328,7 +328,7 @@ def test_metrics_say_what_was_read_and_how_far_behind(served):
     cluster, router = served
     before = samples(router)
     for headers in ({}, {"te": "trailers"}):
-        # Enough for the hot path to begin, and headers that keep a read off it.
+        # Enough for the fast path to begin, and headers that keep a read off it.
         for _ in range(10):
             key = httpx.get(f"http://{router}/v1/stores/counts/keys/a?require_active=true", headers=headers)
             assert key.status_code == 200
@@ -341,7 +341,7 @@ def test_metrics_say_what_was_read_and_how_far_behind(served):
 
     key_reads = 'forebay_router_reads_total{{role="{}",route="/v1/stores/{{store}}/keys/{{key}}",status="{}"}}'
     assert more(key_reads.format("active", 200)) == 20
-    # On the hot path and off it, what was refused too.
+    # On the fast path and off it, what was refused too.
     assert more('forebay_router_answer_seconds_count{route="/v1/stores/{store}/keys/{key}"}') == 21
     assert more('forebay_router_answer_seconds_count{route="/v1/stores/{store}/keys/{key}/windows"}') == 1
     refusals = {key_reads.format(role, 412) for role in ("active", "standby")} & after.keys()
@@ -400,7 +400,7 @@ def test_a_worker_says_how_long_its_answers_took(served):
     worker = next(iter(cluster.workers))
     before = samples(worker)
     for headers in ({}, {"te": "trailers"}):
-        # On the hot path, and off it.
+        # On the fast path, and off it.
         httpx.get(f"http://{worker}/v1/stores/counts/keys/a", headers=headers)
         httpx.post(f"http://{worker}/v1/stores/counts/batch-get", json={"keys": ["a"]}, headers=headers)
     get(worker, "/v1/stores/counts/keys/a", max_age_ms=0, wait_ms=200)

@@ -1,4 +1,4 @@
-"""Heads that HTTP wants refused (RFC 9112), or read nevertheless: on both tiers, on the hot path and beside it."""
+"""Heads that HTTP wants refused (RFC 9112), or read nevertheless: on both tiers, on the fast path and beside it."""
 
 import json
 import re

@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
         cluster.start_workers(2)
         router = cluster.start_router()
         cluster.wait_settled(router)
-        # The hot path takes reads once all connections to a worker are open.
+        # The fast path takes reads once all connections to a worker are open.
         hosts(router, "/counts/keys/k1?prefer=any")
         yield cluster, router
 
@@ -266,7 +266,7 @@ def test_a_refusal_is_not_asked_for_twice(cluster):
     workers = cluster.start_workers(2)
     router = cluster.start_router()
     cluster.wait_settled(router)
-    # The hot path takes reads once all connections to a worker are open.
+    # The fast path takes reads once all connections to a worker are open.
     hosts(router, "/counts/keys/k")
     asked = [refusals(worker) for worker in workers]
     answer = httpx.get(f"http://{router}/v1/stores/counts/keys/k?max_age_ms=0")

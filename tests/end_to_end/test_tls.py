@@ -128,7 +128,7 @@ def test_every_read_works_over_tls_and_survives_a_worker(authority, trusting, tm
             assert sorted(entry.value for entry in client.entries("counts")) == list(range(KEYS))
             with client.changes("counts", "k3") as changes:
                 assert next(iter(changes)).value == 3
-            # Answered on the hot path, and by the route.
+            # Answered on the fast path, and by the route.
             path = f"{url}/v1/stores/counts/keys/k9"
             hot, ordinary = http.get(path), http.get(path, headers={"te": "trailers"})
             assert hot.json()["value"] == ordinary.json()["value"] == 9

@@ -393,18 +393,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not tolerance.met_by(lag):",
         "if False:",
         (
-            "end_to_end/test_hot_path.py::"
+            "end_to_end/test_fast_path.py::"
             "test_an_answer_that_waits_for_an_earlier_one_is_as_old_as_it_is_when_it_is_sent",
         ),
     ),
     Mutant(
         "held-back-answer-as-new",
         "an answer held back by earlier ones has its age when it is sent",
-        "forebay.hot_path.outbox:Slot.render",
+        "forebay.fast_path.pending:PendingResponse.render",
         "if self._bounds is not None:",
         "if False:",
         (
-            "end_to_end/test_hot_path.py::"
+            "end_to_end/test_fast_path.py::"
             "test_an_answer_that_waits_for_an_earlier_one_is_as_old_as_it_is_when_it_is_sent",
         ),
     ),
@@ -1360,7 +1360,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hedge-budget-of-hot-reads",
         "hedges are capped by the budget",
-        "forebay_router.hot_path:RouterHotPath._hedge",
+        "forebay_router.fast_path:RouterFastPath._hedge",
         "elif router.budget.spend():",
         "elif True:",
         ("end_to_end/test_hedges.py::test_a_hung_worker_costs_hedge_delays_only",),
@@ -1768,7 +1768,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.candidate_cache:CandidateCache._select_candidates",
         "if self._choices_made >= _MOST_CHOICES:",
         "if False:",
-        ("router/test_hot_path.py::test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory",),
+        ("router/test_fast_path.py::test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory",),
     ),
     Mutant(
         "streams-unbounded",
@@ -1781,7 +1781,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "requests-unbounded",
         "a router at its limit refuses at once",
-        "forebay_router.hot_path:RouterHotPath._ask",
+        "forebay_router.fast_path:RouterFastPath._ask",
         "requests.used >= requests.open and",
         "False and",
         ("end_to_end/test_overload.py::test_a_router_with_all_that_it_takes_on_refuses_at_once",),
@@ -1991,18 +1991,18 @@ MUTANTS: tuple[Mutant, ...] = (
         ("core/test_reloaded_file.py::test_a_secret_that_all_may_read_or_write_is_warned_of_whenever_it_is_read",),
     ),
     Mutant(
-        "host-unchecked-on-the-hot-path",
-        "the hot path answers no request for another host",
-        "forebay.hot_path.hosts:_Addressed.key",
-        "self._hosts.allows(form.host)",
+        "host-unchecked-on-the-fast-path",
+        "the fast path answers no request for another host",
+        "forebay.fast_path.hosts:_Addressed.key",
+        "self._hosts.allows(template.host)",
         "True",
         ("end_to_end/test_hosts.py::test_a_name_that_was_rebound_reads_nothing",),
     ),
     Mutant(
         "host-unchecked-for-batches",
-        "the hot path answers no batch for another host",
-        "forebay.hot_path.hosts:_Addressed.batch",
-        "self._hosts.allows(request.form.host)",
+        "the fast path answers no batch for another host",
+        "forebay.fast_path.hosts:_Addressed.batch",
+        "self._hosts.allows(request.template.host)",
         "True",
         ("end_to_end/test_hosts.py::test_a_name_that_was_rebound_reads_nothing",),
     ),

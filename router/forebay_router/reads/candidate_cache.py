@@ -1,4 +1,4 @@
-"""Which worker a hot read asks: the best candidate of its partition, re-evaluated every few milliseconds."""
+"""Which worker a fast read asks: the best candidate of its partition, re-evaluated every few milliseconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.codecs import from_segment
-from forebay.hot_path import RequestForm
+from forebay.fast_path import RequestTemplate
 from forebay.lag import Tolerance
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.segments import remembered
@@ -88,7 +88,7 @@ class CandidateCache:
         self._candidates: dict[tuple[str, Tolerance, bool, bool], _ByPartition] = {}
         self._choices_made = 0
 
-    def key_read(self, form: RequestForm) -> KeyRead | None:
+    def key_read(self, template: RequestTemplate) -> KeyRead | None:
         """The prepared read of a form, None if the route must answer; raises ``Problem``."""
         stores = self._router.cluster.metadata.stores
         if stores is not self._stores:
@@ -96,14 +96,14 @@ class CandidateCache:
             self._keys.clear()
             self._forget()
         # Without the token, of which there may be any number.
-        place = form[:2]
+        place = template[:2]
         found = self._reads.get(place)
         if found is not None:
             return found
-        spec = stores.get(form.store)
+        spec = stores.get(template.store)
         if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
             return None
-        parameters = parse_parameters(form.query, KEY_PARAMETERS)
+        parameters = parse_parameters(template.query, KEY_PARAMETERS)
         if parameters.wait_ms or self._router.timeout_ms(parameters) < MOST_DELAY_MS:
             # A slow one is noticed only after the hedge delay.
             return None
@@ -114,14 +114,14 @@ class CandidateCache:
         read = KeyRead(
             spec,
             self._key_of(parameters.written(spec), parameters.numbers),
-            form.query,
+            template.query,
             parameters,
             tolerance,
             (spec.name, tolerance.held_to(self._router.cluster.ceiling)),
             spread,
             self._candidates.setdefault((spec.name, tolerance, spread, parameters.require_active), {}),
             b"GET /v1/stores/%b/keys/" % spec.name_bytes,
-            b"?%b&" % form.query if form.query else b"?",
+            b"?%b&" % template.query if template.query else b"?",
         )
         self._reads[place] = read
         return read

@@ -1,7 +1,7 @@
 """Which worker a plain read asks first, while what is known of the workers changes."""
 
 from forebay.clock import boot_ms
-from forebay.hot_path import RequestForm
+from forebay.fast_path import RequestTemplate
 from forebay.lag import Lag
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.settings import RouterSettings, load_settings
@@ -27,7 +27,7 @@ async def test_candidates_are_refreshed_after_25_ms():
             router.cluster._holds(view, set())
 
     choices = CandidateCache(router)
-    read = choices.key_read(RequestForm("s", b"", b"", b"", b"h"))
+    read = choices.key_read(RequestTemplate("s", b"", b"", b"", b"h"))
     assert read is not None
 
     def chosen(at_ms: float) -> HostInfo:

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.hot_path import Forms, HotRequest, Recogniser, RequestForm, recognise, recognise_batch
-from forebay.hot_path.upgrade import head_without_upgrade
+from forebay.fast_path import (
+    PreparedRequests,
+    RecognisedRead,
+    Recogniser,
+    RequestTemplate,
+    recognise,
+    recognise_batch,
+)
+from forebay.fast_path.upgrade import head_without_upgrade
 
 PLAIN = b"GET /v1/stores/counts/keys/a HTTP/1.1\r\nHost: x\r\n\r\n"
 BATCH = b"POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\n\r\n" + b'{"keys": []}'
@@ -125,8 +132,8 @@ def test_what_is_accepted_is_what_full_parsers_read(data):
     if found is None:
         return
     whole = data[: found.end]
-    target = b"/v1/stores/%b/keys/%b" % (found.form.store.encode(), found.segment)
-    target += b"?" + found.form.query if found.form.query or b"?" in whole.split(b" ")[1] else b""
+    target = b"/v1/stores/%b/keys/%b" % (found.template.store.encode(), found.segment)
+    target += b"?" + found.template.query if found.template.query or b"?" in whole.split(b" ")[1] else b""
     parsed, (event, _) = Parsed(whole), by_h11(whole)
     assert (parsed.method, parsed.url, parsed.complete, parsed.body) == (b"GET", target, 1, b"")
     assert parsed.keep_alive
@@ -172,8 +179,8 @@ def test_what_is_accepted_as_a_batch_is_what_full_parsers_read(data):
     if found is None:
         return
     assert found.end == len(data)
-    target = b"/v1/stores/%b/batch-get" % found.form.store.encode()
-    target += b"?" + found.form.query if b"?" in data.split(b" ")[1] else b""
+    target = b"/v1/stores/%b/batch-get" % found.template.store.encode()
+    target += b"?" + found.template.query if b"?" in data.split(b" ")[1] else b""
     parsed, (event, body) = Parsed(data), by_h11(data)
     assert (parsed.method, parsed.url, parsed.complete, parsed.body) == (b"POST", target, 1, found.body)
     assert parsed.keep_alive
@@ -254,37 +261,42 @@ ALIKE = st.builds(
 @example(received=[PLAIN, PLAIN.replace(b"/a", b"/" + b"a" * 8192)])
 @example(received=[PLAIN, PLAIN.replace(b"Host: x", b"Host: y")])
 def test_what_came_before_changes_nothing(received):
-    forms = Forms(lambda form: form)
-    recogniser = Recogniser(forms)
+    prepared_requests = PreparedRequests(lambda template: template)
+    recogniser = Recogniser(prepared_requests)
     for data in received:
         alone = recognise(data)
         whole = alone is not None and alone.end == len(data)
-        assert recogniser.recognise(data) == ((alone.form, alone.segment) if whole else None)
+        assert recogniser.recognise(data) == ((alone.template, alone.segment) if whole else None)
         for prefix in (b"", b"GET /", PLAIN):
-            found = forms.find(prefix + data, len(prefix))
+            found = prepared_requests.find(prefix + data, len(prefix))
             if found is None:
                 assert alone is None
             else:
-                form, begin, segment_end, end = found
-                assert HotRequest(form, (prefix + data)[begin:segment_end], end - len(prefix)) == alone
+                template, begin, segment_end, end = found
+                assert RecognisedRead(template, (prefix + data)[begin:segment_end], end - len(prefix)) == alone
 
 
 def test_of_any_number_of_forms_those_that_are_asked_for_again_are_prepared_once(monkeypatch):
-    monkeypatch.setattr("forebay.hot_path.recogniser._MOST_FORMS", 10)
+    monkeypatch.setattr("forebay.fast_path.recogniser._MOST_FORMS", 10)
     prepared: list[bytes] = []
 
-    def prepare(form: RequestForm) -> RequestForm:
-        prepared.append(form.query)
-        return form
+    def prepare(template: RequestTemplate) -> RequestTemplate:
+        prepared.append(template.query)
+        return template
 
-    forms = Forms(prepare)
+    prepared_requests = PreparedRequests(prepare)
     for number in range(100):
-        forms.find(PLAIN)
-        forms.find(PLAIN.replace(b" HTTP", b"?max_age_ms=%d HTTP" % number))
+        prepared_requests.find(PLAIN)
+        prepared_requests.find(PLAIN.replace(b" HTTP", b"?max_age_ms=%d HTTP" % number))
     assert prepared.count(b"") == 1
-    remembered = [after for known in (forms._known, forms._known_before) for of in known.values() for after in of]
+    remembered = [
+        after
+        for known in (prepared_requests._known, prepared_requests._known_before)
+        for of in known.values()
+        for after in of
+    ]
     assert len(remembered) <= 20
-    forms.find(PLAIN.replace(b"Host: x", b"Host: x\r\nX: " + b"x" * 2_000))
+    prepared_requests.find(PLAIN.replace(b"Host: x", b"Host: x\r\nX: " + b"x" * 2_000))
     assert max(map(len, remembered)) < 1_000
 
 
@@ -299,7 +311,7 @@ def test_several_requests_are_recognised_one_after_another():
     for _ in range(3):
         found = recognise(data, at)
         assert found is not None
-        assert (found.form.store, found.segment, found.form.query) == ("counts", b"a", b"")
+        assert (found.template.store, found.segment, found.template.query) == ("counts", b"a", b"")
         at = found.end
     assert at == len(data)
 
@@ -351,7 +363,7 @@ def test_what_widely_used_clients_send_is_ordinary(headers):
     get, plain = recognise(sent), recognise(PLAIN)
     assert get is not None
     assert plain is not None
-    assert (get.form, get.segment, get.end) == (plain.form, plain.segment, len(sent))
+    assert (get.template, get.segment, get.end) == (plain.template, plain.segment, len(sent))
     assert (Parsed(sent).complete, by_h11(sent)[1]) == (1, b"")
     posted = BATCH.replace(b"Host: x", b"Host: x\r\n" + headers.replace(b"Content-Length: 0\r\n", b""))
     batch = recognise_batch(posted)
@@ -363,7 +375,7 @@ def test_what_widely_used_clients_send_is_ordinary(headers):
 def test_the_origin_is_told():
     found = recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\norigin:  https://a.example \r\n\r\n")
     assert found is not None
-    assert found.form.origin == b"https://a.example"
+    assert found.template.origin == b"https://a.example"
 
 
 @pytest.mark.parametrize(
@@ -378,7 +390,7 @@ def test_the_origin_is_told():
 def test_the_authorization_is_told(header, value):
     found = recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
     assert found is not None
-    assert found.form.authorization == value
+    assert found.template.authorization == value
 
 
 def test_a_request_without_a_host_is_left_to_the_parser():

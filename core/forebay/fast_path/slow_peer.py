@@ -15,7 +15,7 @@ _CLOSING_INTERVAL_S = 0.1
 _OUT_QUEUE = struct.Struct("@i")
 
 
-class StallWatch:
+class SlowPeerWatch:
     """Watches one connection while too much waits for its peer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
@@ -26,7 +26,7 @@ class StallWatch:
     def begin(self) -> None:
         """From now on the peer must read something now and then."""
         if self._timer is None:
-            self._look_later(_MOST_STALL_S)
+            self._check_later(_MOST_STALL_S)
 
     def finish(self) -> None:
         """The same for a connection that is being closed, and ends as soon as everything is read.
@@ -34,7 +34,7 @@ class StallWatch:
         TLS would wait for the peer to close it too, which one that is idle does not.
         """
         self.end()
-        self._look_later(_CLOSING_INTERVAL_S)
+        self._check_later(_CLOSING_INTERVAL_S)
 
     def end(self) -> None:
         """Little is waiting, or the connection is closed."""
@@ -42,11 +42,11 @@ class StallWatch:
             self._timer.cancel()
             self._timer = None
 
-    def _look_later(self, interval_s: float, stalled_s: float = 0.0) -> None:
+    def _check_later(self, interval_s: float, stalled_s: float = 0.0) -> None:
         left = self._waiting_bytes()
-        self._timer = self._loop.call_later(interval_s, self._look, left, interval_s, stalled_s)
+        self._timer = self._loop.call_later(interval_s, self._check, left, interval_s, stalled_s)
 
-    def _look(self, waited: int, interval_s: float, stalled_s: float) -> None:
+    def _check(self, waited: int, interval_s: float, stalled_s: float) -> None:
         left = self._waiting_bytes()
         stalled_s = stalled_s + interval_s if left >= waited else 0.0
         finished = interval_s == _CLOSING_INTERVAL_S and not left
@@ -55,7 +55,7 @@ class StallWatch:
             self._timer = None
             self._transport.abort()
         else:
-            self._look_later(interval_s, stalled_s)
+            self._check_later(interval_s, stalled_s)
 
     def _waiting_bytes(self) -> int:
         """Bytes that the peer has not read, in this process and in the kernel, which can buffer megabytes."""

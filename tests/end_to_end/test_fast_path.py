@@ -1,4 +1,4 @@
-"""The hot path gives the same bytes as the route behind it, however requests are split and mixed."""
+"""The fast path gives the same bytes as the route behind it, however requests are split and mixed."""
 
 import base64
 import json
@@ -412,7 +412,7 @@ def test_an_answer_that_waits_for_an_earlier_one_is_as_old_as_it_is_when_it_is_s
         router = cluster.start_router()
         cluster.wait_settled(router, replicas=1)
         of = {cluster.active_for(router, "counts", f"k{i}"): f"/v1/stores/counts/keys/k{i}" for i in range(50)}
-        # The hot path takes reads once all connections to a worker are open.
+        # The fast path takes reads once all connections to a worker are open.
         exchange(router, b"".join(map(request, of.values())) * 20, 40)
         cluster.kill(hangs, signal.SIGSTOP)
         sent = [f"{of[hangs]}?timeout_ms=1000", f"{of[well]}?max_time_lag_ms=200", of[well]]

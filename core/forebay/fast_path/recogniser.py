@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from forebay.hot_path.header_block import judge
+from forebay.fast_path.header_block import classify_headers
 from forebay.rest.batches import MOST_BODY_BYTES
 
 _HEAD_END = b"\r\n\r\n"
@@ -28,7 +28,7 @@ _BATCH_LINE = re.compile(
     rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]{0,1024}+))? HTTP/1\.1(?=\r\n)"
 )
 _MOST_BLOCKS = 4096
-_MOST_FORMS = 8192
+_MOST_TEMPLATES = 8192
 """In each of two generations: a router asks for each partition in a form of its own."""
 _MOST_REMEMBERED_BYTES = 1024
 """Longer forms are parsed each time: what is remembered must be bounded in bytes."""
@@ -43,7 +43,7 @@ _ByParts = dict[bytes, dict[bytes, T]]
 """By the bytes of a request before its key, then by those after it."""
 
 
-class RequestForm(NamedTuple):
+class RequestTemplate(NamedTuple):
     """Everything in a recognised request except its key: what clients repeat with every read.
 
     ``query`` is as received; ``origin`` is the browser's, ``authorization`` and ``host`` are those headers'. Each
@@ -57,25 +57,25 @@ class RequestForm(NamedTuple):
     host: bytes
 
 
-class HotRequest(NamedTuple):
+class RecognisedRead(NamedTuple):
     """A recognised read of one key: its form, the key's segment as received, and where its bytes end."""
 
-    form: RequestForm
+    template: RequestTemplate
     segment: bytes
     end: int
 
 
-class HotBatch(NamedTuple):
+class RecognisedBatch(NamedTuple):
     """A recognised batch: its form, its body, whether the answer is to be in frames, and where its bytes end."""
 
-    form: RequestForm
+    template: RequestTemplate
     body: bytes
     frames: bool
     end: int
 
     def target(self) -> tuple[str, str]:
         """Its method and path."""
-        return "POST", f"/v1/stores/{self.form.store}/batch-get"
+        return "POST", f"/v1/stores/{self.template.store}/batch-get"
 
 
 class _HeaderBlocks(dict[bytes, tuple[bytes, bytes, bytes] | None]):
@@ -88,8 +88,8 @@ class _HeaderBlocks(dict[bytes, tuple[bytes, bytes, bytes] | None]):
     def __missing__(self, block: bytes) -> tuple[bytes, bytes, bytes] | None:
         if len(self) >= _MOST_BLOCKS:
             self.clear()
-        told = judge(block)
-        return self.setdefault(block, None if told is None or told.length or told.frames else told[:3])
+        headers = classify_headers(block)
+        return self.setdefault(block, None if headers is None or headers.length or headers.frames else headers[:3])
 
 
 _BLOCKS = _HeaderBlocks()
@@ -100,7 +100,7 @@ def is_segment(segment: bytes) -> bool:
     return segment.isalnum() or (_WHOLE_SEGMENT.fullmatch(segment) is not None and segment not in _DOTS)
 
 
-def recognise(data: bytes, at: int = 0) -> HotRequest | None:
+def recognise(data: bytes, at: int = 0) -> RecognisedRead | None:
     """The request that begins at ``at``, None unless it is complete, ordinary and reads a single key."""
     line = _REQUEST_LINE.match(data, at)
     if line is None:
@@ -109,16 +109,16 @@ def recognise(data: bytes, at: int = 0) -> HotRequest | None:
     head_end = data.find(_HEAD_END, line_end)
     if head_end < 0 or head_end - at > _MOST_HEAD_BYTES:
         return None
-    told = _BLOCKS[data[line_end:head_end]]
-    if told is None:
+    headers = _BLOCKS[data[line_end:head_end]]
+    if headers is None:
         return None
     store, segment, query = line.groups(b"")
     if segment in _DOTS:
         return None
-    return HotRequest(RequestForm(store.decode(), query, *told), segment, head_end + 4)
+    return RecognisedRead(RequestTemplate(store.decode(), query, *headers), segment, head_end + 4)
 
 
-def recognise_batch(data: bytes) -> HotBatch | None:
+def recognise_batch(data: bytes) -> RecognisedBatch | None:
     """The request in ``data``, None unless it is exactly one complete and ordinary ``batch-get``."""
     line = _BATCH_LINE.match(data)
     if line is None:
@@ -128,22 +128,22 @@ def recognise_batch(data: bytes) -> HotBatch | None:
     if head_end < 0 or head_end > _MOST_HEAD_BYTES:
         return None
     # Not cached: its length makes nearly every block different.
-    told = judge(data[line_end:head_end])
-    if told is None or told.length != len(data) - head_end - 4 or told.length > MOST_BODY_BYTES:
+    headers = classify_headers(data[line_end:head_end])
+    if headers is None or headers.length != len(data) - head_end - 4 or headers.length > MOST_BODY_BYTES:
         return None
     store, query = line.groups(b"")
-    form = RequestForm(store.decode(), query, told.origin, told.authorization, told.host)
-    return HotBatch(form, data[head_end + 4 :], told.frames, len(data))
+    template = RequestTemplate(store.decode(), query, headers.origin, headers.authorization, headers.host)
+    return RecognisedBatch(template, data[head_end + 4 :], headers.frames, len(data))
 
 
-class Forms(Generic[T]):
+class PreparedRequests(Generic[T]):
     """What is prepared for each form that clients' requests have, once for all connections.
 
     Clients send the same each time except for the key. A request in a known form is not parsed again; its key is
     all that is looked at. A bounded number of forms is remembered.
     """
 
-    def __init__(self, prepare: Callable[[RequestForm], T]) -> None:
+    def __init__(self, prepare: Callable[[RequestTemplate], T]) -> None:
         self._prepare = prepare
         self._known: _ByParts[T] = {}
         self._known_before: _ByParts[T] = {}
@@ -171,14 +171,14 @@ class Forms(Generic[T]):
         request = recognise(data, at)
         if request is None:
             return None
-        begin = at + len(b"GET /v1/stores//keys/") + len(request.form.store)
+        begin = at + len(b"GET /v1/stores//keys/") + len(request.template.store)
         segment_end = begin + len(request.segment)
         before, after = data[at:begin], data[segment_end : request.end]
         prepared = self._known_before.get(before, {}).get(after)
         if prepared is None:
-            prepared = self._prepare(request.form)
+            prepared = self._prepare(request.template)
         if len(before) + len(after) <= _MOST_REMEMBERED_BYTES and after not in self._known.get(before, {}):
-            if self._remembered >= _MOST_FORMS:
+            if self._remembered >= _MOST_TEMPLATES:
                 self._known, self._known_before, self._remembered = {}, self._known, 0
             self._known.setdefault(before, {})[after] = prepared
             self._remembered += 1
@@ -188,10 +188,10 @@ class Forms(Generic[T]):
 class Recogniser(Generic[T]):
     """Recognises the requests of one connection that come one at a time: most are in the form of the last one."""
 
-    __slots__ = ("_after", "_before", "_forms", "_prepared")
+    __slots__ = ("_after", "_before", "_prepared", "_prepared_requests")
 
-    def __init__(self, forms: Forms[T]) -> None:
-        self._forms = forms
+    def __init__(self, prepared_requests: PreparedRequests[T]) -> None:
+        self._prepared_requests = prepared_requests
         self._before, self._after = _BEFORE_NONE, b""
         self._prepared: T
 
@@ -203,7 +203,7 @@ class Recogniser(Generic[T]):
             segment = data[len(before) : len(data) - len(after)]
             if is_segment(segment):
                 return self._prepared, segment
-        found = self._forms.find(data)
+        found = self._prepared_requests.find(data)
         if found is None:
             return None
         prepared, begin, segment_end, end = found

@@ -4,14 +4,14 @@ from typing import Any, cast
 
 import pytest
 
-from forebay.hot_path import (
+from forebay.fast_path import (
+    FastPathProtocol,
     Handlers,
-    HotBatch,
-    HotPathProtocol,
-    HotRequest,
     KeyHandler,
     Outcome,
-    RequestForm,
+    RecognisedBatch,
+    RecognisedRead,
+    RequestTemplate,
     guarded,
     recognise,
     recognise_batch,
@@ -22,32 +22,32 @@ from tests.tokens import header_of, token_of
 
 AUTHORIZATION = f"Authorization: {header_of('ann')}".encode()
 READ = json_answer({"value": 1})
-PROTOCOL = cast(HotPathProtocol, None)
+PROTOCOL = cast(FastPathProtocol, None)
 """No handler here touches it."""
 
 
 class Reads:
     """Lets everything through."""
 
-    def key(self, form: RequestForm) -> KeyHandler:
+    def key(self, template: RequestTemplate) -> KeyHandler:
         return lambda segment, protocol: READ
 
-    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Answer:
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Answer:
         return READ
 
 
-def request(*headers: bytes) -> HotRequest:
+def request(*headers: bytes) -> RecognisedRead:
     lines = [b"GET /v1/stores/counts/keys/%C3%A9 HTTP/1.1", b"Host: x", *headers, b"", b""]
     found = recognise(b"\r\n".join(lines))
     assert found is not None
     return found
 
 
-def read(handlers: Handlers, request: HotRequest) -> Outcome:
-    return handlers.key(request.form)(request.segment, PROTOCOL)
+def read(handlers: Handlers, request: RecognisedRead) -> Outcome:
+    return handlers.key(request.template)(request.segment, PROTOCOL)
 
 
-def batch(*headers: bytes) -> HotBatch:
+def batch(*headers: bytes) -> RecognisedBatch:
     lines = [b"POST /v1/stores/counts/batch-get HTTP/1.1", b"Host: x", b"Content-Length: 2", *headers, b"", b"{}"]
     found = recognise_batch(b"\r\n".join(lines))
     assert found is not None

@@ -6,8 +6,8 @@ from collections import Counter
 
 from forebay.authentication import Authenticator
 from forebay.errors import Problem
-from forebay.hot_path.protocol import Handlers, HotPathProtocol, KeyHandler, Outcome
-from forebay.hot_path.recogniser import HotBatch, RequestForm
+from forebay.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome
+from forebay.fast_path.recogniser import RecognisedBatch, RequestTemplate
 from forebay.rest.answers import Answer, problem_answer
 
 
@@ -27,12 +27,12 @@ class _Guarded:
         self._authenticator = authenticator
         self._refusals = refusals
 
-    def key(self, form: RequestForm) -> KeyHandler:
-        keys, authorization = f"/v1/stores/{form.store}/keys/", form.authorization
+    def key(self, template: RequestTemplate) -> KeyHandler:
+        keys, authorization = f"/v1/stores/{template.store}/keys/", template.authorization
         authenticate = self._authenticator.authenticate
         read: KeyHandler | None = None
 
-        def guarded(segment: bytes, protocol: HotPathProtocol) -> Outcome:
+        def guarded(segment: bytes, protocol: FastPathProtocol) -> Outcome:
             nonlocal read
             try:
                 authenticate("GET", keys + segment.decode(), authorization)
@@ -40,14 +40,14 @@ class _Guarded:
                 return self._refused(problem)
             if read is None:
                 # Only now: whoever is refused has nothing prepared.
-                read = self._handlers.key(form)
+                read = self._handlers.key(template)
             return read(segment, protocol)
 
         return guarded
 
-    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
         try:
-            self._authenticator.authenticate(*request.target(), request.form.authorization)
+            self._authenticator.authenticate(*request.target(), request.template.authorization)
         except Problem as problem:
             return self._refused(problem)
         return self._handlers.batch(request, protocol)

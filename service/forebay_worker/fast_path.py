@@ -1,4 +1,4 @@
-"""The worker's hot path: recognised reads, answered by the same code as their routes."""
+"""The worker's fast path: recognised reads, answered by the same code as their routes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 from time import perf_counter
 
 from forebay.errors import Problem
-from forebay.hot_path import HotBatch, HotPathProtocol, KeyHandler, RequestForm, left_to_the_route
+from forebay.fast_path import FastPathProtocol, KeyHandler, RecognisedBatch, RequestTemplate, left_to_slow_path
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.batches import batch_answer, read_batch_keys
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
@@ -23,7 +23,7 @@ _LEAST_ROOM_BYTES = 64 << 10
 _PATH = READ_ROUTES[0].path
 
 
-class WorkerHotPath:
+class WorkerFastPath:
     """Answers reads of one or several keys at once; those that wait for a bound are left to their route."""
 
     def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:
@@ -38,20 +38,20 @@ class WorkerHotPath:
 
         self._parameters = parameters
 
-    def key(self, form: RequestForm) -> KeyHandler:
+    def key(self, template: RequestTemplate) -> KeyHandler:
         """Answers at once, or leaves it to the route."""
         try:
-            prepared = self._worker.reads.key(form.store, self._parameters(form.query))
+            prepared = self._worker.reads.key(template.store, self._parameters(template.query))
         except Problem as problem:
             return self._counted(_always(problem))
         if prepared.parameters.wait_ms:
-            return left_to_the_route
+            return left_to_slow_path
         return self._counted(prepared.answer)
 
     def _counted(self, read: Callable[[bytes], Answer]) -> KeyHandler:
         counts, took_us = self._counts, self._took_us
 
-        def key(segment: bytes, protocol: HotPathProtocol) -> Answer:
+        def key(segment: bytes, protocol: FastPathProtocol) -> Answer:
             begun_s = perf_counter()
             try:
                 answer = read(segment)
@@ -65,19 +65,19 @@ class WorkerHotPath:
 
         return key
 
-    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Answer | None:
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Answer | None:
         """The answer, None if the route must give it."""
         begun_s = perf_counter()
         try:
-            parameters = self._parameters(request.form.query)
+            parameters = self._parameters(request.template.query)
             if parameters.wait_ms:
                 return None
-            peer = protocol.peer(request.form)
+            peer = protocol.peer(request.template)
             refusal = self._worker.limits.memory.refusal(peer, len(request.body) + _LEAST_ROOM_BYTES)
             if refusal is not None:
                 raise refusal
             keys = read_batch_keys(request.body, self._worker.settings.max_key_bytes)
-            results = self._worker.reads.batch(request.form.store, keys, parameters).results
+            results = self._worker.reads.batch(request.template.store, keys, parameters).results
             answer = batch_answer(keys, results, frames=request.frames)
         except Problem as problem:
             answer = problem_answer(problem)

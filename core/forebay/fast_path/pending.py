@@ -19,7 +19,7 @@ class Connection(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
-    def send_if_next(self, slot: Slot, answer: Answer) -> bool:
+    def send_if_next(self, pending: PendingResponse, answer: Answer) -> bool:
         """Have a slot's answer sent if no earlier one holds it up, and those that it held up; whether it was."""
         ...
 
@@ -40,7 +40,7 @@ def render(answer: Answer, lines: bytes = b"") -> bytes:
     )
 
 
-class Slot:
+class PendingResponse:
     """The place of one answer in a connection's order of answers.
 
     ``lines`` are the header lines for the request's origin.
@@ -77,7 +77,7 @@ class Slot:
         return render(answer, self.lines)
 
 
-class Outbox:
+class WriteCoalescer:
     """Writes all answers of one event-loop turn together, once everything received in it was handled.
 
     A write to a sleeping peer also wakes it, which costs more than the write itself: this way it is woken once for

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
-from forebay.hot_path import HotBatch, HotPathProtocol, RequestForm, Slot
+from forebay.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import Answer
 from forebay.rest.limits import Peer
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
-from forebay_router.hot_path import RouterHotPath
+from forebay_router.fast_path import RouterFastPath
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.candidate_cache import Target
 from forebay_router.router import Router
@@ -20,22 +20,22 @@ from forebay_router.upstream.pool import WorkerConnections
 from tests.cluster import until
 
 PEER = Peer("a")
-PROTOCOL = cast(HotPathProtocol, SimpleNamespace(address=PEER))
+PROTOCOL = cast(FastPathProtocol, SimpleNamespace(address=PEER))
 """Nothing here gets further than to be counted."""
 
 
 def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatch):
-    monkeypatch.setattr(choices, "_MOST_CHOICES", 100)
+    monkeypatch.setattr(candidate_cache, "_MOST_CHOICES", 100)
     router = Router(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
     spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 64)
     router.cluster.metadata = StreamsMetadataState({"s": spec})
-    path = RouterHotPath(router, RouterMetrics(router))
+    path = RouterFastPath(router, RouterMetrics(router))
     most = 0
     for bound in range(50):
-        form = RequestForm("s", b"max_record_lag=%d" % bound, b"", b"", b"h")
+        template = RequestTemplate("s", b"max_record_lag=%d" % bound, b"", b"", b"h")
         for key in range(100):
             # Nobody holds anything, so the route is to answer.
-            assert path.key(form)(b"k%d" % key, PROTOCOL) is None
+            assert path.key(template)(b"k%d" % key, PROTOCOL) is None
             most = max(most, sum(map(len, path._candidates._candidates.values())))
     assert 50 <= most <= 100
 
@@ -49,12 +49,12 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
             return True
 
     class Client:
-        def slot(self, form: RequestForm) -> Client:
+        def pending(self, template: RequestTemplate) -> Client:
             return self
 
         address = PEER
 
-        def peer(self, form: RequestForm) -> Peer:
+        def peer(self, template: RequestTemplate) -> Peer:
             return PEER
 
         def fill(self, answer: Answer, *_: object) -> None:
@@ -64,10 +64,10 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     router = Router(RouterSettings(**settings))
     spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
     router.cluster.metadata = StreamsMetadataState({"s": spec})
-    path, answered = RouterHotPath(router, RouterMetrics(router)), asyncio.get_running_loop().create_future()
+    path, answered = RouterFastPath(router, RouterMetrics(router)), asyncio.get_running_loop().create_future()
     target = Target(WorkerView(HostInfo("w", 1)), cast(WorkerConnections, Worker()), b"")
     monkeypatch.setattr(path._candidates, "choose", lambda *_: target)
-    read, client = path.key(RequestForm("s", b"", b"", b"", b"h")), cast(HotPathProtocol, Client())
+    read, client = path.key(RequestTemplate("s", b"", b"", b"", b"h")), cast(FastPathProtocol, Client())
     assert read(b"k", client) is client
     (lose,) = asked
     lose(None)
@@ -88,26 +88,26 @@ async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
         def __init__(self) -> None:
             self.answered = asyncio.Event()
 
-        def slot(self, form: RequestForm) -> Slot:
-            return cast(Slot, self)
+        def pending(self, template: RequestTemplate) -> PendingResponse:
+            return cast(PendingResponse, self)
 
         address = PEER
 
-        def peer(self, form: RequestForm) -> Peer:
+        def peer(self, template: RequestTemplate) -> Peer:
             return PEER
 
         def fill(self, answer: Answer) -> None:
             self.status = answer.status
             self.answered.set()
 
-    monkeypatch.setattr("forebay_router.hot_path.batch_get", failing)
+    monkeypatch.setattr("forebay_router.fast_path.batch_get", failing)
     router = Router(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
     router.cluster.metadata = StreamsMetadataState(
         {"s": StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)}
     )
     metrics, client = RouterMetrics(router), Client()
-    RouterHotPath(router, metrics).batch(
-        HotBatch(RequestForm("s", b"", b"", b"", b"h"), b"{}", False, 0), cast(HotPathProtocol, client)
+    RouterFastPath(router, metrics).batch(
+        RecognisedBatch(RequestTemplate("s", b"", b"", b"", b"h"), b"{}", False, 0), cast(FastPathProtocol, client)
     )
     await asyncio.wait_for(client.answered.wait(), 10)
     samples = [(s.name, s.labels, s.value) for metric in metrics.collect() for s in metric.samples]

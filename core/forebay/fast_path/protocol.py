@@ -8,10 +8,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
-from forebay.hot_path.cors import OriginHeaders
-from forebay.hot_path.ordinary import OrdinaryProtocol
-from forebay.hot_path.outbox import Outbox, Slot, render
-from forebay.hot_path.recogniser import Forms, HotBatch, Recogniser, RequestForm, recognise_batch
+from forebay.fast_path.cors import OriginHeaders
+from forebay.fast_path.pending import PendingResponse, WriteCoalescer, render
+from forebay.fast_path.recogniser import (
+    PreparedRequests,
+    RecognisedBatch,
+    Recogniser,
+    RequestTemplate,
+    recognise_batch,
+)
+from forebay.fast_path.slow_path import SlowPathProtocol
 from forebay.lag import UNLIMITED
 from forebay.rest.answers import Answer, problem_answer
 from forebay.rest.limits import Limits, Peer, accepted_peer
@@ -21,65 +27,65 @@ log = logging.getLogger(__name__)
 _MOST_UNSENT_BYTES = 8 << 10
 """Above this, answers are sent in the middle of a turn: a router that pipelines many reads can begin with their
 answers, and a peer that stopped reading holds back the next."""
-_FIRST_SLOTS, _MOST_SLOTS = 16, 256
+_FIRST_PENDING, _MOST_PENDING = 16, 256
 """Outstanding answers on one connection above which nothing more is read from it; more if they are small."""
 _MOST_IN_A_TURN = 128
 """Requests of one connection that are answered in a turn of the event loop: less than a millisecond's work."""
-_MOST_SLOT_BYTES = 1 << 20
+_MOST_PENDING_BYTES = 1 << 20
 """Limit in bytes for this many answers as large as the last."""
 
 
-Outcome = Answer | Slot | None
+Outcome = Answer | PendingResponse | None
 """An answer at once, a slot of the protocol's to be filled later, or None, upon which FastAPI answers."""
 
 
-KeyHandler = Callable[[bytes, "HotPathProtocol"], Outcome]
+KeyHandler = Callable[[bytes, "FastPathProtocol"], Outcome]
 """Answers a read of the key with this segment, received on this connection."""
 
 
 class Handlers(Protocol):
     """A tier's handlers of recognised requests."""
 
-    def key(self, form: RequestForm) -> KeyHandler:
+    def key(self, template: RequestTemplate) -> KeyHandler:
         """What answers reads of one key in this form: prepared once, and used for all of them."""
         ...
 
-    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
         """Answer a ``batch-get``."""
         ...
 
 
-class _Prepared(NamedTuple):
+class _PreparedRead(NamedTuple):
     """What is prepared for reads in one form: ``lines`` are their answers' header lines for its origin."""
 
-    form: RequestForm
+    template: RequestTemplate
     read: KeyHandler
     lines: bytes
 
 
-class HotPathProtocol(OrdinaryProtocol):
+class FastPathProtocol(SlowPathProtocol):
     """Offers complete requests to the handlers while the connection is between two ordinary ones."""
 
-    forms: ClassVar[Forms[_Prepared]]
-    batch_handler: ClassVar[Callable[[HotBatch, HotPathProtocol], Outcome]]
+    prepared_requests: ClassVar[PreparedRequests[_PreparedRead]]
+    batch_handler: ClassVar[Callable[[RecognisedBatch, FastPathProtocol], Outcome]]
     draining: ClassVar[Callable[[], bool]]
     origins: ClassVar[OriginHeaders]
-    outbox: ClassVar[Outbox]
+    coalescer: ClassVar[WriteCoalescer]
     limits: ClassVar[Limits]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._recogniser = Recogniser(self.forms)
-        self._slots: deque[Slot] = deque()
-        self._most_slots = _FIRST_SLOTS
+        self._recogniser = Recogniser(self.prepared_requests)
+        self._pending: deque[PendingResponse] = deque()
+        self._most_pending = _FIRST_PENDING
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._held = b""
         self._ended = False
         self._turn_is_over = False
         """Whether requests are left to the next turn of the event loop."""
-        self._hot_requests = 0
-        self._hot_requests_at_timer = 0
+        self._fast_requests = 0
+        self._fast_requests_at_timer = 0
         self._unread_bytes = 0
         """Of answers that the client has not read, counted as held by it."""
         self._unread_peer: Peer
@@ -104,16 +110,16 @@ class HotPathProtocol(OrdinaryProtocol):
         self.limits.connections.count(self.address, -1)
         self._count_unread(0)
         self._held = b""
-        for slot in self._slots:
-            if not slot.filled and slot.on_abandoned is not None:
-                slot.on_abandoned()
+        for pending in self._pending:
+            if not pending.filled and pending.on_abandoned is not None:
+                pending.on_abandoned()
 
-    def peer(self, form: RequestForm) -> Peer:
+    def peer(self, template: RequestTemplate) -> Peer:
         """Whose request in this form it is, once it is accepted."""
         peers = self.limits.peers
-        if not (peers.by_token and form.authorization):
+        if not (peers.by_token and template.authorization):
             return self.address
-        self._accepted_peer = peers.named(form.authorization)
+        self._accepted_peer = peers.named(template.authorization)
         return self._accepted_peer
 
     def pause_writing(self) -> None:
@@ -137,7 +143,7 @@ class HotPathProtocol(OrdinaryProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
-        if not self._slots and not self._held and self._between_requests():
+        if not self._pending and not self._held and self._between_requests():
             # Nearly always: one whole request, and nothing else going on.
             recognised = self._recogniser.recognise(data)
             if recognised is not None:
@@ -150,7 +156,7 @@ class HotPathProtocol(OrdinaryProtocol):
             batch = recognise_batch(data)
             if batch is not None:
                 outcome = self._handle(type(self).batch_handler, batch, last=True)
-                if self._answered(outcome, self._lines(batch.form)):
+                if self._answered(outcome, self._lines(batch.template)):
                     return
                 self._parse(data)
                 return
@@ -164,7 +170,7 @@ class HotPathProtocol(OrdinaryProtocol):
         if type(outcome) is Answer:
             self._send(render(outcome, lines))
         else:
-            self._slots.append(cast(Slot, outcome))
+            self._pending.append(cast(PendingResponse, outcome))
         return True
 
     def _receive_more(self, data: bytes) -> None:
@@ -174,15 +180,15 @@ class HotPathProtocol(OrdinaryProtocol):
             self._held += data
             self.flow.pause_reading()
             return
-        at = self._answer_hot(data)
+        at = self._answer_on_fast_path(data)
         if at >= len(data):
             return
         rest = data[at:] if at else data
-        if self._slots or self._turn_is_over:
+        if self._pending or self._turn_is_over:
             # The framework must not answer before the outstanding answers are sent, and others have their turn.
             self._held = rest
             self.flow.pause_reading()
-            if not self._slots:
+            if not self._pending:
                 self.loop.call_soon(self._send_filled)
             return
         self._parse(rest)
@@ -192,23 +198,23 @@ class HotPathProtocol(OrdinaryProtocol):
         self.send_now()
         super().data_received(data)
 
-    def _answer_hot(self, data: bytes) -> int:
-        """The start of the first request that is not for the hot path."""
+    def _answer_on_fast_path(self, data: bytes) -> int:
+        """The start of the first request that is not for the fast path."""
         at = answered = 0
-        while at < len(data) and self._between_requests() and len(self._slots) < self._most_slots:
+        while at < len(data) and self._between_requests() and len(self._pending) < self._most_pending:
             self._turn_is_over = answered >= _MOST_IN_A_TURN
             if self._turn_is_over:
                 break
             answered += 1
-            found = self.forms.find(data, at)
+            found = self.prepared_requests.find(data, at)
             if found is None:
                 break
-            (form, read, lines), begin, segment_end, end = found
+            (template, read, lines), begin, segment_end, end = found
             outcome = self._handle(read, data[begin:segment_end], last=end == len(data))
-            if type(outcome) is Answer and self._slots:
-                slot = Slot(self, lines)
-                self._slots.append(slot)
-                slot.fill(outcome, (form.store, UNLIMITED))
+            if type(outcome) is Answer and self._pending:
+                pending = PendingResponse(self, lines)
+                self._pending.append(pending)
+                pending.fill(outcome, (template.store, UNLIMITED))
                 self._count()
             elif not self._answered(outcome, lines):
                 break
@@ -219,7 +225,7 @@ class HotPathProtocol(OrdinaryProtocol):
         self._unsent.append(answer)
         self._unsent_bytes += len(answer)
         if len(self._unsent) == 1:
-            self.outbox.add(self)
+            self.coalescer.add(self)
         if self._unsent_bytes > _MOST_UNSENT_BYTES:
             self.send_now()
 
@@ -235,13 +241,13 @@ class HotPathProtocol(OrdinaryProtocol):
     def _count(self) -> None:
         if self._patience is not None:
             self._end_patience()
-        self._hot_requests += 1
+        self._fast_requests += 1
         self.server_state.total_requests += 1
         if self.timeout_keep_alive_task is None:
             self._arm_keep_alive()
 
     def _handle(
-        self, handler: Callable[[Any, HotPathProtocol], Outcome], request: bytes | HotBatch, *, last: bool
+        self, handler: Callable[[Any, FastPathProtocol], Outcome], request: bytes | RecognisedBatch, *, last: bool
     ) -> Outcome:
         """The handler's answer; while draining, the last request received is left to the route.
 
@@ -253,62 +259,62 @@ class HotPathProtocol(OrdinaryProtocol):
             return handler(request, self)
         except Exception:
             # The route answers, with its own error handling.
-            log.exception("the hot path failed")
+            log.exception("the fast path failed")
             return None
 
-    def _lines(self, form: RequestForm) -> bytes:
-        return self.origins.lines(form.origin)
+    def _lines(self, template: RequestTemplate) -> bytes:
+        return self.origins.lines(template.origin)
 
-    def slot(self, form: RequestForm) -> Slot:
+    def pending(self, template: RequestTemplate) -> PendingResponse:
         """A place for a request's answer; the handler that returns it fills it later."""
-        return Slot(self, self._lines(form))
+        return PendingResponse(self, self._lines(template))
 
-    def send_if_next(self, slot: Slot, answer: Answer) -> bool:
+    def send_if_next(self, pending: PendingResponse, answer: Answer) -> bool:
         """Send a slot's answer if those of all earlier ones are sent; otherwise it waits in its slot."""
-        slots = self._slots
-        if not slots or slots[0] is not slot or self.flow.write_paused:
+        pending_responses = self._pending
+        if not pending_responses or pending_responses[0] is not pending or self.flow.write_paused:
             return False
-        slots.popleft()
-        sent = render(answer, slot.lines)
+        pending_responses.popleft()
+        sent = render(answer, pending.lines)
         self._send(sent)
-        if slots or self._held or self._ended:
+        if pending_responses or self._held or self._ended:
             self._adapt(len(sent))
             self._send_filled()
         return True
 
     def _send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and continue with the input held back for them."""
-        slots = self._slots
-        while slots and slots[0].filled and not self.flow.write_paused:
-            sent = slots.popleft().render()
+        pending_responses = self._pending
+        while pending_responses and pending_responses[0].filled and not self.flow.write_paused:
+            sent = pending_responses.popleft().render()
             self._send(sent)
             self._adapt(len(sent))
-        if self._ended and not slots:
+        if self._ended and not pending_responses:
             self.send_now()
             self._close()
-        if self._held and not slots and not self.flow.write_paused and not self.transport.is_closing():
+        if self._held and not pending_responses and not self.flow.write_paused and not self.transport.is_closing():
             held, self._held = self._held, b""
             self.flow.resume_reading()
             self.data_received(held)
 
     def _adapt(self, answer_bytes: int) -> None:
         """Allow more outstanding answers on this connection while they are small, fewer if they are large."""
-        if answer_bytes * self._most_slots > _MOST_SLOT_BYTES:
-            self._most_slots = max(1, self._most_slots // 2)
-        elif self._most_slots < _MOST_SLOTS:
-            self._most_slots += 1
+        if answer_bytes * self._most_pending > _MOST_PENDING_BYTES:
+            self._most_pending = max(1, self._most_pending // 2)
+        elif self._most_pending < _MOST_PENDING:
+            self._most_pending += 1
 
     def resume_writing(self) -> None:
         """The peer has read what waited for it."""
         super().resume_writing()
         self._count_unread(0)
-        if self._slots or self._held:
+        if self._pending or self._held:
             self._send_filled()
 
     def shutdown(self) -> None:
         """Close once every answer is sent."""
         self.send_now()
-        if self._slots:
+        if self._pending:
             self._ended = True
         else:
             super().shutdown()
@@ -317,11 +323,11 @@ class HotPathProtocol(OrdinaryProtocol):
         """A client that has closed its half still gets its outstanding answers; without any, or with TLS, which
         asyncio does not half-close, it is disconnected."""
         self.send_now()
-        self._ended = bool(self._slots) and not self._held and self.scheme == "http"
+        self._ended = bool(self._pending) and not self._held and self.scheme == "http"
         return self._ended
 
     def _arm_keep_alive(self) -> None:
-        self._hot_requests_at_timer = self._hot_requests
+        self._fast_requests_at_timer = self._fast_requests
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
@@ -329,36 +335,36 @@ class HotPathProtocol(OrdinaryProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection; if it was used since the timer was set, set another timer."""
         self.timeout_keep_alive_task = None
-        if self._slots or self._hot_requests != self._hot_requests_at_timer:
+        if self._pending or self._fast_requests != self._fast_requests_at_timer:
             self._arm_keep_alive()
         elif not self.transport.is_closing():
             self._close()
 
 
-def left_to_the_route(segment: bytes, protocol: HotPathProtocol) -> None:
-    """Handles reads in a form that is not for the hot path."""
+def left_to_slow_path(segment: bytes, protocol: FastPathProtocol) -> None:
+    """Handles reads in a form that is not for the fast path."""
 
 
 def make_protocol(
     handlers: Handlers, cors: Mapping[str, Any] | None, draining: Callable[[], bool], limits: Limits
-) -> type[HotPathProtocol]:
+) -> type[FastPathProtocol]:
     """A protocol class for uvicorn's ``http`` setting, bound to a tier's handlers, CORS options and limits."""
     origins = OriginHeaders(cors)
 
-    def prepare(form: RequestForm) -> _Prepared:
+    def prepare(template: RequestTemplate) -> _PreparedRead:
         try:
-            read = handlers.key(form)
+            read = handlers.key(template)
         except Exception:
-            log.exception("the hot path failed")
-            read = left_to_the_route
-        return _Prepared(form, read, origins.lines(form.origin))
+            log.exception("the fast path failed")
+            read = left_to_slow_path
+        return _PreparedRead(template, read, origins.lines(template.origin))
 
     bound = {
-        "forms": Forms(prepare),
+        "forms": PreparedRequests(prepare),
         "batch_handler": staticmethod(handlers.batch),
         "draining": staticmethod(draining),
         "origins": origins,
-        "outbox": Outbox(),
+        "outbox": WriteCoalescer(),
         "limits": limits,
     }
-    return type("BoundFastPathProtocol", (HotPathProtocol,), bound)
+    return type("BoundFastPathProtocol", (FastPathProtocol,), bound)

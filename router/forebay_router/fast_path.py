@@ -1,4 +1,4 @@
-"""The router's hot path: a recognised read goes to its best candidate over a shared connection, at once.
+"""The router's fast path: a recognised read goes to its best candidate over a shared connection, at once.
 
 If it gets no final answer there (a refusal, a lost connection, a worker slower than the hedge delay), it continues
 as an ordinary read, which asks the others; slots keep the client's order of answers. A batch is an ordinary read
@@ -18,7 +18,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import InternalError, Problem
-from forebay.hot_path import HotBatch, HotPathProtocol, KeyHandler, RequestForm, Slot
+from forebay.fast_path import FastPathProtocol, KeyHandler, PendingResponse, RecognisedBatch, RequestTemplate
 from forebay.metadata import HostInfo
 from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now
 from forebay.rest.answers import Answer, problem_answer
@@ -50,19 +50,19 @@ class _Outstanding:
     segment: bytes
     partition: int
     named: NamedKey
-    slot: Slot
+    pending: PendingResponse
     target: Target
     sent_boot_ms: float
     peer: Peer
     done: bool = False
     """Answered, or continued as an ordinary read."""
-    ordinary: asyncio.Task[None] | None = None
+    slow_path: asyncio.Task[None] | None = None
     hedged: bool = False
     hedge_throttled: bool = False
     """No hedge was allowed when one was due."""
 
 
-class RouterHotPath:
+class RouterFastPath:
     """Sends single-key reads to their best candidate, coalesced and pipelined; starts batches."""
 
     def __init__(self, router: Router, metrics: RouterMetrics) -> None:
@@ -78,20 +78,22 @@ class RouterHotPath:
         self._sent_since_tick = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def key(self, form: RequestForm) -> KeyHandler:
+    def key(self, template: RequestTemplate) -> KeyHandler:
         """Fills a slot later, or leaves it to the route."""
-        return partial(self._ask, form)
+        return partial(self._ask, template)
 
-    def _ask(self, form: RequestForm, segment: bytes, protocol: HotPathProtocol) -> Answer | Slot | None:
+    def _ask(
+        self, template: RequestTemplate, segment: bytes, protocol: FastPathProtocol
+    ) -> Answer | PendingResponse | None:
         router = self._router
         try:
-            prepared = self._candidates.key_read(form)
+            prepared = self._candidates.key_read(template)
             if prepared is None:
                 return None
             partition, named = prepared.key_of(segment)
         except Problem:
             return None
-        peer = protocol.peer(form) if self._by_token else protocol.address
+        peer = protocol.peer(template) if self._by_token else protocol.address
         requests = self._requests
         if requests.used >= requests.open and (overload := requests.refusal(peer)) is not None:
             self._metrics.count(_PATH, overload.status, prepared.spec.name, overload.name)
@@ -101,8 +103,8 @@ class RouterHotPath:
         target = self._candidates.choose(prepared, partition, now)
         if target is None:
             return None
-        slot = protocol.slot(form)
-        read = _Outstanding(prepared, segment, partition, named, slot, target, now, peer)
+        pending = protocol.pending(template)
+        read = _Outstanding(prepared, segment, partition, named, pending, target, now, peer)
         # Of the bytes received, only key and query are passed on, both checked.
         sent = b"".join((prepared.before, segment, prepared.between, target.rest))
         most_load = router.settings.max_in_flight_per_worker
@@ -114,13 +116,13 @@ class RouterHotPath:
         self._outstanding.append(read)
         if not self._ticking:
             self._tick()
-        return slot
+        return pending
 
-    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Slot:
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> PendingResponse:
         """A slot that will be filled."""
-        slot = protocol.slot(request.form)
-        slot.on_abandoned = self._begin(self._batch(request, slot, protocol.peer(request.form))).cancel
-        return slot
+        pending = protocol.pending(request.template)
+        pending.on_abandoned = self._begin(self._batch(request, pending, protocol.peer(request.template))).cancel
+        return pending
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -128,19 +130,21 @@ class RouterHotPath:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _batch(self, request: HotBatch, slot: Slot, peer: Peer) -> None:
-        form, router = request.form, self._router
+    async def _batch(self, request: RecognisedBatch, pending: PendingResponse, peer: Peer) -> None:
+        template, router = request.template, self._router
         with router.limits.memory_of(peer) as memory:
             try:
                 memory.grow(len(request.body))
-                answer = await batch_get(router, self._metrics, form.store, form.query, request.body, peer, memory)
+                answer = await batch_get(
+                    router, self._metrics, template.store, template.query, request.body, peer, memory
+                )
             except Problem as problem:
                 answer = problem_answer(problem)
-                self._metrics.count(BATCH_ROUTE.path, answer.status, form.store, problem.name)
+                self._metrics.count(BATCH_ROUTE.path, answer.status, template.store, problem.name)
             except Exception:
                 answer = _failed("a batch failed")
-                self._metrics.count(BATCH_ROUTE.path, answer.status, form.store, InternalError.name)
-            slot.fill(answer)
+                self._metrics.count(BATCH_ROUTE.path, answer.status, template.store, InternalError.name)
+            pending.fill(answer)
 
     def _answered(self, read: _Outstanding, answer: Answer | None) -> bool:
         """Handle a worker's answer, None if the connection ended first: that alone does not mean it is down.
@@ -173,7 +177,7 @@ class RouterHotPath:
             if answer is not None and answer.status not in REFUSALS:
                 # One that refused the router's token is asked again: it may have another since.
                 rejected_by = (read.target.worker.host, answer)
-            self._go_on_as_ordinary(read, rejected_by=rejected_by)
+            self._continue_on_slow_path(read, rejected_by=rejected_by)
         else:
             read.done = True
             self._requests.used -= 1
@@ -192,17 +196,17 @@ class RouterHotPath:
 
     def _answered_after_all(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
         """The first worker was faster than those asked since."""
-        if read.ordinary is not None and not read.ordinary.done():
-            read.ordinary.cancel()
+        if read.slow_path is not None and not read.slow_path.done():
+            read.slow_path.cancel()
             self._fill(read, answer, took_ms)
 
     def _fill(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
         prepared = read.prepared
         self._answer_ms[prepared.spec.name].observe(took_ms)
         self._metrics.count_answer(_PATH, prepared.spec.name, answer)
-        read.slot.fill(answer, prepared.bounds)
+        read.pending.fill(answer, prepared.bounds)
 
-    def _go_on_as_ordinary(
+    def _continue_on_slow_path(
         self,
         read: _Outstanding,
         *,
@@ -210,15 +214,15 @@ class RouterHotPath:
         rejected_by: tuple[HostInfo, Answer] | None = None,
     ) -> None:
         read.done = True
-        read.ordinary = self._begin(self._ordinary(read, unresponsive_host, rejected_by))
+        read.slow_path = self._begin(self._slow_path(read, unresponsive_host, rejected_by))
         # It keeps its place among those in flight: who was admitted is not refused for others that came later.
-        read.ordinary.add_done_callback(partial(self._leave, read.peer))
-        read.slot.on_abandoned = read.ordinary.cancel
+        read.slow_path.add_done_callback(partial(self._leave, read.peer))
+        read.pending.on_abandoned = read.slow_path.cancel
 
     def _leave(self, peer: Peer, _: asyncio.Task[None]) -> None:
         self._router.limits.requests.count(peer, -1)
 
-    async def _ordinary(
+    async def _slow_path(
         self, read: _Outstanding, unresponsive_host: HostInfo | None, rejected_by: tuple[HostInfo, Answer] | None
     ) -> None:
         prepared = read.prepared
@@ -238,7 +242,7 @@ class RouterHotPath:
         except Problem as problem:
             answer = problem_answer(problem)
         except Exception:
-            answer = _failed("a read that had left the hot path failed")
+            answer = _failed("a read that had left the fast path failed")
         self._fill(read, answer, boot_ms() - read.sent_boot_ms)
 
     def _tick(self) -> None:
@@ -273,14 +277,14 @@ class RouterHotPath:
         elif router.budget.spend():
             router.counts["hedges"] += 1
             read.hedged = True
-            self._go_on_as_ordinary(read, unresponsive_host=read.target.worker.host)
+            self._continue_on_slow_path(read, unresponsive_host=read.target.worker.host)
         elif router.cluster.is_healthy(read.target.worker.host):
             router.counts["hedges_refused"] += not read.hedge_throttled
             read.hedge_throttled = True
             self._wait(read)
         else:
             # The worker hangs: this is no hedge.
-            self._go_on_as_ordinary(read, unresponsive_host=read.target.worker.host)
+            self._continue_on_slow_path(read, unresponsive_host=read.target.worker.host)
 
     def _has_another(self, read: _Outstanding) -> bool:
         prepared = read.prepared
@@ -298,7 +302,7 @@ class RouterHotPath:
         if read.done:
             return
         if self._left_ms(read) <= 0:
-            self._go_on_as_ordinary(read, unresponsive_host=read.target.worker.host)
+            self._continue_on_slow_path(read, unresponsive_host=read.target.worker.host)
         else:
             self._hedge(read)
 

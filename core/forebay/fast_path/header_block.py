@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from forebay.hot_path.heads import is_host
+from forebay.fast_path.heads import is_host
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
@@ -40,40 +40,40 @@ class HeaderBlock(NamedTuple):
     frames: bool
 
 
-def judge(block: bytes) -> HeaderBlock | None:
+def classify_headers(block: bytes) -> HeaderBlock | None:
     """The contents of a block whose lines are each preceded by CRLF; None if it needs the parser.
 
     An ordinary one has exactly one host, which can be one.
     """
-    told: dict[bytes, list[bytes]] = {}
+    headers: dict[bytes, list[bytes]] = {}
     for line in block[2:].split(b"\r\n"):
         header = _HEADER.fullmatch(line)
         if header is None:
             return None
         name, value = header[1].lower(), header[2] or b""
-        ordinary = _ORDINARY_VALUES.get(name)
-        if ordinary is not None and ordinary.issuperset(map(bytes.strip, value.lower().split(b","))):
+        allowed_values = _ORDINARY_VALUES.get(name)
+        if allowed_values is not None and allowed_values.issuperset(map(bytes.strip, value.lower().split(b","))):
             continue
-        if ordinary is not None or name in _LEFT_TO_THE_PARSER:
+        if allowed_values is not None or name in _LEFT_TO_THE_PARSER:
             return None
-        told.setdefault(name, []).append(value)
-    origins, accepted = told.get(b"origin", []), told.get(b"accept", [])
+        headers.setdefault(name, []).append(value)
+    origins, accepted = headers.get(b"origin", []), headers.get(b"accept", [])
     # Of duplicates, some parsers take the first and some the last; there must be a host.
-    if any(len(told.get(name, ())) > 1 for name in (b"host", b"origin", b"authorization", b"content-length")):
+    if any(len(headers.get(name, ())) > 1 for name in (b"host", b"origin", b"authorization", b"content-length")):
         return None
-    host = told.get(b"host", [b""])[0]
+    host = headers.get(b"host", [b""])[0]
     if not host or not is_host(host) or not all(origins):
         return None
     # With cookies, an origin's header lines depend on both.
-    if origins and b"cookie" in told:
+    if origins and b"cookie" in headers:
         return None
     frames = accepted == [_FRAMES]
     if not frames and _FRAMES in accepted:
         return None
     length = None
-    if b"content-length" in told:
-        if not _LENGTH.fullmatch(told[b"content-length"][0]):
+    if b"content-length" in headers:
+        if not _LENGTH.fullmatch(headers[b"content-length"][0]):
             return None
-        length = int(told[b"content-length"][0])
-    authorization = b"".join(told.get(b"authorization", ()))
-    return HeaderBlock(b"".join(origins), authorization, told[b"host"][0], length, frames)
+        length = int(headers[b"content-length"][0])
+    authorization = b"".join(headers.get(b"authorization", ()))
+    return HeaderBlock(b"".join(origins), authorization, headers[b"host"][0], length, frames)

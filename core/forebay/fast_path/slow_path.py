@@ -9,10 +9,10 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from forebay.errors import BadRequest, Problem
-from forebay.hot_path.heads import refusal_of_head
-from forebay.hot_path.outbox import render
-from forebay.hot_path.stall import StallWatch
-from forebay.hot_path.upgrade import head_without_upgrade
+from forebay.fast_path.heads import refusal_of_head
+from forebay.fast_path.pending import render
+from forebay.fast_path.slow_peer import SlowPeerWatch
+from forebay.fast_path.upgrade import head_without_upgrade
 from forebay.rest.answers import problem_answer
 
 _MOST_HEAD_BYTES = 64 << 10
@@ -27,7 +27,7 @@ _NO_HTTP_BUT_FOR_ESCAPES = (
 )
 
 
-class OrdinaryProtocol(HttpToolsProtocol):
+class SlowPathProtocol(HttpToolsProtocol):
     """Parses requests for the framework.
 
     A peer that sends no whole request, or takes nothing, is dropped in time. Bytes that are no request are refused
@@ -54,7 +54,7 @@ class OrdinaryProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, though not for ever."""
         super().connection_made(transport)
-        self._stall = StallWatch(self.loop, transport)
+        self._slow_peer = SlowPeerWatch(self.loop, transport)
         self._be_patient()
 
     def data_received(self, data: bytes) -> None:
@@ -115,13 +115,13 @@ class OrdinaryProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Too much waits for the peer: it is dropped unless it reads some of it in time."""
         super().pause_writing()
-        self._stall.begin()
+        self._slow_peer.begin()
 
     def resume_writing(self) -> None:
         """The peer has read what waited for it."""
         super().resume_writing()
         if not self.transport.is_closing():
-            self._stall.end()
+            self._slow_peer.end()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -140,7 +140,7 @@ class OrdinaryProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more is sent."""
-        self._stall.end()
+        self._slow_peer.end()
         self._end_patience()
         self._unparsed = memoryview(b"")
         running = self._running
@@ -161,9 +161,9 @@ class OrdinaryProtocol(HttpToolsProtocol):
         """Drop a peer that does not read what is left, however little, if the connection is being closed."""
         if self.transport.is_closing() and self in self.connections:
             if self.scheme == "https":
-                self._stall.finish()
+                self._slow_peer.finish()
             else:
-                self._stall.begin()
+                self._slow_peer.begin()
 
     def _be_patient(self) -> None:
         self._patience = self.loop.call_later(_MOST_REQUEST_S, self._lose_patience)

@@ -13,9 +13,17 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from forebay.hot_path import Handlers, HotBatch, KeyHandler, Outcome, RequestForm, Slot, make_protocol
-from forebay.hot_path.protocol import HotPathProtocol
-from forebay.hot_path.stall import StallWatch
+from forebay.fast_path import (
+    Handlers,
+    KeyHandler,
+    Outcome,
+    PendingResponse,
+    RecognisedBatch,
+    RequestTemplate,
+    make_protocol,
+)
+from forebay.fast_path.protocol import FastPathProtocol
+from forebay.fast_path.slow_peer import SlowPeerWatch
 from forebay.rest.answers import Answer
 from forebay.rest.limits import Limits
 from forebay.settings import RouterSettings, load_settings
@@ -24,7 +32,7 @@ from tests.cluster import until
 BODY = b"x" * 10_000
 LARGE = 8 << 20
 REQUEST = b"GET /v1/stores/s/keys/k HTTP/1.1\r\nHost: h\r\n\r\n"
-FORM = RequestForm("s", b"", b"", b"", b"h")
+FORM = RequestTemplate("s", b"", b"", b"", b"h")
 
 
 class SlowPeer(asyncio.Transport):
@@ -66,10 +74,10 @@ class OfOneKey:
 
     read: KeyHandler
 
-    def key(self, form: RequestForm) -> KeyHandler:
+    def key(self, template: RequestTemplate) -> KeyHandler:
         return self.read
 
-    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
         return None
 
 
@@ -77,7 +85,7 @@ def limits() -> Limits:
     return Limits(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
 
 
-def bound(handler: KeyHandler) -> type[HotPathProtocol]:
+def bound(handler: KeyHandler) -> type[FastPathProtocol]:
     return make_protocol(OfOneKey(handler), None, lambda: False, limits())
 
 
@@ -116,7 +124,7 @@ async def test_a_peer_that_takes_no_answers_is_not_answered_without_end(peer):
 
 async def test_what_cannot_be_prepared_is_left_to_the_route():
     class Failing(OfOneKey):
-        def key(self, form: RequestForm) -> KeyHandler:
+        def key(self, template: RequestTemplate) -> KeyHandler:
             raise RuntimeError("a mistake")
 
     peer = opened(Failing(lambda segment, protocol: None))
@@ -149,7 +157,7 @@ async def test_a_router_can_begin_with_the_first_answers_while_others_are_made()
     ],
 )
 async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatch, begun):
-    monkeypatch.setattr("forebay.hot_path.ordinary._MOST_REQUEST_S", 0.05)
+    monkeypatch.setattr("forebay.fast_path.slow_path._MOST_REQUEST_S", 0.05)
     peer = connected(lambda segment, protocol: Answer(200, b"", BODY))
     if begun:
         peer.protocol.data_received(begun)
@@ -157,7 +165,7 @@ async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatc
 
 
 async def test_a_connection_whose_requests_came_whole_may_rest(monkeypatch):
-    monkeypatch.setattr("forebay.hot_path.ordinary._MOST_REQUEST_S", 0.02)
+    monkeypatch.setattr("forebay.fast_path.slow_path._MOST_REQUEST_S", 0.02)
     peer = connected(lambda segment, protocol: Answer(200, b"", BODY))
     peer.protocol.data_received(REQUEST)
     await asyncio.sleep(0.06)
@@ -176,10 +184,10 @@ async def test_a_head_that_does_not_end_ends_the_connection(peer):
 
 
 async def test_large_answers_that_come_later_wait_for_a_peer_that_takes_none_and_few_are_asked_for():
-    asked: list[Slot] = []
+    asked: list[PendingResponse] = []
 
     def handler(segment, protocol):
-        asked.append(protocol.slot(FORM))
+        asked.append(protocol.pending(FORM))
         return asked[-1]
 
     peer = connected(handler)
@@ -203,7 +211,7 @@ async def test_large_answers_that_come_later_wait_for_a_peer_that_takes_none_and
 
 
 async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_is_not(monkeypatch):
-    monkeypatch.setattr("forebay.hot_path.stall._MOST_STALL_S", 0.3)
+    monkeypatch.setattr("forebay.fast_path.slow_peer._MOST_STALL_S", 0.3)
     loop = asyncio.get_running_loop()
     # More than the kernel takes, of which it says nothing before a third of it is gone.
     kind = bound(lambda segment, protocol: Answer(200, b"", b"x" * LARGE))
@@ -242,7 +250,7 @@ class ReadsOn(SlowPeer):
 
 async def test_a_connection_that_is_finished_ends_once_all_is_read_and_not_before():
     peer = ReadsOn()
-    StallWatch(asyncio.get_running_loop(), peer).finish()
+    SlowPeerWatch(asyncio.get_running_loop(), peer).finish()
     await until(lambda: peer.closed)
     assert peer.left == [0]
 
@@ -262,7 +270,7 @@ async def some(scope: Any, receive: Any, send: Any) -> None:
     ],
 )
 async def test_a_peer_that_takes_not_even_a_little_holds_no_connection_open(monkeypatch, request_, closing):
-    monkeypatch.setattr("forebay.hot_path.stall._MOST_STALL_S", 0.2)
+    monkeypatch.setattr("forebay.fast_path.slow_peer._MOST_STALL_S", 0.2)
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(some, timeout_keep_alive=0.1 if closing == "when idle" else 60)
     kind = bound(lambda segment, protocol: Answer(200, b"", b"x" * 60_000))
@@ -369,17 +377,17 @@ async def test_many_reads_in_a_segment_leave_others_their_turn():
 
 async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_its_turn():
     taken: list[bytes] = []
-    slots: list[Slot] = []
+    pending_responses: list[PendingResponse] = []
 
     class Handling:
-        def key(self, form: RequestForm) -> KeyHandler:
-            def read(segment: bytes, protocol: HotPathProtocol) -> Outcome:
-                slots.append(protocol.slot(form))
-                return slots[-1]
+        def key(self, template: RequestTemplate) -> KeyHandler:
+            def read(segment: bytes, protocol: FastPathProtocol) -> Outcome:
+                pending_responses.append(protocol.pending(template))
+                return pending_responses[-1]
 
             return read
 
-        def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+        def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
             taken.append(request.body)
             return Answer(200, b"", b"batch")
 
@@ -390,7 +398,7 @@ async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_it
     peer.protocol.data_received(REQUEST)
     peer.protocol.data_received(batch)
     assert taken == [b"{}"]
-    slots[0].fill(Answer(200, b"", b"key"))
+    pending_responses[0].fill(Answer(200, b"", b"key"))
     await asyncio.sleep(0)
     assert taken == [b"{}", b"{}"]
     assert re.findall(rb"\r\n\r\n(batch|key)", peer.written) == [b"batch", b"key", b"batch"]
@@ -441,14 +449,14 @@ async def test_a_body_that_is_none_is_refused_though_its_request_is_being_answer
 class OfTokens:
     """Handlers that accept every token, and answer with more than a peer takes at once."""
 
-    def key(self, form: RequestForm) -> KeyHandler:
-        def read(segment: bytes, protocol: HotPathProtocol) -> Outcome:
-            protocol.peer(form)
+    def key(self, template: RequestTemplate) -> KeyHandler:
+        def read(segment: bytes, protocol: FastPathProtocol) -> Outcome:
+            protocol.peer(template)
             return Answer(200, b"", bytes(1 << 20)) if segment == b"k" else None
 
         return read
 
-    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
         return None
 
 

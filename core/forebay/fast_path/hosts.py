@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forebay.hot_path.protocol import Handlers, HotPathProtocol, KeyHandler, Outcome, left_to_the_route
-from forebay.hot_path.recogniser import HotBatch, RequestForm
+from forebay.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome, left_to_slow_path
+from forebay.fast_path.recogniser import RecognisedBatch, RequestTemplate
 from forebay.rest.hosts import AllowedHosts
 
 
@@ -19,8 +19,8 @@ class _Addressed:
         self._handlers = handlers
         self._hosts = hosts
 
-    def key(self, form: RequestForm) -> KeyHandler:
-        return self._handlers.key(form) if self._hosts.allows(form.host) else left_to_the_route
+    def key(self, template: RequestTemplate) -> KeyHandler:
+        return self._handlers.key(template) if self._hosts.allows(template.host) else left_to_slow_path
 
-    def batch(self, request: HotBatch, protocol: HotPathProtocol) -> Outcome:
-        return self._handlers.batch(request, protocol) if self._hosts.allows(request.form.host) else None
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
+        return self._handlers.batch(request, protocol) if self._hosts.allows(request.template.host) else None
