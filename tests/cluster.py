@@ -141,7 +141,7 @@ class Cluster:
         )
         for spec in self.topology.stores.values():
             # Whoever else writes it has made it.
-            self.changelog.ensure(replace(spec, foreign=False))
+            self.changelog.ensure(replace(spec, external=False))
 
     @property
     def changelog(self) -> Any:

@@ -111,7 +111,7 @@ def test_the_examples_of_topologies_are_topologies():
     parsed = [parse_topology(tomllib.loads(text)) for text in examples(TOPOLOGY_PAGE)]
     specs = [spec for topology in parsed for spec in topology.stores.values()]
     assert {spec.kind for spec in specs} == set(KINDS)
-    assert any(spec.foreign for spec in specs)
+    assert any(spec.external for spec in specs)
 
 
 def leaves(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:

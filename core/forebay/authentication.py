@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forebay.errors import Forbidden, SettingError
-from forebay.repeats import Repeats
+from forebay.log_throttle import LogThrottle
 from forebay.tokens import TokensFile
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class _Strict:
     def __init__(self, name: str, authenticator: Authenticator) -> None:
         self._name = name
         self._authenticate = authenticator.authenticate
-        self._logged = Repeats()
+        self._logged = LogThrottle()
 
     def authenticate(self, method: str, path: str, authorization: bytes) -> None:
         """Raise what the authenticator raises, and ``Forbidden`` if it returns anything but None."""
@@ -58,7 +58,7 @@ class _Strict:
             return
         if inspect.iscoroutine(outcome):
             outcome.close()
-        if self._logged.is_news(type(outcome).__name__):
+        if self._logged.allow(type(outcome).__name__):
             log.error(
                 "the authenticator %r returned %r: requests are allowed by returning None, and refused by raising "
                 "Unauthenticated or Forbidden; this one is refused",

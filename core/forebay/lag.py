@@ -68,8 +68,8 @@ class Tolerance(NamedTuple):
         """The bounds that a lag is not proven to be within, in words."""
         figures = zip(self._asdict().items(), lag._asdict().items(), strict=True)
         return ", ".join(
-            f"{asked}={bound} and its {name} is {'unknown' if figure is None else figure}"
-            for (asked, bound), (name, figure) in figures
+            f"{parameter}={bound} and its {name} is {'unknown' if figure is None else figure}"
+            for (parameter, bound), (name, figure) in figures
             if bound is not None and (figure is None or figure > bound)
         )
 

@@ -14,7 +14,7 @@ from forebay.errors import SettingError
 
 log = logging.getLogger(__name__)
 
-_LOOK_INTERVAL_MS = 1_000.0
+_CHECK_INTERVAL_MS = 1_000.0
 _MOST_BYTES = 1 << 20
 _OF_OTHERS = stat.S_IROTH | stat.S_IWOTH
 
@@ -48,36 +48,36 @@ class ReloadedFile(Generic[T]):
         self._paths = (path, *also)
         self._parse = parse
         self._clock = clock
-        self._look_at_ms = clock() + _LOOK_INTERVAL_MS
-        self._versions = self._look_at_all()
+        self._check_due_ms = clock() + _CHECK_INTERVAL_MS
+        self._versions = self._read_versions()
         """The versions of the contents in effect."""
-        self._told: tuple[Versions, str] | None = None
+        self._reported: tuple[Versions, str] | None = None
         """Which versions were last found unusable, and why."""
-        self._said = self._read()
+        self._content = self._read()
 
     def __call__(self) -> T:
         """The file's contents, at most a second old."""
         now_ms = self._clock()
-        if now_ms >= self._look_at_ms:
-            self._look_at_ms = now_ms + _LOOK_INTERVAL_MS
-            self._look()
-        return self._said
+        if now_ms >= self._check_due_ms:
+            self._check_due_ms = now_ms + _CHECK_INTERVAL_MS
+            self._check()
+        return self._content
 
-    def _look(self) -> None:
-        versions = self._look_at_all()
+    def _check(self) -> None:
+        versions = self._read_versions()
         if versions == self._versions:
             return
         try:
-            self._said = self._read()
+            self._content = self._read()
         except SettingError as error:
-            if self._told != (versions, str(error)):
-                self._told = versions, str(error)
+            if self._reported != (versions, str(error)):
+                self._reported = versions, str(error)
                 log.error("%s The previous contents stay in effect.", error)
         else:
             self._versions = versions
             log.info("%s changed and was read again", self._path)
 
-    def _look_at_all(self) -> Versions:
+    def _read_versions(self) -> Versions:
         return tuple(_version(path) for path in self._paths)
 
     def _read(self) -> T:

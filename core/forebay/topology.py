@@ -88,10 +88,10 @@ class StoreSpec:
     max_record_lag: int | None = None
     max_time_lag_ms: int | None = None
     max_age_ms: int | None = None
-    foreign: bool = False
+    external: bool = False
     """Whether others than forebay's sink write the topic."""
     on_bad_value: str = "stop"
-    """What happens at a record that does not fit the codecs of a foreign store: ``stop`` or ``skip``."""
+    """What happens at a record that does not fit the codecs of an external store: ``stop`` or ``skip``."""
     accept_uncompacted: bool = False
     """Whether to accept a topic that deletes by time, although a rebuilt store lacks what was deleted."""
     spark_state: SparkState | None = field(default=None, metadata={_OF_THE_WRITER: True})
@@ -123,7 +123,7 @@ class StoreSpec:
 
         Values of ``json`` too: they are part of answers as they are, and one that is none would add to them.
         """
-        return self.foreign or self.value != "bytes"
+        return self.external or self.value != "bytes"
 
     @cached_property
     def most_ahead_ms(self) -> int:
@@ -328,7 +328,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     name = name_field(table, "name", f"a store of {where}")
     where = f"store {name!r}"
     tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
-    foreign = ("foreign", "on_bad_value", "accept_uncompacted")
+    external = ("external", "on_bad_value", "accept_uncompacted")
     common = {
         "name",
         "kind",
@@ -339,7 +339,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         "supplier",
         "spark_state",
         *tolerance,
-        *foreign,
+        *external,
     }
     refuse_unknown(table, common | set(_ALL_KIND_FIELDS), where)
     kind = choice_field(table, "kind", KINDS, "key-value", where)
@@ -366,7 +366,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         topic=topic,
         partitions=partitions,
         supplier=_supplier(table, where),
-        foreign=boolean_field(table, "foreign", where),
+        external=boolean_field(table, "external", where),
         on_bad_value=_on_bad_value(table, where),
         accept_uncompacted=boolean_field(table, "accept_uncompacted", where),
         spark_state=_spark_state(table, kind, where),
@@ -378,17 +378,17 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
 def _spark_state(table: Mapping[str, Any], kind: str, where: str) -> SparkState | None:
     if "spark_state" not in table:
         return None
-    if table.get("foreign") is True or table.get("value", "json") != "json" or kind == "versioned":
+    if table.get("external") is True or table.get("value", "json") != "json" or kind == "versioned":
         raise TopologyError(
             f"{where} has spark_state, which only key-value, window and session stores of JSON values have that "
-            "are not foreign."
+            "are not external."
         )
     return parse_spark_state(table["spark_state"], where)
 
 
 def _on_bad_value(table: Mapping[str, Any], where: str) -> str:
-    if "on_bad_value" in table and table.get("foreign") is not True:
-        raise TopologyError(f"{where} has on_bad_value, which only stores with foreign = true have.")
+    if "on_bad_value" in table and table.get("external") is not True:
+        raise TopologyError(f"{where} has on_bad_value, which only stores with external = true have.")
     return choice_field(table, "on_bad_value", ("stop", "skip"), "stop", where)
 
 

@@ -135,7 +135,7 @@ class WorkerMetrics(Collector):
             open_transaction.add_metric(labels, replica.open_transaction_ms(boot_ms()) / 1000)
             if replica.spec.retention_ms is not None:
                 ahead.add_metric(labels, replica.records_ahead)
-            if replica.spec.foreign:
+            if replica.spec.external:
                 skipped.add_metric(labels, replica.records_skipped)
             restoration = self._worker.tasks.bulk_restore.restoring(replica)
             if restoration is not None:

@@ -98,7 +98,7 @@ class TopicCreation:
         try:
             self._changelog.ensure(spec, create=self._create and not built)
         except TopicMissing:
-            if not built or spec.foreign:
+            if not built or spec.external:
                 raise
             raise TopicMissing(
                 f"There is no topic {spec.topic!r} at {self._changelog.url.partition('?')[0]}, but "

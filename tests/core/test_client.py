@@ -29,7 +29,7 @@ from forebay.client import (
     AsyncSession,
     Client,
     Entry,
-    Provenance,
+    ReplicaInfo,
     Session,
     SessionWindow,
     Version,
@@ -856,7 +856,7 @@ def test_lag_between_changes_is_told_where_it_is_asked_for(served, client):
     with client.changes("numbers", 7, lag_interval_ms=100) as changes:
         assert next(changes).value == 7
         told = next(changes)
-        assert isinstance(told, Provenance)
+        assert isinstance(told, ReplicaInfo)
         assert told.host in served[0].workers
         assert changes.lag == told.lag
 
@@ -957,8 +957,8 @@ def test_what_answers_no_stream_of_events_is_told(connect, response):
 
 
 def test_a_json_object_that_is_no_answer_is_told(connect):
-    foreign = [httpx.Response(200, json={"status": "ok"}) for _ in range(4)]
-    with connect("http://one", transport=Scripted(*foreign)) as client:
+    external = [httpx.Response(200, json={"status": "ok"}) for _ in range(4)]
+    with connect("http://one", transport=Scripted(*external)) as client:
         for call in (
             lambda: client.get("s", "k"),
             lambda: client.get("s", ""),

@@ -167,5 +167,5 @@ def test_the_successor_of_a_prefix_bounds_what_begins_with_it(key: bytes, more: 
 @repeatable
 @given(nasty_bytes, nasty_bytes)
 def test_the_successor_of_a_prefix_lets_nothing_foreign_in(key: bytes, other: bytes) -> None:
-    prefix, foreign = USER_TAG + key, USER_TAG + other
-    assert (prefix <= foreign < successor(prefix)) == foreign.startswith(prefix)
+    prefix, external = USER_TAG + key, USER_TAG + other
+    assert (prefix <= external < successor(prefix)) == external.startswith(prefix)

@@ -318,7 +318,7 @@ def test_keys_that_another_partitioner_placed_are_no_silent_misses(kafka_cluster
 
 
 def test_a_foreign_store_stops_before_a_bad_record_and_goes_on_once_it_may_skip(kafka_url, tmp_path):
-    text = TOPOLOGY_OF_ONE.format(more="foreign = true\naccept_uncompacted = true")
+    text = TOPOLOGY_OF_ONE.format(more="external = true\naccept_uncompacted = true")
     with running_cluster(tmp_path, kafka=kafka_url, topology_text=text) as cluster:
         # Into a compacted topic the broker lets no record without a key.
         configure(cluster, "counts", cleanup_policy="delete")

@@ -245,7 +245,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "compaction-of-the-young",
         "compaction honours the minimum lag",
-        "forebay.changelog.sqlite.compaction:_look",
+        "forebay.changelog.sqlite.compaction:_find_compactable",
         "now_ms - limits.min_compaction_lag_ms",
         "now_ms",
         (
@@ -435,7 +435,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "token-of-what-was-applied",
         "a token is an upper bound of what was read",
-        "forebay_worker.reads.admission:Admission._provenance",
+        "forebay_worker.reads.admission:Admission._replica_info",
         "replica.progress.applying_to",
         "replica.progress.position",
         ("service/reads/test_admission.py::test_a_token_covers_what_is_being_applied",),
@@ -443,9 +443,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "token-from-before-the-value",
         "a token is taken after the value",
-        "forebay_worker.reads.admission:Admission.provenance",
+        "forebay_worker.reads.admission:Admission.replica_info",
         "replica.progress is admitted.progress",
-        "admitted.provenance is not None",
+        "admitted.replica_info is not None",
         ("service/reads/test_admission.py::test_token_is_taken_after_the_value_lag_before",),
     ),
     Mutant(
@@ -787,7 +787,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "range-closed",
         "ranges of times are half-open",
-        "forebay.rest.scans:Scan.asked_for",
+        "forebay.rest.scans:Scan.selected",
         "first <= pair[0][-size:] < last",
         "first <= pair[0][-size:] <= last",
         ("core/rest/test_scans.py::test_ranges_of_times_are_half_open",),
@@ -795,7 +795,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "expired-windows-listed",
         "windows past retention are never returned",
-        "forebay.rest.scans:Scan.asked_for",
+        "forebay.rest.scans:Scan.selected",
         "self.first_ms if oldest_ms is None else max(self.first_ms, oldest_ms)",
         "self.first_ms",
         ("service/reads/test_scans.py::test_the_times_that_pass_are_those_that_are_asked_for_and_kept",),
@@ -1656,7 +1656,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "session-before-its-range",
         "sessions pass that overlap the range",
-        "forebay.rest.scans:Scan.asked_for",
+        "forebay.rest.scans:Scan.selected",
         "pair[0][-2 * size : -size] >= first",
         "True",
         ("core/rest/test_scans.py::test_ranges_of_times_are_half_open",),
@@ -1681,16 +1681,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "wait-counts-as-lag",
         "the time that a worker waited before it read does not count as lag",
         "forebay.rest.aging:as_of",
-        "asked_boot_ms + (0 if found is None else int(found[1]))",
-        "asked_boot_ms",
+        "requested_boot_ms + (0 if found is None else int(found[1]))",
+        "requested_boot_ms",
         ("core/rest/test_aging.py::test_the_time_that_a_worker_waited_does_not_count",),
     ),
     Mutant(
         "time-in-transit-not-counted",
         "of a slow answer the whole time under way counts",
         "forebay.rest.aging:as_of",
-        "begun if came_boot_ms - begun > IN_TRANSIT_MS else came_boot_ms",
-        "came_boot_ms",
+        "begun if received_boot_ms - begun > IN_TRANSIT_MS else received_boot_ms",
+        "received_boot_ms",
         ("core/rest/test_aging.py::test_a_slow_answer_is_as_of_its_request",),
     ),
     Mutant(

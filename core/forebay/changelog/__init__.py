@@ -1,9 +1,9 @@
 """Changelogs: the logs that hold the truth about every store's content."""
 
 from forebay.changelog.base import Batch, Changelog, Consumer, Heartbeat, ReadFailure, Record
+from forebay.changelog.eventfd import Wake
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.urls import open_changelog
-from forebay.changelog.wake import Wake
 
 __all__ = [
     "Batch",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from forebay.changelog.wake import Wake
+from forebay.changelog.eventfd import Wake
 from forebay.errors import ChangelogError, TopicMissing
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
@@ -155,10 +155,10 @@ class Changelog(Protocol):
     url: str
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
-        """Create a store's topic unless it is there; that of a foreign store is its owner's to create.
+        """Create a store's topic unless it is there; that of an external store is its owner's to create.
 
         Raises ``PartitionCountMismatch`` if its count differs, ``TopicRefused`` if it would lose records,
-        ``TopicMissing`` with ``create`` off or for a foreign store, and ``ChangelogUnreachable``.
+        ``TopicMissing`` with ``create`` off or for an external store, and ``ChangelogUnreachable``.
         """
         ...
 
@@ -232,10 +232,10 @@ class Changelog(Protocol):
         ...
 
 
-def missing_foreign(spec: StoreSpec) -> TopicMissing:
-    """The error for a foreign store without a topic: one created here would hide a misspelt name behind misses."""
+def missing_external(spec: StoreSpec) -> TopicMissing:
+    """The error for an external store without a topic: one created here would hide a misspelt name behind misses."""
     return TopicMissing(
-        f"There is no topic {spec.topic!r}. The store {spec.name!r} is foreign, so its owner creates it: is its "
+        f"There is no topic {spec.topic!r}. The store {spec.name!r} is external, so its owner creates it: is its "
         "name in the topology right?"
     )
 

@@ -94,9 +94,9 @@ def reset(topology: Path, changelog: str, store: str, yes: bool) -> None:
     """
     opened, loaded = _open(topology, changelog)
     spec = _spec(loaded, store)
-    if spec.foreign:
+    if spec.external:
         raise SettingError(
-            f"{store!r} is foreign: its topic {spec.topic!r} belongs to others, so forebay does not empty it."
+            f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay does not empty it."
         )
     if not yes:
         click.confirm(
@@ -116,9 +116,9 @@ def retire_writer(topology: Path, changelog: str, store: str, writer: str) -> No
     """Remove a WRITER of STORE that is gone for good from the store's age."""
     opened, loaded = _open(topology, changelog)
     spec = _spec(loaded, store)
-    if spec.foreign:
+    if spec.external:
         raise SettingError(
-            f"{store!r} is foreign: its topic {spec.topic!r} belongs to others, so forebay writes nothing to it."
+            f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay writes nothing to it."
         )
     opened.retire_writer(spec.topic, writer)
     click.echo(f"{writer} no longer counts towards the age of {store}")

@@ -8,7 +8,7 @@ from forebay.client.asynchronous import AsyncChanges, AsyncClient, AsyncItems, A
 from forebay.client.blocking import Changes, Client, Items, Session
 from forebay.client.options import ALL_KEYS, ReadOptions, Time
 from forebay.client.results import Answer, Change, Entry, Page, SessionWindow, Version, Window
-from forebay.rest.answers import Provenance
+from forebay.rest.answers import ReplicaInfo
 
 __all__ = [
     "ALL_KEYS",
@@ -23,8 +23,8 @@ __all__ = [
     "Entry",
     "Items",
     "Page",
-    "Provenance",
     "ReadOptions",
+    "ReplicaInfo",
     "Session",
     "SessionWindow",
     "Time",

@@ -394,7 +394,7 @@ class AsyncReader:
         """The current value of a key, then each new one; values in between may be skipped.
 
         Yields an ``Answer``, or ``UnknownKey`` if there is no value, never older than the one before; with
-        ``lag_interval_ms`` also a ``Provenance`` at that interval between changes. Reconnects by itself: while no
+        ``lag_interval_ms`` also a ``ReplicaInfo`` at that interval between changes. Reconnects by itself: while no
         replica can serve, yields the ``Problem`` that says why, every ``timeout_ms`` or so. Raises a ``Problem``
         if the request is at fault, or if there is one instead of a stream to begin with.
         """

@@ -11,7 +11,7 @@ from forebay.client.requested import Requested, change_mismatch
 from forebay.client.results import Change, change_of
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
-from forebay.rest.answers import Provenance
+from forebay.rest.answers import ReplicaInfo
 from forebay.rest.changes import is_transient
 from forebay.rest.events import Event, EventReader
 from forebay.rest.statuses import OF_THE_SERVER
@@ -28,7 +28,7 @@ class Following:
 
     def __init__(self, reads: Reads, wanted: ChangesRequest) -> None:
         self._reads = reads
-        self._wanted = wanted
+        self._request = wanted
         self._opened: Opened | None = None
         self._server = 0
         """Where the stream is from."""
@@ -57,7 +57,7 @@ class Following:
                     yield from self._on_mismatch(change)
                     continue
                 self._take(event, change)
-                if not isinstance(change, Provenance) or self._wanted.lag_interval_ms is not None:
+                if not isinstance(change, ReplicaInfo) or self._request.lag_interval_ms is not None:
                     return change
             elif self._leaving:
                 self._leaving = False
@@ -91,16 +91,16 @@ class Following:
         yield from self._leave()
         if has_mismatched:
             self._has_mismatched = False
-            raise mismatched(f"The stream of {self._wanted.key!r} of {self._wanted.store!r}", mismatch)
+            raise mismatched(f"The stream of {self._request.key!r} of {self._request.store!r}", mismatch)
 
     def _take(self, event: Event, change: Change) -> None:
-        if not isinstance(change, Provenance):
+        if not isinstance(change, ReplicaInfo):
             self._has_mismatched = False
         if event.id is not None:
             self._last_event_id = event.id
         if change.lag is not None:
             self.lag = change.lag
-        self._reads.note(self._wanted.store, change)
+        self._reads.note(self._request.store, change)
         self._leaving = False
         if not isinstance(change, Problem) or isinstance(change, UnknownKey):
             self._pause_s = _LEAST_PAUSE_S
@@ -123,7 +123,7 @@ class Following:
     def _open(self) -> Plan[Problem | None]:
         """Connect; the problem if there is one that may pass, raised if it is the first that is heard."""
         try:
-            opened = yield from self._reads.open(self._wanted, self._last_event_id)
+            opened = yield from self._reads.open(self._request, self._last_event_id)
             self._opened, self._server, self._requested = opened
         except Problem as problem:
             if not self._began or not is_transient(problem):

@@ -176,7 +176,7 @@ class Exchange:
                     continue
                 if response.status_code == 200:
                     if document is None:
-                        raise self._foreign(response, server, "a JSON object")
+                        raise self._not_forebay(response, server, "a JSON object")
                     problem = refusal_in(document)
                     if problem is None or problem.status not in OF_THE_SERVER:
                         return document
@@ -204,7 +204,7 @@ class Exchange:
                 if reply.response.headers.get("content-type", "").startswith(EVENTS_MEDIA_TYPE):
                     return reply, server
                 yield Close(reply)
-                raise self._foreign(reply.response, server, "a stream of events")
+                raise self._not_forebay(reply.response, server, "a stream of events")
             problem = problem_of_response(reply, self._via(server))
             if is_transient(problem):
                 self.turn_from(server)
@@ -261,12 +261,12 @@ class Exchange:
             if urls_left > 1:
                 grace_ms = min(grace_ms, share_ms / 2)
                 share_ms -= grace_ms
-        told_ms = wait_ms + share_ms
+        server_timeout_ms = wait_ms + share_ms
         if request.timed:
-            parameters["timeout_ms"] = math.ceil(told_ms)
+            parameters["timeout_ms"] = math.ceil(server_timeout_ms)
         query = query_string(parameters)
         url += f"{request.path}{'?' if query else ''}{query}"
-        timeout = httpx.Timeout((told_ms + grace_ms) / 1000, connect=connect_s)
+        timeout = httpx.Timeout((server_timeout_ms + grace_ms) / 1000, connect=connect_s)
         if request.streamed:
             return Open("GET", url, None, timeout, request.last_event_id)
         return Send("GET" if request.body is None else "POST", url, request.body, timeout)
@@ -276,7 +276,7 @@ class Exchange:
         proxy = self._proxies.get(self._urls[server])
         return "" if proxy is None else f", through {proxy}"
 
-    def _foreign(self, response: httpx.Response, server: int, expected: str) -> Problem:
+    def _not_forebay(self, response: httpx.Response, server: int, expected: str) -> Problem:
         via = self._via(server)
         return Problem(f"{response.url} answered 200 with something other than {expected}{via}.", status=200)
 

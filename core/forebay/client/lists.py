@@ -9,7 +9,7 @@ from forebay.client.exchange import Plan
 from forebay.client.reads import ListRequest, Reads
 from forebay.client.results import Page
 from forebay.lag import UNKNOWN_LAG, Lag
-from forebay.rest.answers import Provenance
+from forebay.rest.answers import ReplicaInfo
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class Listing(Generic[T]):
 
     def __init__(self, reads: Reads, wanted: ListRequest[T], limit: int | None, page_size: int) -> None:
         self._reads = reads
-        self._wanted = wanted
+        self._request = wanted
         self._left = limit
         self._page_size = page_size
         self._in_hand: deque[T] = deque()
@@ -36,7 +36,7 @@ class Listing(Generic[T]):
         return UNKNOWN_LAG if self._page is None else self._page.lag
 
     @property
-    def partitions(self) -> tuple[Provenance, ...]:
+    def partitions(self) -> tuple[ReplicaInfo, ...]:
         """Which replica answered for each partition, and how far it was."""
         return () if self._page is None else self._page.partitions
 
@@ -53,7 +53,7 @@ class Listing(Generic[T]):
     def _next_page(self) -> Plan[None]:
         cursor = None if self._page is None else self._page.cursor
         limit = self._page_size if self._left is None else min(self._left, self._page_size)
-        page = yield from self._reads.page(self._wanted, cursor, limit)
+        page = yield from self._reads.page(self._request, cursor, limit)
         self._page = page
         self._in_hand.extend(page.items)
         if self._left is not None:

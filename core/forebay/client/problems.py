@@ -24,8 +24,8 @@ def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) ->
     detail = str(document.get("detail", ""))
     kind = _CLASSES.get(str(document.get("type", "")).removeprefix(_PREFIX))
     own = _OWN_MEMBERS if kind else ("detail", "retry_after_s")
-    told = document.get("retry_after_s")
-    retry_after_s = told if retry_after_s is None and isinstance(told, int) else retry_after_s
+    retry_after = document.get("retry_after_s")
+    retry_after_s = retry_after if retry_after_s is None and isinstance(retry_after, int) else retry_after_s
     members = {name: value for name, value in document.items() if name not in own}
     problem = (kind or Problem)(detail, retry_after_s=retry_after_s, **members)
     lag = document.get("lag")
@@ -46,12 +46,12 @@ def problem_of_response(response: httpx.Response, via: str = "") -> Problem:
     except ValueError:
         document = None
     if not isinstance(document, dict) or "type" not in document:
-        said = f"{response.status_code} {response.reason_phrase}"
+        status_line = f"{response.status_code} {response.reason_phrase}"
         document = {
             "type": "about:blank",
             "title": response.reason_phrase,
             "status": response.status_code,
-            "detail": f"{response.url} answered {said} without a problem document{via}: "
+            "detail": f"{response.url} answered {status_line} without a problem document{via}: "
             "that server is neither a router nor a worker.",
         }
     problem = problem_of(document, retry_after_s)

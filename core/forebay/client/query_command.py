@@ -15,7 +15,7 @@ import click
 import httpx
 from rich.highlighter import JSONHighlighter
 
-from forebay.client import Answer, Client, Provenance
+from forebay.client import Answer, Client, ReplicaInfo
 from forebay.client.problems import problem_of_response
 from forebay.client.reads import REWRITTEN
 from forebay.client.server import Server, server_options
@@ -62,11 +62,11 @@ def query(store: str, key: str | None, server: Server, follow: bool, **options: 
         raise click.NoSuchOption(store)
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     listed = _listed(key, follow, given)
-    asked = {name: value for name, value in given.items() if name not in _KINDS}
+    parameters_given = {name: value for name, value in given.items() if name not in _KINDS}
     if follow and key is not None:
-        _follow(server, store, key, asked)
+        _follow(server, store, key, parameters_given)
         return
-    parameters = {name: "true" if value is True else str(value) for name, value in asked.items()}
+    parameters = {name: "true" if value is True else str(value) for name, value in parameters_given.items()}
     path = f"/v1/stores/{quote(store, safe='')}"
     if listed is None and key in REWRITTEN:
         body = json.dumps({"keys": [key]})
@@ -178,6 +178,6 @@ def _key_value(server: Server, store: str, key: str) -> Any:
     return json.loads(codec.to_json(codec.from_text(key.encode("utf-8", "surrogateescape"))))
 
 
-def _answer_document(change: Answer | Provenance) -> dict[str, Any]:
+def _answer_document(change: Answer | ReplicaInfo) -> dict[str, Any]:
     members = vars(change) if isinstance(change, Answer) else change._asdict()
     return {**members, "lag": change.lag.document()}

@@ -18,7 +18,7 @@ from forebay.client.results import Answer, Entry, Page, SessionWindow, Version, 
 from forebay.codecs import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
 from forebay.position import later_position
-from forebay.rest.answers import Provenance
+from forebay.rest.answers import ReplicaInfo
 from forebay.rest.batches import MOST_BODY_BYTES, MOST_KEYS
 from forebay.rest.scans import posted_cursor
 from forebay.topology import StoreSpec
@@ -255,10 +255,10 @@ class Reads:
             parameters["min_position"] = later_position(seen, options.get("min_position"))
         return parameters
 
-    def note(self, store: str, result: Answer | Provenance | Problem) -> None:
+    def note(self, store: str, result: Answer | ReplicaInfo | Problem) -> None:
         """Record what was read: a miss counts, a refusal does not."""
         position = None
-        if isinstance(result, Answer | Provenance):
+        if isinstance(result, Answer | ReplicaInfo):
             position = result.position
         elif isinstance(result, UnknownKey):
             position = result.members.get("position")

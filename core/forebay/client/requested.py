@@ -74,7 +74,7 @@ def batch_mismatch(store: str, requested: Sequence[Requested], document: Mapping
 
 
 def change_mismatch(requested: Requested, change: Change) -> str | None:
-    """The same for an event of a stream; a ``Provenance`` names no key."""
+    """The same for an event of a stream; a ``ReplicaInfo`` names no key."""
     if isinstance(change, Answer):
         return requested.mismatch({"store": change.store, "key": change.key})
     return requested.mismatch({"type": change.type, **change.members}) if isinstance(change, Problem) else None

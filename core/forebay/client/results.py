@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from forebay.client.problems import problem_of
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import Lag
-from forebay.rest.answers import Provenance
+from forebay.rest.answers import ReplicaInfo
 from forebay.rest.events import Event
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Answer:
     lag: Lag
 
 
-Change: TypeAlias = Answer | Provenance | Problem
+Change: TypeAlias = Answer | ReplicaInfo | Problem
 """What following a key yields: its value, ``UnknownKey`` if there is none, the replica and its lag, or the problem
 that prevents an answer."""
 
@@ -86,7 +86,7 @@ class Page(Generic[T]):
     items: tuple[T, ...]
     cursor: str | None
     lag: Lag
-    partitions: tuple[Provenance, ...]
+    partitions: tuple[ReplicaInfo, ...]
     missing: tuple[int, ...]
     complete: bool
 
@@ -118,10 +118,10 @@ def change_of(event: Event) -> Change:
     return problem_of(document)
 
 
-def provenance_of(document: Document) -> Provenance:
+def provenance_of(document: Document) -> ReplicaInfo:
     """The replica named in a document."""
     partition, position, role, host = (document[name] for name in ("partition", "position", "role", "host"))
-    return Provenance(partition, position, role, host, lag_of(document))
+    return ReplicaInfo(partition, position, role, host, lag_of(document))
 
 
 def page_of(document: Document, items: str, kind: type[T]) -> Page[T]:

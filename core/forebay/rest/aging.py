@@ -35,15 +35,15 @@ def aged(body: bytes, waited_ms: float) -> tuple[bytes, Lag | None]:
     return b'%b"lag":%b%b' % (body[:at], lag_json(lag), body[found.end() :]), lag
 
 
-def as_of(answer: Answer, asked_boot_ms: float, came_boot_ms: float) -> float:
+def as_of(answer: Answer, requested_boot_ms: float, received_boot_ms: float) -> float:
     """As of when the lag in a worker's answer is right at the latest, on the boot-time clock.
 
     That is when it came, unless it took long: then when it was asked for, but for the time that the worker waited
     before it read anything.
     """
     found = _WAITED.search(answer.head)
-    begun = asked_boot_ms + (0 if found is None else int(found[1]))
-    return begun if came_boot_ms - begun > IN_TRANSIT_MS else came_boot_ms
+    begun = requested_boot_ms + (0 if found is None else int(found[1]))
+    return begun if received_boot_ms - begun > IN_TRANSIT_MS else received_boot_ms
 
 
 def answer_by_now(

@@ -30,7 +30,7 @@ class Answer(NamedTuple):
         return [(name, value) for name, _, value in split]
 
 
-class Provenance(NamedTuple):
+class ReplicaInfo(NamedTuple):
     """The source of an answer: a replica, its role, and how far it was."""
 
     partition: int
@@ -55,12 +55,12 @@ def lag_json(lag: Lag) -> bytes:
 @lru_cache(maxsize=4096)
 def _lasting(partition: int, position: str, role: str, host: str) -> tuple[bytes, bytes]:
     """The parts of a provenance that do not change every millisecond: as document members, and as header lines."""
-    told = (position.encode(), role.encode(), host.encode())
-    members = b'"partition":%d,"position":"%b","role":"%b","host":"%b","lag":' % (partition, *told)
-    return members, b"forebay-position: %b\r\nforebay-role: %b\r\nforebay-host: %b\r\n" % told
+    figures = (position.encode(), role.encode(), host.encode())
+    members = b'"partition":%d,"position":"%b","role":"%b","host":"%b","lag":' % (partition, *figures)
+    return members, b"forebay-position: %b\r\nforebay-role: %b\r\nforebay-host: %b\r\n" % figures
 
 
-def provenance_members(source: Provenance) -> dict[str, Any]:
+def provenance_members(source: ReplicaInfo) -> dict[str, Any]:
     """The same members as JSON values, for problems."""
     return {**source._asdict(), "lag": source.lag.document()}
 
@@ -78,16 +78,16 @@ def lag_head(lag: Lag) -> bytes:
     )
 
 
-def provenance_head(source: Provenance) -> bytes:
+def provenance_head(source: ReplicaInfo) -> bytes:
     """The ``forebay-`` header lines."""
     partition, position, role, host, lag = source
     return lag_head(lag) + _lasting(partition, position, role, host)[1]
 
 
-class EncodedProvenance(NamedTuple):
+class EncodedReplicaInfo(NamedTuple):
     """A provenance with the bytes that it adds to every answer."""
 
-    source: Provenance
+    source: ReplicaInfo
     json_head: bytes
     """The header lines of a JSON answer."""
     members: bytes
@@ -96,15 +96,15 @@ class EncodedProvenance(NamedTuple):
     """The same as the rest of a document, with its closing brace."""
 
 
-def encode_provenance(source: Provenance) -> EncodedProvenance:
+def encode_provenance(source: ReplicaInfo) -> EncodedReplicaInfo:
     """A provenance in bytes, reused until it changes."""
     partition, position, role, host, lag = source
     lasting_members, lasting_lines = _lasting(partition, position, role, host)
     members = lasting_members + lag_json(lag)
-    return EncodedProvenance(source, _OWN_HEAD + lag_head(lag) + lasting_lines, members, b",%b}" % members)
+    return EncodedReplicaInfo(source, _OWN_HEAD + lag_head(lag) + lasting_lines, members, b",%b}" % members)
 
 
-def problem_answer(problem: Problem, source: Provenance | None = None) -> Answer:
+def problem_answer(problem: Problem, source: ReplicaInfo | None = None) -> Answer:
     """A problem as an answer, with the headers of the replica that found it."""
     head = PROBLEM_HEAD + NO_STORE
     if source is not None:

@@ -38,8 +38,8 @@ def resumed(parameters: ReadParameters, last_event_id: str | None) -> ReadParame
             f"The Last-Event-ID {last_event_id!r} is not the id of an event of this service; leave it out.",
             parameter="Last-Event-ID",
         ) from None
-    asked = None if parameters.min_position is None else encode_position(parameters.min_position)
-    token = later_position(asked, last_event_id)
+    minimum = None if parameters.min_position is None else encode_position(parameters.min_position)
+    token = later_position(minimum, last_event_id)
     assert token is not None
     return replace(parameters, min_position=decode_position(token))
 

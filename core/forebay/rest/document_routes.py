@@ -33,7 +33,7 @@ from forebay.rest.schemas import (
 from forebay.topology import StoreSpec
 
 
-class Described(Protocol):
+class Introspectable(Protocol):
     """A process that these routes describe."""
 
     @property
@@ -60,7 +60,7 @@ class Described(Protocol):
 
 def add_document_routes(
     app: FastAPI,
-    described: Described,
+    described: Introspectable,
     status_document: Callable[[], Awaitable[dict[str, Any]]],
     status_schema: Schema,
 ) -> None:

@@ -83,7 +83,7 @@ class Scan:
     @property
     def digest(self) -> bytes:
         """Eight bytes that identify this scan, for cursors."""
-        asked = (
+        identity = (
             self.spec.name,
             *self.route,
             self.plain,
@@ -93,7 +93,7 @@ class Scan:
             self.last_ms,
             self.reverse,
         )
-        return hashlib.sha256(repr(asked).encode()).digest()[:8]
+        return hashlib.sha256(repr(identity).encode()).digest()[:8]
 
     def after(self, last: bytes) -> tuple[bytes, bytes]:
         """The range that is left after ``last``."""
@@ -102,7 +102,7 @@ class Scan:
             return self.start, max(self.start, min(self.end, last))
         return min(self.end, max(self.start, last + b"\x00")), self.end
 
-    def asked_for(self, pairs: list[tuple[bytes, bytes]], oldest_ms: int | None) -> list[tuple[bytes, bytes]]:
+    def selected(self, pairs: list[tuple[bytes, bytes]], oldest_ms: int | None) -> list[tuple[bytes, bytes]]:
         """Those stored keys and values whose times match, and are not before the oldest that is kept."""
         if self.route.items == "entries":
             return pairs

@@ -86,7 +86,7 @@ STORE_SCHEMA = _object(
         "topic": _STRING,
         "partitions": _NATURAL,
         "supplier": _STRING,
-        "foreign": _BOOLEAN,
+        "external": _BOOLEAN,
         "on_bad_value": _enum("stop", "skip"),
         "accept_uncompacted": _BOOLEAN,
     },

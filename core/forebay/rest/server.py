@@ -51,13 +51,13 @@ def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
 
 def cannot_listen(listen: HostInfo, error: OSError) -> ListenAddressInUse:
     """The error for an operator when an address cannot be listened on."""
-    told = ListenAddressInUse(
+    in_use = ListenAddressInUse(
         f"Cannot listen on {listen}: {error.strerror}. Choose another address with --listen."
     )
     if error.errno != errno.EADDRINUSE:
         # Trying again will not make the address this host's.
-        told.exit_status = ConfigurationError.exit_status
-    return told
+        in_use.exit_status = ConfigurationError.exit_status
+    return in_use
 
 
 def allow_open_files() -> None:

@@ -236,13 +236,13 @@ def _without_ends(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _rows(batches: Batches) -> Iterator[tuple[int, bytes, bytes | None, int]]:
     """All rows; raises ``EOFError`` after the last one if more should follow."""
-    came = ended = False
+    received = ended = False
     for batch in batches:
         rows = _without_ends(batch)
-        came, ended = came or len(batch) > 0, ended or len(rows) < len(batch)
+        received, ended = received or len(batch) > 0, ended or len(rows) < len(batch)
         columns = [rows.column(name).to_pylist() for name in ("partition", "key", "value", "timestamp_ms")]
         yield from zip(*columns, strict=True)
-    if came and not ended:
+    if received and not ended:
         raise EOFError("The task was cancelled; nothing of what it wrote is kept.")
 
 

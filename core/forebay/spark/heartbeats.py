@@ -43,7 +43,7 @@ class HeartbeatListener(QueryListener):
         self._beat = beat
         self._keep_house = keep_house
         self._lock = threading.Lock()
-        self._said: dict[str, tuple[int, int]] = {}
+        self._pending: dict[str, tuple[int, int]] = {}
         self._failures: dict[str, str] = {}
         """By query, why its last heartbeat could not be written: one that stays away is told of once."""
         self._writing = False
@@ -58,27 +58,27 @@ class HeartbeatListener(QueryListener):
         """After a batch that left no backlog."""
         progress = event.progress
         if left_no_backlog(progress):
-            self._say(str(progress.id), progress.timestamp, progress.batchId)
-        self._look_after()
+            self._enqueue(str(progress.id), progress.timestamp, progress.batchId)
+        self._ensure_sender()
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """There was nothing new at the trigger."""
-        self._say(str(event.id), event.timestamp, -1)
-        self._look_after()
+        self._enqueue(str(event.id), event.timestamp, -1)
+        self._ensure_sender()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """A stopped query sends no heartbeats, and its age grows."""
         self.started_ms.pop(str(event.runId), None)
 
-    def _look_after(self) -> None:
+    def _ensure_sender(self) -> None:
         try:
             self._keep_house()
         except Exception:
             log.exception("maintenance of the log failed; it will be retried")
 
-    def _say(self, query_id: str, timestamp: str, batch_id: int) -> None:
+    def _enqueue(self, query_id: str, timestamp: str, batch_id: int) -> None:
         with self._lock:
-            self._said[query_id] = (epoch_ms_of(timestamp), batch_id)
+            self._pending[query_id] = (epoch_ms_of(timestamp), batch_id)
             if not self._writing:
                 # When the process ends, nothing more is accepted.
                 with contextlib.suppress(RuntimeError):
@@ -88,11 +88,11 @@ class HeartbeatListener(QueryListener):
     def _write(self) -> None:
         while True:
             with self._lock:
-                if not self._said:
+                if not self._pending:
                     self._writing = False
                     return
-                query_id = next(iter(self._said))
-                as_of_ms, batch_id = self._said.pop(query_id)
+                query_id = next(iter(self._pending))
+                as_of_ms, batch_id = self._pending.pop(query_id)
             try:
                 self._beat(query_id, as_of_ms, batch_id)
             except Exception as error:

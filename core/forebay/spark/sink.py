@@ -61,7 +61,7 @@ class Sink:
         self._log = SinkLog(self._changelog)
         for spec in self.topology.stores.values():
             # Others write those; a query that does needs them when it starts.
-            if not spec.foreign:
+            if not spec.external:
                 self._changelog.ensure(spec, create=create_topics)
         self._listeners: dict[SparkSession, HeartbeatListener] = {}
         self._batch_writers: dict[tuple[str, str], StoreWriter] = {}
@@ -234,7 +234,7 @@ class Sink:
             raise SinkError(f"{spec.name!r} has the value codec {spec.value!r}; the sink writes 'json'.")
         if spec.stream_partitioner is None:
             raise SinkError(f"{spec.name!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
-        if spec.foreign:
+        if spec.external:
             self._changelog.ensure(spec, create=False)
 
     def _listen(self, session: SparkSession) -> None:

@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 from forebay.changelog import Changelog, Wake
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogUnreachable
-from forebay.repeats import Repeats
+from forebay.log_throttle import LogThrottle
 from forebay.spark_checkpoint import Checkpoint
 from forebay.spark_checkpoint.errors import CheckpointError, CheckpointMissing, CheckpointUnreachable
 from forebay.spark_checkpoint.logs import Offsets
@@ -57,7 +57,7 @@ class StateTap:
         self._take_over = take_over
         self._stopping = stopping or Wake()
         self._clock_ms = clock_ms
-        self._logged = Repeats()
+        self._logged = LogThrottle()
         self._beat_due_ms = 0.0
         self._retained_due_ms = 0.0
         self._was_behind = False
@@ -95,7 +95,7 @@ class StateTap:
             reason = f"{checkpoint.files.url} has no batch that has ended."
         except (CheckpointMissing, CheckpointUnreachable) as error:
             reason = str(error)
-        if self._logged.is_news(reason):
+        if self._logged.allow(reason):
             log.warning("waiting for the checkpoint: %s", reason)
         self._stopping.wait(_RETRY_S)
         return None
@@ -182,6 +182,6 @@ class StateTap:
             except (ChangelogUnreachable, CheckpointUnreachable) as error:
                 if self._stopping.is_set():
                     raise
-                if self._logged.is_news(str(error)):
+                if self._logged.allow(str(error)):
                     log.warning("the tap waits, and tries again: %s", error)
                 self._stopping.wait(_RETRY_S)

@@ -11,8 +11,8 @@ from forebay.console.replica_states import ReplicaState
 from forebay.errors import PartitionerMissing, UnknownStore
 from forebay.identity import Identity
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
+from forebay.log_throttle import LogThrottle
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
-from forebay.repeats import Repeats
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.candidates import Holder
@@ -49,7 +49,7 @@ class Cluster:
         self.rejected_addresses = RejectedAddresses(application_id)
         self._holding: dict[Held, set[HostInfo]] = {}
         """The workers that report holding a partition."""
-        self._logged = Repeats()
+        self._logged = LogThrottle()
         self._outdated_boot_ms = float("inf")
         """Since when no worker that answers has known a map as new as the newest one here."""
 
@@ -135,7 +135,7 @@ class Cluster:
 
     def on_mismatched_answer(self, host: HostInfo) -> None:
         """An answer that came from a worker names another store or key than its request."""
-        if self._logged.is_news(str(host)):
+        if self._logged.allow(str(host)):
             log.error(
                 "an answer from %s was for another key; its connection is closed, and the read repeated", host
             )

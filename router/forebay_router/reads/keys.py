@@ -16,7 +16,7 @@ from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.metadata import HostInfo
 from forebay.rest.aging import aged, answer_by_now, bounds_exceeded
-from forebay.rest.answers import Answer, Provenance, lag_head, problem_answer
+from forebay.rest.answers import Answer, ReplicaInfo, lag_head, problem_answer
 from forebay.rest.limits import Peer
 from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
@@ -159,7 +159,7 @@ def _miss_of_all(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> Answe
         miss = json.loads(answer.body)
         misses.append({**miss, "lag": Lag(**miss["lag"]).aged(now - as_of_boot_ms).document()})
     misses.sort(key=lambda miss: int(miss["partition"]))
-    sources = [{name: miss[name] for name in Provenance._fields} for miss in misses]
+    sources = [{name: miss[name] for name in ReplicaInfo._fields} for miss in misses]
     lag = worst_lag([Lag(**source["lag"]) for source in sources])
     position = joined_position(sources)
     problem = UnknownKey(

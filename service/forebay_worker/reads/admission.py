@@ -27,8 +27,8 @@ from forebay.metadata import StreamsMetadataState
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import (
     Answer,
-    EncodedProvenance,
-    Provenance,
+    EncodedReplicaInfo,
+    ReplicaInfo,
     encode_provenance,
     problem_answer,
     provenance_members,
@@ -43,7 +43,7 @@ from forebay_worker.tasks.replica import Replica
 class Refused(Exception):
     """A read that its replica refuses, with the replica's state."""
 
-    def __init__(self, problem: Problem, source: Provenance) -> None:
+    def __init__(self, problem: Problem, source: ReplicaInfo) -> None:
         super().__init__(problem.detail)
         self.problem = problem
         self.source = source
@@ -53,14 +53,14 @@ class Refused(Exception):
         """Whether the replica may be able to answer soon."""
         return isinstance(self.problem, LagExceedsTolerance | PositionNotReached | NotReady)
 
-    def with_provenance(self) -> Problem:
+    def with_replica_info(self) -> Problem:
         """The problem with the replica's lag, role and position among its members."""
         self.problem.members = {**self.problem.members, **provenance_members(self.source)}
         return self.problem
 
     def answer(self) -> Answer:
         """The same as an answer with its headers."""
-        return problem_answer(self.with_provenance(), self.source)
+        return problem_answer(self.with_replica_info(), self.source)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +79,7 @@ class Admitted:
     knows_all_keys: bool
     role: str
     lag: Lag
-    provenance: EncodedProvenance
+    replica_info: EncodedReplicaInfo
     tolerated_by: ReadParameters | None = None
     """The last parameters that it was checked against, and met."""
 
@@ -229,9 +229,9 @@ class Admission:
             return kept
         now = float(moment)
         role, lag = replica.role(lease, now), lag_of(progress, now)
-        provenance = encode_provenance(self._provenance(replica, role, lag))
+        replica_info = encode_provenance(self._replica_info(replica, role, lag))
         admitted = Admitted(
-            replica, moment, lease, designated, progress, replayed, replica.knows_all_keys, role, lag, provenance
+            replica, moment, lease, designated, progress, replayed, replica.knows_all_keys, role, lag, replica_info
         )
         replica.admitted = admitted
         return admitted
@@ -257,21 +257,21 @@ class Admission:
                 admitted, PositionNotReached(f"The replica has not reached offset {offset} of its partition.")
             )
 
-    def provenance(self, admitted: Admitted) -> EncodedProvenance:
+    def replica_info(self, admitted: Admitted) -> EncodedReplicaInfo:
         """An answer's provenance; taken after its content, so that the position is an upper bound for it."""
         replica = admitted.replica
         if replica.progress is admitted.progress:
-            return admitted.provenance
-        return encode_provenance(self._provenance(replica, admitted.role, admitted.lag))
+            return admitted.replica_info
+        return encode_provenance(self._replica_info(replica, admitted.role, admitted.lag))
 
-    def _provenance(self, replica: Replica, role: str, lag: Lag) -> Provenance:
+    def _replica_info(self, replica: Replica, role: str, lag: Lag) -> ReplicaInfo:
         partition = replica.task.partition
         token = _token(replica.log or "", partition, replica.progress.applying_to)
-        return Provenance(partition, token, role, self._host, lag)
+        return ReplicaInfo(partition, token, role, self._host, lag)
 
     def refusal(self, admitted: Admitted, problem: Problem) -> Refused:
         """What to raise where an admitted replica cannot answer after all."""
-        return Refused(problem, self.provenance(admitted).source)
+        return Refused(problem, self.replica_info(admitted).source)
 
 
 @lru_cache(maxsize=4096)

@@ -82,7 +82,7 @@ class KeyChanges:
                         yield event
                     await self._pause()
         except Refused as refused:
-            yield problem_event(refused.with_provenance())
+            yield problem_event(refused.with_replica_info())
         except PositionOfAnotherLog as problem:
             if not self._resuming:
                 raise
@@ -117,9 +117,9 @@ class KeyChanges:
         admitted = self._admission.admit(replica, self._parameters)
         if not lag_due and admitted.role == self._role:
             return None
-        provenance = self._admission.provenance(admitted)
-        self._note_sent(provenance.source.role)
-        return Event("lag", b"{%b}" % provenance.members, provenance.source.position)
+        replica_info = self._admission.replica_info(admitted)
+        self._note_sent(replica_info.source.role)
+        return Event("lag", b"{%b}" % replica_info.members, replica_info.source.position)
 
     def _changed(self, replica: Replica) -> Event | None:
         """The key read again, None if unchanged since last sent."""
@@ -132,10 +132,10 @@ class KeyChanges:
             return None
         self._digest = digest
         self._changed_boot_ms = boot_ms()
-        source = found.provenance.source
+        source = found.replica_info.source
         self._note_sent(source.role)
         shown = None if found.value is None else self._spec.value_codec.to_json(found.value)
-        document = key_document(self._key, shown, found.provenance.tail)
+        document = key_document(self._key, shown, found.replica_info.tail)
         return Event("absent" if found.value is None else "value", document, source.position)
 
     def _note_sent(self, role: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from forebay.errors import NotReady, Problem
-from forebay.rest.answers import Answer, EncodedProvenance, problem_answer
+from forebay.rest.answers import Answer, EncodedReplicaInfo, problem_answer
 from forebay.rest.batches import KeyResult, key_result, read_plain_keys, require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     """The stored value of a key, None if there is none, and its provenance."""
 
     value: bytes | None
-    provenance: EncodedProvenance
+    replica_info: EncodedReplicaInfo
 
 
 class Batched(NamedTuple):
@@ -60,10 +60,10 @@ class KeyRead:
         partition = admission.agreed_partition(self._spec, key.partition, parameters.partition)
         admitted = admission.admit(admission.replica(self._spec, partition), parameters)
         value = value_of(admitted.replica, key, parameters)
-        provenance = admission.provenance(admitted)
+        replica_info = admission.replica_info(admitted)
         if value is None:
-            raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), provenance.source)
-        return Answer(200, provenance.json_head, key_document(key, self._shown(value), provenance.tail))
+            raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)
+        return Answer(200, replica_info.json_head, key_document(key, self._shown(value), replica_info.tail))
 
 
 class Reads:
@@ -90,11 +90,11 @@ class Reads:
     def lookup(self, replica: Replica, key: KeyForm, parameters: ReadParameters) -> Found:
         """A replica's result for a key, including a proven miss; raises ``Refused``."""
         admitted = self._admission.admit(replica, parameters)
-        found = Found(value_of(replica, key, parameters), self._admission.provenance(admitted))
+        found = Found(value_of(replica, key, parameters), self._admission.replica_info(admitted))
         if found.value is None:
             problem = why_unproven(admitted, parameters.written(replica.spec), key.plain)
             if problem is not None:
-                raise Refused(problem, found.provenance.source)
+                raise Refused(problem, found.replica_info.source)
         return found
 
     def batch(self, store: str, keys: Sequence[Any], parameters: ReadParameters) -> Batched:
@@ -141,11 +141,11 @@ class Reads:
             values = values_of(admitted.replica, plains, parameters, most_bytes)
         except NotReady as problem:
             return _refused(len(plains), problem_answer(problem), True)
-        provenance = self._admission.provenance(admitted)
-        documents = key_documents(spec, plains, values, provenance.tail)
+        replica_info = self._admission.replica_info(admitted)
+        documents = key_documents(spec, plains, values, replica_info.tail)
         batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:
-            missed = Refused(miss(admitted, spec, plains[index], parameters.as_of_ms), provenance.source)
+            missed = Refused(miss(admitted, spec, plains[index], parameters.as_of_ms), replica_info.source)
             batched.results[index] = key_result(missed.answer())
             if missed.may_wait:
                 batched.waiting.append(index)

@@ -13,7 +13,7 @@ from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
     Answer,
-    Provenance,
+    ReplicaInfo,
     provenance_head,
     provenance_members,
 )
@@ -143,7 +143,7 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, 
 
 
 def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:
-    return provenance_members(admission.provenance(admitted).source)
+    return provenance_members(admission.replica_info(admitted).source)
 
 
 def _source_head(*pages: Page) -> bytes:
@@ -151,7 +151,7 @@ def _source_head(*pages: Page) -> bytes:
     if len(pages) != 1:
         return b""
     source = pages[0].source
-    return provenance_head(Provenance(**{**source, "lag": Lag(**source["lag"])}))
+    return provenance_head(ReplicaInfo(**{**source, "lag": Lag(**source["lag"])}))
 
 
 def _merged(scan: Scan, pages: list[Page], limit: int) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from forebay.codecs import all_to_json
 from forebay.errors import BadParameter, NotReady, Problem
-from forebay.repeats import Repeats
+from forebay.log_throttle import LogThrottle
 from forebay.rest.batches import require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.stored_versions import decode_version
@@ -23,7 +23,7 @@ _FIRST_CHUNK, _LARGEST_CHUNK = 8, 128
 """Entries that are read together: their size is unknown before."""
 _CHUNK_BYTES, _MOST_VALUES = 4 << 20, 500
 """Values of a batch that are read together, by the size of those before."""
-_LOGGED = Repeats()
+_LOGGED = LogThrottle()
 """A store that cannot be read would otherwise be logged with every read of it."""
 
 
@@ -104,7 +104,7 @@ def _unreadable(replica: Replica, store: StateStore, error: Exception) -> Proble
     """
     if isinstance(error, StoreCorrupted):
         replica.on_corrupted(replica, store, str(error))
-    if _LOGGED.is_news(f"{replica.spec.name} {replica.task} {error!r}"):
+    if _LOGGED.allow(f"{replica.spec.name} {replica.task} {error!r}"):
         # As text: a record that keeps the error keeps the read, and so the store, open.
         log.warning("%s of task %s could not be read: %s", replica.spec.name, replica.task, repr(error))
     return NotReady("The store could not be read; it may be closing or being reopened.", retry_after_s=1)

@@ -15,7 +15,7 @@ from forebay.changelog import Batch, Changelog, Consumer, Wake
 from forebay.clock import boot_ms
 from forebay.errors import ForebayError
 from forebay.lag import EndOffset
-from forebay.repeats import Repeats
+from forebay.log_throttle import LogThrottle
 from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, observe_end, resume
@@ -72,7 +72,7 @@ class Applier:
         self._retry_at: dict[TopicPartition, float] = {}
         self.storage_faults: dict[TopicPartition, str] = {}
         """What keeps records from being applied, and the remedy."""
-        self._logged = Repeats()
+        self._logged = LogThrottle()
         self._open_transactions = OpenTransactions()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._wake = Wake()
@@ -214,9 +214,9 @@ class Applier:
         if storage_fault is not None:
             self.storage_faults[tp] = storage_fault
             # A full disk fails every store, and the log may be on it.
-            if self._logged.is_news(storage_fault):
+            if self._logged.allow(storage_fault):
                 log.error("%s, and what meets the same, could not be applied; %s. %s", tp, again, storage_fault)
-        elif self._logged.is_news(f"{tp}: {replica.failure}"):
+        elif self._logged.allow(f"{tp}: {replica.failure}"):
             unforeseen = not isinstance(error, ForebayError)
             log.error("%s could not be applied; %s: %s", tp, again, error, exc_info=unforeseen and error)
         self._consumer.unassign(tp)
@@ -282,7 +282,7 @@ class Applier:
             if number == _REASONS_AT_ONCE:
                 log.error("%d more reasons are in the failures of /v1/status", len(begun) - number)
                 break
-            if self._logged.is_news(reason):
+            if self._logged.allow(reason):
                 others = f" and {len(tps) - 1} more" if len(tps) > 1 else ""
                 log.error("not applied are %s%s: %s", tps[0], others, reason)
 
@@ -307,6 +307,6 @@ class Applier:
             self._consumer.assign(tp, committed.position)
         except Exception as error:
             self._replicas[tp].failure = str(error) or repr(error)
-            if self._logged.is_news(f"{tp}: {error}"):
+            if self._logged.allow(f"{tp}: {error}"):
                 log.error("%s cannot be read; retrying every %.0f s: %s", tp, _RETRY_MS / 1000, error)
             self._retry_at[tp] = boot_ms() + _RETRY_MS

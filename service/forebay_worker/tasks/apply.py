@@ -52,8 +52,8 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     replica.learn_tombstone_life(batch.tombstone_life_ms)
     partitions_found = replica.partitions_found if replica.repartitioned else None
     settles = batch.end_reached and before.pending_end is not None
-    is_news = settles or partitions_found != before.partitions_found
-    if not batch.records and batch.position == before.position and before.restored and not is_news:
+    has_news = settles or partitions_found != before.partitions_found
+    if not batch.records and batch.position == before.position and before.restored and not has_news:
         _note_nothing_new(replica, before, batch)
         return
     skipped, stopped_by = 0, None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
-from forebay.repeats import Repeats
+from forebay.log_throttle import LogThrottle
 from forebay.stores import StateStore
 from forebay.tasks import TaskId
 from forebay.topology import StoreSpec, Topology
@@ -59,7 +59,7 @@ class TaskManager:
         self._topology = topology
         self._directory = directory
         self._opener = opener
-        self._logged = Repeats()
+        self._logged = LogThrottle()
         self._recovery = Recovery(changelog, directory, opener, policy, self._keep_house)
         self.applier = self._recovery.applier
         self.bulk_restore = self._recovery.bulk_restore
@@ -237,7 +237,7 @@ class TaskManager:
                 self._unopenable[task] = found
             self._reopen_boot_ms = boot_ms() + _REOPEN_MS
             self._close_all(opened.values())
-            if self._logged.is_news(f"{found or error}" if everywhere else f"{task}: {found or error}"):
+            if self._logged.allow(f"{found or error}" if everywhere else f"{task}: {found or error}"):
                 log.error(
                     "task %s could not be opened; retrying every %.0f s. %s",
                     task,

@@ -31,7 +31,7 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
 
     Of records that are not declared foreign, keys are checked as they are stored.
     """
-    if not spec.foreign and all_fit(
+    if not spec.external and all_fit(
         spec.value_codec,
         [value for _, _, value, _, heartbeat in batch.records if value is not None and not heartbeat],
     ):
@@ -46,7 +46,7 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
     first, fault = bad[0]
     offset = batch.records[first][0]
     topic, partition = batch.topic_partition
-    remedy = 'on_bad_value = "skip"' if spec.foreign else 'foreign = true and on_bad_value = "skip"'
+    remedy = 'on_bad_value = "skip"' if spec.external else 'foreign = true and on_bad_value = "skip"'
     error = BadRecord(
         f"The record at offset {offset} of {topic!r}, partition {partition}, does not fit the store "
         f"{spec.name!r}: {fault}. Set {remedy} on the store to skip such records."

@@ -18,7 +18,7 @@ from forebay.changelog import Changelog
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
 from forebay.lag import EndOffset, EndOffsets
-from forebay.repeats import Repeats
+from forebay.log_throttle import LogThrottle
 from forebay.stores import CommittedOffset, StoreCorrupted
 from forebay.tasks import TopicPartition
 from forebay_worker.state.directory import StateDirectory
@@ -76,7 +76,7 @@ class Recovery:
         self._changelog = changelog
         self._directory = directory
         self._opener = opener
-        self._logged = Repeats()
+        self._logged = LogThrottle()
         self.applier = Applier(
             changelog,
             policy.poll_interval_ms,
@@ -304,7 +304,7 @@ class Recovery:
         if found is not None:
             self.applier.storage_faults[tp] = found
         self._pending_rebuilds[tp] = _PendingRebuild(replica, boot_ms() + _RETRY_MS, set_aside_first)
-        if self._logged.is_news(f"{tp}: {replica.failure}" if found is None else found):
+        if self._logged.allow(f"{tp}: {replica.failure}" if found is None else found):
             every_s = _RETRY_MS / 1000
             log.error(
                 "the rebuild of %s could not be started; retrying every %.0f s: %s", tp, every_s, replica.failure

@@ -31,8 +31,8 @@ def made(admin: AdminClient, store: StoreSpec, config: dict[str, str]) -> TopicP
 def end_of_all(admin: AdminClient, tp: TopicPartition) -> int:
     """The end for readers of what is not committed, too."""
     wanted = {KafkaTopicPartition(*tp): OffsetSpec.latest()}
-    asked = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_UNCOMMITTED)
-    return int(next(iter(asked.values())).result(10).offset)
+    futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+    return int(next(iter(futures.values())).result(10).offset)
 
 
 @dataclass

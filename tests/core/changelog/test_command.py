@@ -31,8 +31,8 @@ def test_logs_are_listed_compacted_and_reset(cluster):
     assert removed.startswith("5 records removed")
     before = cluster.changelog.identity("test-counts-changelog")
     common = ["--topology", str(cluster.topology_path), "--changelog", cluster.changelog.url]
-    asked = CliRunner().invoke(changelog, ["reset", *common, "counts"], input="n\n")
-    assert "empties test-counts-changelog" in asked.output
+    futures = CliRunner().invoke(changelog, ["reset", *common, "counts"], input="n\n")
+    assert "empties test-counts-changelog" in futures.output
     assert cluster.changelog.identity("test-counts-changelog") == before
     run(cluster, "reset", "counts", "--yes")
     assert cluster.changelog.identity("test-counts-changelog") != before

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
 
 from forebay.changelog import Heartbeat, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.changelog.kafka.disposal import Admin
+from forebay.changelog.kafka.client_close import Admin
 from forebay.changelog.kafka.fetcher import Fetched
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.topics import ask_offsets, passes
@@ -94,9 +94,9 @@ def test_what_elections_cause_passes_and_what_rights_and_sizes_cause_does_not():
 
 
 def test_a_foreign_topic_is_not_made(changelog):
-    store = spec(foreign=True)
+    store = spec(external=True)
     for _ in range(2):
-        with pytest.raises(TopicMissing, match="is foreign, so its owner creates it"):
+        with pytest.raises(TopicMissing, match="is external, so its owner creates it"):
             changelog.ensure(store)
 
 
@@ -142,14 +142,14 @@ def test_a_topic_that_deletes_what_a_rebuild_would_need_is_refused_unless_accept
     ],
 )
 def test_a_topic_is_refused_where_a_rebuilt_store_would_lack_what_it_promises(
-    changelog, admin, fields, config, said
+    changelog, admin, fields, config, message
 ):
     store = spec(**fields)
     made(admin, store, config)
-    if said is None:
+    if message is None:
         changelog.ensure(store)
     else:
-        with pytest.raises(TopicRefused, match=said):
+        with pytest.raises(TopicRefused, match=message):
             changelog.ensure(store)
         changelog.ensure(replace(store, accept_uncompacted=True))
 
@@ -783,7 +783,7 @@ def test_a_partition_whose_end_is_not_learnt_has_failed_after_a_while(changelog,
         (KafkaError._TIMED_OUT, r"No broker of .* answers", False),
     ],
 )
-def test_what_keeps_an_end_from_being_learnt_is_said(changelog, monkeypatch, code, said, lasting):
+def test_what_keeps_an_end_from_being_learnt_is_said(changelog, monkeypatch, code, message, lasting):
     consumer, tp = changelog.consumer(), TopicPartition("t", 0)
     try:
         consumer.assign(tp, 0)
@@ -792,7 +792,7 @@ def test_what_keeps_an_end_from_being_learnt_is_said(changelog, monkeypatch, cod
         failure = consumer.failures()[tp]
     finally:
         consumer.close()
-    assert re.search(said, failure.reason)
+    assert re.search(message, failure.reason)
     assert failure.lasting == lasting
 
 

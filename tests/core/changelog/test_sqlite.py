@@ -451,11 +451,11 @@ def test_what_only_looks_makes_nothing_of_what_is_lost(changelog: SqliteChangelo
 
 
 def test_a_foreign_topic_is_not_made(changelog: SqliteChangelog) -> None:
-    foreign = replace(SPEC, name="stock", topic="misspelt", foreign=True)
-    with pytest.raises(TopicMissing, match=r"no topic 'misspelt'. The store 'stock' is foreign"):
-        changelog.ensure(foreign)
+    external = replace(SPEC, name="stock", topic="misspelt", external=True)
+    with pytest.raises(TopicMissing, match=r"no topic 'misspelt'. The store 'stock' is external"):
+        changelog.ensure(external)
     assert "misspelt" not in changelog.topics()
-    changelog.ensure(replace(SPEC, foreign=True))
+    changelog.ensure(replace(SPEC, external=True))
 
 
 def test_a_log_with_a_lost_partition_can_be_reset(changelog: SqliteChangelog) -> None:

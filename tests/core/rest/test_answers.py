@@ -10,7 +10,7 @@ from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
     Answer,
-    Provenance,
+    ReplicaInfo,
     encode_provenance,
     json_answer,
     lag_json,
@@ -23,7 +23,7 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 
 figures = st.none() | st.integers(0, 2**63 - 1)
 lags = st.builds(Lag, figures, figures, figures)
-SOURCE = Provenance(3, "AQtoken_-", "standby", "[::1]:8080", Lag(7, None, 0))
+SOURCE = ReplicaInfo(3, "AQtoken_-", "standby", "[::1]:8080", Lag(7, None, 0))
 
 
 def headers(head: bytes) -> dict[bytes, bytes]:

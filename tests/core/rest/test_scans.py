@@ -47,7 +47,7 @@ def test_ranges_of_times_are_half_open(items, times, within):
         route = next(route for route in SCAN_ROUTES if route.items == items and route.keyed is keyed)
         parameters = ReadParameters(start=b"%d" % from_ms, end=b"%d" % to_ms)
         scan = make_scan(route, spec, b"k" if keyed else None, parameters)
-        found = scan.asked_for([(stored, b"1")], None) if scan.start <= stored < scan.end else []
+        found = scan.selected([(stored, b"1")], None) if scan.start <= stored < scan.end else []
         return bool(found)
 
     for keyed in (True, False) if items != "versions" else (True,):

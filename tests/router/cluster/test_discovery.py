@@ -13,7 +13,7 @@ from forebay.identity import Identity
 from forebay.lag import Lag
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.networks import Networks
-from forebay.rest.answers import Provenance, provenance_head
+from forebay.rest.answers import ReplicaInfo, provenance_head
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
@@ -48,7 +48,9 @@ def test_a_router_that_knows_workers_but_no_stores_yet_is_not_ready():
     view = WorkerView(HOST, live=True, seen_boot_ms=boot_ms())
     known, discovery = discovering([HOST])
     known.workers[HOST] = view
-    known.on_answer_headers(HOST, ("s", 0), provenance_head(Provenance(1, "p", "active", str(HOST), Lag(0, 0, 0))))
+    known.on_answer_headers(
+        HOST, ("s", 0), provenance_head(ReplicaInfo(1, "p", "active", str(HOST), Lag(0, 0, 0)))
+    )
     assert not discovery.ready
     known.metadata.stores = {"s": SPEC}
     assert discovery.ready

@@ -7,14 +7,14 @@ import pytest
 from forebay.errors import LagExceedsTolerance, NotActive, NotReady, PartitionerMismatch, Problem
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
-from forebay.rest.answers import Answer, Provenance, problem_answer, provenance_members
+from forebay.rest.answers import Answer, ReplicaInfo, problem_answer, provenance_members
 from forebay_router.reads.attempts import Attempt, refusal
 
 NEAR, FAR, DOWN = (HostInfo(name, 1) for name in ("near", "far", "down"))
 
 
 def attempt(host: HostInfo, problem: Problem, lag: Lag) -> Attempt:
-    source = Provenance(0, "position", "standby", str(host), lag)
+    source = ReplicaInfo(0, "position", "standby", str(host), lag)
     problem.members = {**problem.members, **provenance_members(source)}
     return Attempt(host, "answered", problem_answer(problem, source))
 

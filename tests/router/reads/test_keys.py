@@ -5,7 +5,7 @@ import pytest
 from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Overloaded, UnknownKey
 from forebay.lag import Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
-from forebay.rest.answers import Answer, Provenance, problem_answer, provenance_members
+from forebay.rest.answers import Answer, ReplicaInfo, problem_answer, provenance_members
 from forebay.topology import StoreSpec
 from forebay_router.reads.keys import verdict
 from forebay_router.reads.replica_read import TimedAnswer
@@ -20,7 +20,7 @@ LOST, LATE, FULL, BEHIND = (
 
 def miss(partition: int, lag: Lag, log: str = "log") -> Answer:
     token = encode_position(Position(log_digest(log), {partition: 10 + partition}))
-    source = Provenance(partition, token, "active", "h:1", lag)
+    source = ReplicaInfo(partition, token, "active", "h:1", lag)
     return problem_answer(UnknownKey("No such key.", key="k", **provenance_members(source)), source)
 
 

@@ -4,12 +4,12 @@ from hypothesis import strategies as st
 
 from forebay.errors import UnknownKey
 from forebay.lag import Lag
-from forebay.rest.answers import JSON_HEAD, NO_STORE, Provenance, lag_head, problem_answer, provenance_head
+from forebay.rest.answers import JSON_HEAD, NO_STORE, ReplicaInfo, lag_head, problem_answer, provenance_head
 from forebay_router.upstream.replica_headers import reported_in
 
 FIGURES = st.none() | st.integers(0, 2**40)
 SOURCES = st.builds(
-    Provenance,
+    ReplicaInfo,
     st.just(3),
     st.just("AQtoken_-"),
     st.sampled_from(["active", "restoring", "standby"]),

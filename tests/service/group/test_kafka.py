@@ -657,20 +657,20 @@ async def test_the_client_tells_when_it_was_heard_and_rejoins_when_asked(group):
     """The internals of aiokafka in use exist: without them no lease would be renewed, and no lag reported
     again."""
     AssignmentTopic(KafkaUrl.parse(group.url), group.application_id).ensure()
-    callbacks, heard = Talker(), []
-    consumer = consumer_of(group, callbacks, heard.append)
+    callbacks, on_response = Talker(), []
+    consumer = consumer_of(group, callbacks, on_response.append)
     began = boot_ms()
     await consumer.join(f"{group.application_id}-assignments")
     try:
         await until(lambda: callbacks.told == [b"told hello"], consumer)
-        joined = len(heard)
+        joined = len(on_response)
         assert joined >= 2  # to join, and to hear the assignment
-        await until(lambda: len(heard) >= joined + 5, consumer)
-        assert began < heard[0]
-        assert heard == sorted(heard)
-        asked = callbacks.subscribed
+        await until(lambda: len(on_response) >= joined + 5, consumer)
+        assert began < on_response[0]
+        assert on_response == sorted(on_response)
+        futures = callbacks.subscribed
         consumer.request_rejoin()
-        await until(lambda: callbacks.subscribed > asked and len(callbacks.told) == 2, consumer)
+        await until(lambda: callbacks.subscribed > futures and len(callbacks.told) == 2, consumer)
     finally:
         await consumer.leave()
 
@@ -729,5 +729,5 @@ def test_another_consumer_under_the_groups_id_is_named_and_joined_after(group, c
         (OSError("refused"), "cannot be reached: refused"),
     ],
 )
-def test_what_keeps_a_member_out_is_said(error, said):
-    assert said in group_consumer.refusal(error, "g", "kafka://b:1")
+def test_what_keeps_a_member_out_is_said(error, message):
+    assert message in group_consumer.refusal(error, "g", "kafka://b:1")

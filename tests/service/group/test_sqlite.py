@@ -363,8 +363,8 @@ def test_a_member_of_another_topology_gets_no_task_and_keeps_what_it_serves(grou
     assert other.running_actives == frozenset()
     assert roles(a, b) == before
     assert {metadata.host for metadata in a.map.hosts} == {a.host, b.host}
-    said = [record.message for record in caplog.records if "leader has topology" in record.message]
-    assert said == [
+    message = [record.message for record in caplog.records if "leader has topology" in record.message]
+    assert message == [
         f"the group's leader has topology {TOPOLOGY.fingerprint}, this worker {OTHER_TOPOLOGY.fingerprint}: "
         "it keeps serving what it holds. This is normal while a new topology is rolled out; otherwise "
         "restart it with the group's."

@@ -109,10 +109,10 @@ def test_damaged_messages_and_those_of_others_are_refused(
     document = json.loads(zlib.decompress(raw))
     without = {name: value for name, value in document.items() if name != data.draw(st.sampled_from([*document]))}
     cut = raw[: data.draw(st.integers(0, len(raw) - 1))]
-    foreign = data.draw(
+    external = data.draw(
         st.binary() | st.sampled_from([zlib.compress(text) for text in (b"", b"7", b"[]", b"\xff")])
     )
-    for damaged in (cut, foreign):
+    for damaged in (cut, external):
         with pytest.raises(UnreadableMessage, match="is damaged, or no worker wrote it"):
             decode(damaged)
     with contextlib.suppress(UnreadableMessage):

@@ -90,7 +90,7 @@ def test_token_is_taken_after_the_value_lag_before(tmp_path):
     admitted = admission.admit(replica, ReadParameters())
     # Both are applied while the value is read.
     progress(replica, position=3, applying_to=3, consistent_position=3)
-    source = admission.provenance(admitted).source
+    source = admission.replica_info(admitted).source
     assert decode_position(source.position).offsets == {0: 3}
     assert source.lag.record_lag == 2
 

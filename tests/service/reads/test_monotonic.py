@@ -73,9 +73,9 @@ class Copy:
 
     def read(self, token: str | None) -> tuple[int, int | None, str]:
         """Status, value and position."""
-        asked = ReadParameters(min_position=None if token is None else decode_position(token))
+        futures = ReadParameters(min_position=None if token is None else decode_position(token))
         try:
-            answer = self._reads.key("s", asked).answer(b"k")
+            answer = self._reads.key("s", futures).answer(b"k")
         except Refused as refused:
             answer = refused.answer()
         document = json.loads(answer.body)

@@ -135,9 +135,9 @@ async def test_a_list_of_one_key_is_of_that_key_whatever_its_cursor_says(tmp_pat
         b"\xff",
     ):
         for reverse in (False, True):
-            asked = ReadParameters(reverse=reverse)
-            cursor = Cursor(make_scan(route, replica.spec, b"k", asked).digest, last).encode()
-            parameters = replace(asked, cursor=cursor)
+            futures = ReadParameters(reverse=reverse)
+            cursor = Cursor(make_scan(route, replica.spec, b"k", futures).digest, last).encode()
+            parameters = replace(futures, cursor=cursor)
             answer = await Scans(admission).answer(route, "counts", b"k", parameters, frames=False)
             assert b"another key" not in answer.body
     with pytest.raises(BadParameter, match="The key is in partition 0, not 1"):

@@ -366,19 +366,19 @@ def test_a_log_that_was_given_more_partitions_makes_misses_worthless(log, caplog
 def test_keys_that_another_partitioner_put_here_make_misses_worthless(tmp_path):
     log = Log(tmp_path / "log", partitions=4)
     placed = Murmur2Partitioner()
-    foreign = next(k for k in (b"k%d" % i for i in range(100)) if placed.partition(k, 4) != 0)
+    external = next(k for k in (b"k%d" % i for i in range(100)) if placed.partition(k, 4) != 0)
     own = next(k for k in (b"k%d" % i for i in range(100)) if placed.partition(k, 4) == 0)
     follower = Follower(log.changelog, spec(partitions=4))
     log.append((own, b"1"))
     follower.poll()
     assert follower.replica.misplaced_key is None
-    log.append((foreign, b"1"))
+    log.append((external, b"1"))
     follower.poll()
-    assert follower.replica.misplaced_key == foreign
+    assert follower.replica.misplaced_key == external
     # A restart finds nothing new in the log, and still knows.
     again = Replica(follower.replica.spec, TaskId(0, 0), follower.replica.store)
     follower.applier.follow(again)
-    assert again.misplaced_key == foreign
+    assert again.misplaced_key == external
     # By another partitioner the key may lie right.
     mended = Replica(dataclasses.replace(again.spec, partitioner="unknown"), TaskId(0, 0), follower.replica.store)
     follower.applier.follow(mended)

@@ -202,18 +202,18 @@ def test_a_task_that_could_be_neither_opened_nor_closed_is_opened_later(tmp_path
 
 def test_a_task_that_could_not_be_opened_and_went_elsewhere_is_deleted(tmp_path, changelog):
     fill(tmp_path, changelog)
-    asked = threading.Event()
+    futures = threading.Event()
 
     class Refusing(StoreFactory):
         def open(self, task, spec) -> OpenedStore:
             if task == TASKS[1]:
-                asked.set()
+                futures.set()
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().open(task, spec)
 
     with started(tmp_path, changelog, Refusing, cleanup_ms=50) as manager:
         manager.hold(TASKS[:2], ())
-        assert asked.wait(20)
+        assert futures.wait(20)
         manager.hold(TASKS[:1], ())
         left = tmp_path / "state" / "app"
         wait_until(lambda: [path.name for path in left.glob("0_*")] == [str(TASKS[0])], "the others' deletion")

@@ -32,7 +32,7 @@ TP = TopicPartition("clicks", 0)
 
 
 def spec(key: str = "string", value: str = "json", **fields: object) -> StoreSpec:
-    fields = {"foreign": True, "on_bad_value": "stop", **fields}
+    fields = {"external": True, "on_bad_value": "stop", **fields}
     return StoreSpec("s", fields.pop("kind", "key-value"), key, value, "murmur2", TP.topic, 1, **fields)
 
 
@@ -123,12 +123,12 @@ def test_a_replica_that_stops_in_the_middle_of_a_replay_is_at_no_point_of_histor
 )
 def test_values_are_checked_whoever_is_said_to_write_them(value, bad):
     """One that is no JSON would add members to its answers, or spoil its page or batch."""
-    named = spec(value=value, foreign=False)
+    named = spec(value=value, external=False)
     assert named.validated
     stopped_by = fitting(named, batch((b"k", bad))).stopped_by
     assert stopped_by is not None
-    assert 'Set foreign = true and on_bad_value = "skip"' in str(stopped_by)
-    assert not spec(value="bytes", foreign=False).validated
+    assert 'Set external = true and on_bad_value = "skip"' in str(stopped_by)
+    assert not spec(value="bytes", external=False).validated
 
 
 def test_bad_records_that_are_left_out_are_counted_and_the_position_passes_them():
@@ -259,8 +259,8 @@ def test_a_restore_process_leaves_a_bad_record_to_the_applier_and_goes_on_where_
 
 @pytest.mark.parametrize(("store", "key"), [(spec(), None), (spec("int64"), b"1234567")])
 def test_a_key_that_no_store_could_hold_says_how_to_get_past_it(store, key):
-    own = replace(store, foreign=False)
-    with pytest.raises(BadRecord, match=r"offset 8 of 'clicks' .* set foreign = true on the store"):
+    own = replace(store, external=False)
+    with pytest.raises(BadRecord, match=r"offset 8 of 'clicks' .* set external = true on the store"):
         Fold({}, {}, None, set()).add(own, batch((b"12345678", b"1"), (key, b"1")).records)
 
 

@@ -284,11 +284,11 @@ def test_a_store_that_was_opened_while_nobody_knew_its_log_is_not_taken_for_that
 def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_seldom(
     tmp_path, changelog, monkeypatch
 ):
-    asked: list[list[TopicPartition]] = []
+    futures: list[list[TopicPartition]] = []
     own = changelog.end_offsets
 
     def end_offsets(wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
-        asked.append(list(wanted))
+        futures.append(list(wanted))
         return own(wanted)
 
     monkeypatch.setattr("forebay_worker.tasks.recovery._ENDS_AT_ONCE", 4)
@@ -300,8 +300,8 @@ def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_se
         monkeypatch.setattr(
             manager.bulk_restore, "restorations", {one.replica.topic_partition: one for one in waiting}
         )
-        wait_until(lambda: len({tp for lookup in asked for tp in lookup}) == PARTITIONS, "every end")
-    assert max(map(len, asked)) <= 4
+        wait_until(lambda: len({tp for lookup in futures for tp in lookup}) == PARTITIONS, "every end")
+    assert max(map(len, futures)) <= 4
 
 
 def far_behind(changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from confluent_kafka import KafkaException
 
 from forebay.changelog.base import Consumer, Heartbeat, Rows
-from forebay.changelog.kafka.claims import has_retired, has_written, last_heartbeat
 from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
+from forebay.changelog.kafka.writer_ownership import has_retired, has_written, last_heartbeat
 from forebay.errors import ChangelogError, ChangelogUnreachable
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec

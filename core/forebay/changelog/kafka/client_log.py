@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from forebay.repeats import Repeats
+from forebay.log_throttle import LogThrottle
 
 
 class _Once(logging.Filter):
@@ -12,11 +12,11 @@ class _Once(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._repeats = Repeats()
+        self._throttle = LogThrottle()
 
     def filter(self, record: logging.LogRecord) -> bool:
         # Lines begin with their kind, such as FAIL; the rest contains varying ports and durations.
-        return self._repeats.is_news(record.getMessage().partition(" ")[0])
+        return self._throttle.allow(record.getMessage().partition(" ")[0])
 
 
 CLIENT_LOG = logging.getLogger("forebay.kafka")

@@ -12,11 +12,11 @@ from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from forebay.changelog.base import Batch, ReadFailure
+from forebay.changelog.eventfd import Wake
+from forebay.changelog.kafka.admin_polls import AdminPoll, AdminPolls
 from forebay.changelog.kafka.fetcher import Fetched, Fetcher
-from forebay.changelog.kafka.questions import Question, Questions
 from forebay.changelog.kafka.topic_states import TopicStates
 from forebay.changelog.kafka.topics import KafkaTopics, ask_offsets, passes
-from forebay.changelog.wake import Wake
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset
 from forebay.tasks import TopicPartition
@@ -97,15 +97,15 @@ class KafkaConsumer:
         """Those whose end was unchanged, and had been reached, at the last request."""
         self._current_boot_ms = 0.0
         self._to_ask: list[TopicPartition] = []
-        self._ends = Question(_END_INTERVAL_MS, lambda admin: self._ask_ends(admin, self._known_in_turn()))
+        self._ends = AdminPoll(_END_INTERVAL_MS, lambda admin: self._ask_ends(admin, self._known_in_turn()))
         # Asked for by itself: while one cannot be learnt, such as without a leader, all others are to stay known.
-        self._first_ends = Question(_END_INTERVAL_MS, lambda admin: self._ask_ends(admin, self._unknown()))
-        self._beginnings = Question(
+        self._first_ends = AdminPoll(_END_INTERVAL_MS, lambda admin: self._ask_ends(admin, self._unknown()))
+        self._beginnings = AdminPoll(
             _BEGINNING_INTERVAL_MS, lambda admin: ask_offsets(admin, list(self._assigned), OffsetSpec.earliest())
         )
         self._states = TopicStates(lambda: sorted({tp.topic for tp in self._assigned}))
         of_partitions = (self._ends, self._first_ends, self._beginnings)
-        self._questions = Questions(topics, *of_partitions, self._states.describing, self._states.configuring)
+        self._questions = AdminPolls(topics, *of_partitions, self._states.describing, self._states.configuring)
 
     def _renew_fetcher(self) -> None:
         """Start again with a client that has never seen the replaced topic.
@@ -168,13 +168,13 @@ class KafkaConsumer:
             self._questions.send_due()
         of_all = min(max_records * max(1, len(self._assigned)), max(max_records, _MOST_AT_ONCE))
         fetched = self._fetcher.take(of_all)
-        came = {tp for tp, part in fetched.items() if part.position or part.end is not None}
-        for tp in came & self._assigned.keys():
+        fetched_partitions = {tp for tp, part in fetched.items() if part.position or part.end is not None}
+        for tp in fetched_partitions & self._assigned.keys():
             self._assigned[tp].refusal = None
         for tp, part in fetched.items():
             if tp in self._assigned and (part.lost or part.error is not None):
                 self._take_failure(tp, part)
-        changed = (came | self._news) & self._assigned.keys()
+        changed = (fetched_partitions | self._news) & self._assigned.keys()
         self._news.clear()
         batches = (self._batch(tp, fetched.get(tp, _NOTHING)) for tp in sorted(changed))
         return [batch for batch in batches if batch is not None]
@@ -342,6 +342,6 @@ class KafkaConsumer:
         return [tp for tp in some if tp in self._assigned]
 
 
-def _counts(question: Question, assigned: _Assigned, known: object) -> bool:
+def _counts(question: AdminPoll, assigned: _Assigned, known: object) -> bool:
     """Whether an answer counts: the first does not if it was requested earlier, perhaps from a replaced topic."""
     return known is not None or question.sent_boot_ms >= assigned.since_boot_ms

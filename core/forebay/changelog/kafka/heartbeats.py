@@ -9,10 +9,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from forebay.changelog.base import Rows, unknown_writer
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.kafka.claims import known_writers, take_ownership
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.topics import passes
 from forebay.changelog.kafka.url import KafkaUrl
+from forebay.changelog.kafka.writer_ownership import known_writers, take_ownership
 from forebay.changelog.record_headers import HEARTBEAT_HEADER
 from forebay.clock import boot_ms
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
@@ -158,5 +158,5 @@ class HeartbeatWriter:
             # The process was paused, and the brokers ended the transaction themselves. The next heartbeat claims
             # the name again, which shows whether another query took it meanwhile.
             return ChangelogUnreachable(f"A write of {self._writer!r} took {took_ms:.0f} ms and was aborted.")
-        said = f"{self._writer!r} could not write to {self._topic!r}: {kafka_error.str()}."
-        return ChangelogUnreachable(said) if passes(kafka_error) else ChangelogError(said)
+        message = f"{self._writer!r} could not write to {self._topic!r}: {kafka_error.str()}."
+        return ChangelogUnreachable(message) if passes(kafka_error) else ChangelogError(message)

@@ -11,8 +11,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from forebay.changelog.kafka.client_close import close
 from forebay.changelog.kafka.client_log import CLIENT_LOG
-from forebay.changelog.kafka.disposal import close
 from forebay.changelog.kafka.fetcher import Fetched
 from forebay.changelog.kafka.records import record_with_headers
 from forebay.changelog.kafka.url import KafkaUrl

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError
 
-from forebay.changelog.kafka.questions import Question
+from forebay.changelog.kafka.admin_polls import AdminPoll
 from forebay.changelog.kafka.topics import (
     TopicState,
     ask_configs,
@@ -37,8 +37,8 @@ class TopicStates:
     """Keeps the states of the topics that ``names`` returns."""
 
     def __init__(self, names: Callable[[], list[str]]) -> None:
-        self.describing = Question(_DESCRIPTION_INTERVAL_MS, lambda admin: ask_descriptions(admin, names()))
-        self.configuring = Question(_CONFIG_INTERVAL_MS, lambda admin: ask_configs(admin, names()))
+        self.describing = AdminPoll(_DESCRIPTION_INTERVAL_MS, lambda admin: ask_descriptions(admin, names()))
+        self.configuring = AdminPoll(_CONFIG_INTERVAL_MS, lambda admin: ask_configs(admin, names()))
         self._descriptions: dict[str, Any] = {}
         self._configs: dict[str, dict[str, str]] = {}
         self._states: dict[str, TopicState] = {}

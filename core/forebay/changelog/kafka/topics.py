@@ -13,8 +13,8 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
-from forebay.changelog.base import missing_foreign
-from forebay.changelog.kafka.disposal import Admin
+from forebay.changelog.base import missing_external
+from forebay.changelog.kafka.client_close import Admin
 from forebay.changelog.kafka.topic_ids import topic_id
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms
@@ -30,7 +30,7 @@ _LEAST_TOMBSTONE_LIFE_MS = 60_000.0
 """A replica that did not read for this long is rebuilt, and every start takes some seconds."""
 _TIMEOUT_S = 3.0
 _OFFSETS_TIMEOUT_S = 2.0
-_LOOK_S = 0.02
+_RETRY_S = 0.02
 _METADATA_REFRESH_MS = 1_000
 _UNREACHABLE_FOR_MS = 5_000.0
 _RENEWED_AFTER_MS = 15_000.0
@@ -119,20 +119,20 @@ class KafkaTopics:
         self._lock = threading.Lock()
         self._unreachable_until = 0.0
         self._errors = _Errors()
-        self._heard_boot_ms = boot_ms()
+        self._responded_boot_ms = boot_ms()
         """When the admin client was made, or answered last."""
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic if it does not exist; check it otherwise.
 
-        Raises ``TopicMissing`` (with ``create`` off, or for a foreign store), ``PartitionCountMismatch``,
+        Raises ``TopicMissing`` (with ``create`` off, or for an external store), ``PartitionCountMismatch``,
         ``TopicRefused`` and ``ChangelogUnreachable``.
         """
         try:
             found = self.describe(spec.topic)
         except TopicMissing:
-            if spec.foreign:
-                raise missing_foreign(spec) from None
+            if spec.external:
+                raise missing_external(spec) from None
             if not create:
                 raise
             self._create(spec.topic, spec.partitions, topic_config(spec))
@@ -177,7 +177,7 @@ class KafkaTopics:
             except TopicMissing:
                 if boot_ms() > deadline:
                     raise
-                time.sleep(_LOOK_S)
+                time.sleep(_RETRY_S)
 
     def end_offsets(
         self,
@@ -199,7 +199,7 @@ class KafkaTopics:
             except (KafkaException, TimeoutError) as error:
                 failed = error
         if offsets:
-            self.heard()
+            self.on_response()
         elif failed is not None:
             self._translated(failed)
         return offsets
@@ -221,17 +221,17 @@ class KafkaTopics:
                     metadata_max_age_ms=2 * _METADATA_REFRESH_MS,
                 )
                 self._admin = Admin(config, self._errors.note)
-                self._heard_boot_ms = boot_ms()
+                self._responded_boot_ms = boot_ms()
             return self._admin
 
-    def heard(self) -> None:
+    def on_response(self) -> None:
         """The admin client answered."""
-        self._heard_boot_ms = boot_ms()
+        self._responded_boot_ms = boot_ms()
 
     def renew_if_silent(self) -> None:
         """Replace an admin client that has not answered for too long."""
         with self._lock:
-            if boot_ms() - self._heard_boot_ms >= _RENEWED_AFTER_MS:
+            if boot_ms() - self._responded_boot_ms >= _RENEWED_AFTER_MS:
                 self._admin = None
 
     def gone(self, topic: str) -> str:
@@ -285,7 +285,7 @@ class KafkaTopics:
         future = self._requested(request)
         try:
             result = future.result(_TIMEOUT_S + 1)
-            self.heard()
+            self.on_response()
             return result
         except (KafkaException, TimeoutError) as error:
             raise self._translated(error) from error
@@ -372,21 +372,21 @@ def ask_offsets(
     if not topic_partitions:
         return {}
     wanted = {KafkaTopicPartition(*tp): spec for tp in topic_partitions}
-    asked = admin.list_offsets(wanted, isolation_level=isolation_level, request_timeout=_OFFSETS_TIMEOUT_S)
-    return {TopicPartition(tp.topic, tp.partition): future for tp, future in asked.items()}
+    futures = admin.list_offsets(wanted, isolation_level=isolation_level, request_timeout=_OFFSETS_TIMEOUT_S)
+    return {TopicPartition(tp.topic, tp.partition): future for tp, future in futures.items()}
 
 
 def ask_descriptions(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:
     """Request the ids and partitions of topics."""
-    asked: dict[str, Future[Any]] = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_S)
-    return asked
+    futures: dict[str, Future[Any]] = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_S)
+    return futures
 
 
 def ask_configs(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:
     """Request the configurations of topics."""
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
-    asked = admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
-    return {resource.name: future for resource, future in asked.items()}
+    futures = admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
+    return {resource.name: future for resource, future in futures.items()}
 
 
 def config_values(entries: Mapping[str, Any]) -> dict[str, str]:

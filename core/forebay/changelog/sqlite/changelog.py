@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from forebay.changelog.base import Consumer, Heartbeat, Rows, missing_foreign, unknown_writer
+from forebay.changelog.base import Consumer, Heartbeat, Rows, missing_external, unknown_writer
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
@@ -84,14 +84,14 @@ class SqliteChangelog:
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there; see ``Changelog``."""
-        if create and not spec.foreign:
+        if create and not spec.external:
             self.ensure_topic(spec.topic, spec.partitions)
             return
         try:
             found = self.partitions(spec.topic)
         except TopicMissing:
-            if spec.foreign:
-                raise missing_foreign(spec) from None
+            if spec.external:
+                raise missing_external(spec) from None
             raise
         self._require_count(spec.topic, found, spec.partitions)
 

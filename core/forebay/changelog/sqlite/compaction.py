@@ -60,7 +60,7 @@ def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -
     ``RecordDamaged`` before it removes a record that is not as it was written.
     """
     with contextlib.closing(connect(path)) as connection:
-        found = _look(connection, spec, limits, now_ms)
+        found = _find_compactable(connection, spec, limits, now_ms)
         removed = _delete(connection, path, found.identity, found.replaced)
         # Only now that what they delete is gone.
         removed += _delete(connection, path, found.identity, found.tombstones, raise_floor=True)
@@ -69,7 +69,7 @@ def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Compactable:
     """Offsets of removable records, each list in ascending order, and the identity of their log."""
 
     identity: str
@@ -77,7 +77,9 @@ class _Found:
     tombstones: array[int]
 
 
-def _look(connection: sqlite3.Connection, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -> _Found:
+def _find_compactable(
+    connection: sqlite3.Connection, spec: StoreSpec, limits: CompactionLimits, now_ms: int
+) -> _Compactable:
     connection.create_function("time_ms", 1, lambda key: _time_ms(spec, key), deterministic=True)
     # A read transaction, for a consistent view.
     connection.execute("BEGIN")
@@ -116,7 +118,7 @@ def _look(connection: sqlite3.Connection, spec: StoreSpec, limits: CompactionLim
         gone = _offsets(connection, replaced, values)
         dead = _offsets(connection, tombstones, values)
         # One that was itself replaced prevented nothing from coming back, so the floor need not rise for it.
-        return _Found(identity, gone, array("q", (offset for offset in dead if not _has(gone, offset))))
+        return _Compactable(identity, gone, array("q", (offset for offset in dead if not _has(gone, offset))))
     finally:
         connection.execute("COMMIT")
 

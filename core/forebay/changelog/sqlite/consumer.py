@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from forebay.changelog.base import Batch, ReadFailure
+from forebay.changelog.eventfd import Wake
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.checksums import Checked, Row, check
-from forebay.changelog.wake import Wake
 from forebay.clock import boot_ms
 from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
@@ -24,14 +24,14 @@ _NO_MORE_WATCHES = frozenset({errno.ENOSPC, errno.ENOMEM})
 _MOST_BYTES_AT_ONCE = 8 << 20
 """Limit for the values that one poll of a partition returns, not counting the last few."""
 _SIZED_AT_ONCE = 32
-_LOOK_AT_EACH_MS = 5_000.0
+_CHECK_EACH_EVERY_MS = 5_000.0
 _NEXT_EVENTS_MS = 60_000.0
 _RETRY_MS = 1_000.0
 _LEAST_PAUSE_MS = 1.0
 _LONGEST_PAUSE_MS = 250.0
-_PAUSE_BY_LOOK_AT_SOME = 10
+_PAUSE_BY_PARTIAL_CHECK = 10
 """Pause until the next poll of logs that are being written to, as a multiple of the time a poll takes."""
-_PAUSE_BY_LOOK_AT_ALL = 3
+_PAUSE_BY_FULL_CHECK = 3
 """The same if the kernel does not report which: a thousand should not take most of a core."""
 _IF_GONE = (
     "What was applied is served, with growing lag. Put it back; if it is lost, the next start of a worker or a "
@@ -74,14 +74,14 @@ class SqliteConsumer:
         self._unsettled: set[TopicPartition] = set()
         """Those that were read while a write was about to be committed: the kernel may have reported it
         already."""
-        self._look_took_ms = 0.0
+        self._check_took_ms = 0.0
         self._events: FileEvents | None = None
         self._events_due_boot_ms = float("inf") if replay else 0.0
         """When to ask the kernel for reports, if it gives none; a replay does without."""
         self._warned = False
         self._files: dict[str, TopicPartition] = {}
-        self._looked_again_boot_ms = boot_ms()
-        self._to_look_at_again: list[TopicPartition] = []
+        self._rechecked_boot_ms = boot_ms()
+        self._to_recheck: list[TopicPartition] = []
 
     def assign(self, topic_partition: TopicPartition, position: int) -> None:
         """Read a partition from this position on."""
@@ -108,11 +108,11 @@ class SqliteConsumer:
         Later if the kernel does not report writes and the last poll took long.
         """
         if self._events is None:
-            pause_ms = min(_PAUSE_BY_LOOK_AT_ALL * self._look_took_ms, _LONGEST_PAUSE_MS)
+            pause_ms = min(_PAUSE_BY_FULL_CHECK * self._check_took_ms, _LONGEST_PAUSE_MS)
             wake.wait(max(timeout_s, pause_ms / 1000))
         elif self._unsettled:
             # A long transaction makes the kernel report writes all the time.
-            pause_ms = max(_PAUSE_BY_LOOK_AT_SOME * self._look_took_ms, _LEAST_PAUSE_MS)
+            pause_ms = max(_PAUSE_BY_PARTIAL_CHECK * self._check_took_ms, _LEAST_PAUSE_MS)
             wake.wait(min(timeout_s, pause_ms / 1000))
         elif self._unread <= self._failing.keys():
             wake.wait(timeout_s, self._events.fileno())
@@ -149,7 +149,7 @@ class SqliteConsumer:
                 if batch.position < batch.end.offset:
                     self._unread.add(tp)
                 yield batch
-        self._look_took_ms = boot_ms() - begun_boot_ms
+        self._check_took_ms = boot_ms() - begun_boot_ms
 
     def _fail(self, tp: TopicPartition, failure: ReadFailure | None) -> None:
         if failure is None:
@@ -166,9 +166,9 @@ class SqliteConsumer:
 
     def current(self) -> tuple[float, list[TopicPartition]]:
         """A time, and the partitions whose files were not written to between their last poll and then."""
-        asked = boot_ms()
+        sent_boot_ms = boot_ms()
         self._take_events()
-        return asked, [tp for tp in self._positions if tp not in self._unread and tp not in self._unsettled]
+        return sent_boot_ms, [tp for tp in self._positions if tp not in self._unread and tp not in self._unsettled]
 
     def _take_events(self) -> None:
         changed = None if self._events is None else self._events.changed()
@@ -182,17 +182,17 @@ class SqliteConsumer:
             for path in changed & self._files.keys():
                 self._unread.add(self._files[path])
                 self._retry_boot_ms.pop(self._files[path], None)
-            self._look_again()
+            self._recheck()
 
-    def _look_again(self) -> None:
+    def _recheck(self) -> None:
         """Poll each now and then regardless: nothing reports that the whole changelog was replaced."""
         now = boot_ms()
-        due = int(len(self._positions) * (now - self._looked_again_boot_ms) / _LOOK_AT_EACH_MS)
+        due = int(len(self._positions) * (now - self._rechecked_boot_ms) / _CHECK_EACH_EVERY_MS)
         if due:
-            self._looked_again_boot_ms = now
-            self._to_look_at_again = self._to_look_at_again or list(self._positions)
-            self._unread.update(tp for tp in self._to_look_at_again[:due] if tp in self._positions)
-            del self._to_look_at_again[:due]
+            self._rechecked_boot_ms = now
+            self._to_recheck = self._to_recheck or list(self._positions)
+            self._unread.update(tp for tp in self._to_recheck[:due] if tp in self._positions)
+            del self._to_recheck[:due]
 
     def _read(self, tp: TopicPartition, source: _Assigned, max_records: int) -> tuple[Batch, ReadFailure | None]:
         """What is new, and why there is no more of it if the next record is damaged."""

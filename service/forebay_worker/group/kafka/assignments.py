@@ -9,8 +9,8 @@ import logging
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from forebay.changelog.kafka.client_close import close
 from forebay.changelog.kafka.client_log import CLIENT_LOG
-from forebay.changelog.kafka.disposal import close
 from forebay.changelog.kafka.topics import KafkaTopics, assignments_topic
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogUnreachable

@@ -16,8 +16,8 @@ from dataclasses import replace
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import ChangelogError
+from forebay.log_throttle import LogThrottle
 from forebay.metadata import NO_GENERATION, Generation, HostInfo, is_loopback
-from forebay.repeats import Repeats
 from forebay.tasks import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError, refusal
@@ -65,7 +65,7 @@ class KafkaMembership:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.refusal: str | None = None
-        self._logged = Repeats()
+        self._logged = LogThrottle()
 
     @property
     def state(self) -> str:
@@ -108,7 +108,7 @@ class KafkaMembership:
                 await self._be_member()
             except (KafkaError, ChangelogError, OSError) as error:
                 reason = refusal(error, self._topology.application_id, str(self._url))
-                if self._logged.is_news(reason):
+                if self._logged.allow(reason):
                     log.warning("%s", reason)
                 self.refusal = reason
             except Exception:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-from forebay.changelog.kafka.disposal import close
+from forebay.changelog.kafka.client_close import close
 from tests.cluster import free_port, wait_until
 
 _COLLECTED_IN_ITS_OWN_THREAD = """

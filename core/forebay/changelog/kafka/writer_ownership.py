@@ -14,15 +14,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from forebay.changelog.base import Heartbeat
 from forebay.changelog.heartbeat_keys import writer_of
+from forebay.changelog.kafka.client_close import close
 from forebay.changelog.kafka.client_log import CLIENT_LOG
-from forebay.changelog.kafka.disposal import close
 from forebay.changelog.kafka.topics import ELECTING
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.record_headers import SUPERSEDED_HEADER
 
 log = logging.getLogger(__name__)
 
-_LOOKS_BACK = (1_000, 30_000, 1_000_000)
+_SEARCH_DEPTHS = (1_000, 30_000, 1_000_000)
 """In offsets. A living writer's last heartbeat is at most a batch away from the end."""
 _EVERYTHING = sys.maxsize
 _MESSAGES = 10_000
@@ -31,7 +31,7 @@ _MOST_SUPERSEDED = 16
 _RETRY_S = 0.1
 
 
-class Claim(NamedTuple):
+class WriterOwnership(NamedTuple):
     """The query that last wrote under a name, and its predecessors, the newest first."""
 
     query_id: str
@@ -42,16 +42,16 @@ class Claim(NamedTuple):
         return SUPERSEDED_HEADER, json.dumps(self.superseded).encode()
 
 
-def claim(url: KafkaUrl, topic: str, writer: str, query_id: str) -> Claim | None:
+def take_ownership(url: KafkaUrl, topic: str, writer: str, query_id: str) -> WriterOwnership | None:
     """A query's claim to a name, None if a query that superseded it has it. Raises ``KafkaException``."""
-    last = _last_claim(url, topic, writer)
+    last = _last_ownership(url, topic, writer)
     if last is None:
-        return Claim(query_id, ())
+        return WriterOwnership(query_id, ())
     if last.query_id == query_id:
         return last
     if query_id in last.superseded:
         return None
-    return Claim(query_id, (last.query_id, *last.superseded)[:_MOST_SUPERSEDED])
+    return WriterOwnership(query_id, (last.query_id, *last.superseded)[:_MOST_SUPERSEDED])
 
 
 def has_written(url: KafkaUrl, topic: str, writer: str, query_id: str) -> bool | None:
@@ -63,7 +63,7 @@ def has_written(url: KafkaUrl, topic: str, writer: str, query_id: str) -> bool |
     last = _last_heartbeat(url, topic, writer)
     if last.heartbeat is None:
         return False if last.searched_all else None
-    claimed = _claim_of(last.heartbeat)
+    claimed = _ownership_of(last.heartbeat)
     return None if claimed is None else query_id in (claimed.query_id, *claimed.superseded)
 
 
@@ -81,7 +81,7 @@ def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
     try:
         with _consumer(url) as consumer:
             beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
-            if end - beginning > _LOOKS_BACK[-1]:
+            if end - beginning > _SEARCH_DEPTHS[-1]:
                 return None
             found = _last_heartbeats(consumer, TopicPartition(topic, 0, beginning))
     except KafkaException as error:
@@ -96,7 +96,7 @@ def last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> Heartbeat | None:
 
     Raises ``KafkaException``.
     """
-    found = _search(url, topic, writer, (*_LOOKS_BACK, _EVERYTHING)).heartbeat
+    found = _search(url, topic, writer, (*_SEARCH_DEPTHS, _EVERYTHING)).heartbeat
     value = None if found is None else found.value()
     return None if value is None else Heartbeat.parse(value)
 
@@ -107,16 +107,16 @@ class _LastHeartbeat(NamedTuple):
     """Whether it was looked for from the topic's beginning on."""
 
 
-def _last_claim(url: KafkaUrl, topic: str, writer: str) -> Claim | None:
+def _last_ownership(url: KafkaUrl, topic: str, writer: str) -> WriterOwnership | None:
     """The claim in the writer's last heartbeat, None if there is none near the end or the writer was retired."""
     last = _last_heartbeat(url, topic, writer).heartbeat
-    return None if last is None else _claim_of(last)
+    return None if last is None else _ownership_of(last)
 
 
 def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
     """The writer's last heartbeat near the end of the topic, if it may be read."""
     try:
-        return _search(url, topic, writer, _LOOKS_BACK)
+        return _search(url, topic, writer, _SEARCH_DEPTHS)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise
@@ -128,11 +128,11 @@ def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
         return _LastHeartbeat(None, searched_all=False)
 
 
-def _search(url: KafkaUrl, topic: str, writer: str, look_back: tuple[int, ...]) -> _LastHeartbeat:
+def _search(url: KafkaUrl, topic: str, writer: str, depths: tuple[int, ...]) -> _LastHeartbeat:
     """The writer's last heartbeat within so many offsets from the end, tried in turn."""
     with _consumer(url) as consumer:
         beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
-        for offsets in look_back:
+        for offsets in depths:
             start = max(beginning, end - offsets)
             found = _last_heartbeats(consumer, TopicPartition(topic, 0, start)).get(writer)
             if found is not None or start == beginning:
@@ -176,12 +176,12 @@ def _last_heartbeats(consumer: Consumer, start: TopicPartition) -> dict[str, Mes
     """Each writer's last one from an offset on; raises ``KafkaException`` if nothing arrives for a while."""
     found: dict[str, Message] = {}
     consumer.assign([start])
-    heard = time.monotonic()
-    while time.monotonic() - heard < _TIMEOUT_S:
+    progressed_s = time.monotonic()
+    while time.monotonic() - progressed_s < _TIMEOUT_S:
         for message in consumer.consume(_MESSAGES, 0.1):
             error = message.error()
             if error is None:
-                heard = time.monotonic()
+                progressed_s = time.monotonic()
                 writer = writer_of(message.key())
                 if writer is not None:
                     found[writer] = message
@@ -193,10 +193,10 @@ def _last_heartbeats(consumer: Consumer, start: TopicPartition) -> dict[str, Mes
     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
-def _claim_of(heartbeat: Message) -> Claim | None:
-    told = dict(heartbeat.headers() or ()).get(SUPERSEDED_HEADER) or b"[]"
+def _ownership_of(heartbeat: Message) -> WriterOwnership | None:
+    superseded = dict(heartbeat.headers() or ()).get(SUPERSEDED_HEADER) or b"[]"
     try:
-        return Claim(Heartbeat.parse(heartbeat.value() or b"").query_id, tuple(json.loads(told)))
+        return WriterOwnership(Heartbeat.parse(heartbeat.value() or b"").query_id, tuple(json.loads(superseded)))
     except (ValueError, TypeError):
         # The writer was retired, or it is not one of our heartbeats.
         return None

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from forebay.changelog.kafka.disposal import Admin
+from forebay.changelog.kafka.client_close import Admin
 from forebay.changelog.kafka.topics import KafkaTopics
 from forebay.clock import boot_ms
 
@@ -21,7 +21,7 @@ _RETRY_INTERVAL_MS = 1_000.0
 
 
 @dataclass
-class Question:
+class AdminPoll:
     """A request that is repeated, one at a time, and never waited for."""
 
     interval_ms: float
@@ -68,20 +68,20 @@ class Question:
                         self.errors[about] = error.args[0]
 
 
-class Questions:
+class AdminPolls:
     """Questions to one admin client, which is replaced if it answers none of them for too long."""
 
-    def __init__(self, topics: KafkaTopics, *questions: Question) -> None:
+    def __init__(self, topics: KafkaTopics, *questions: AdminPoll) -> None:
         self._topics = topics
         self._questions = questions
-        self._asked: Admin | None = None
+        self._polled_admin: Admin | None = None
         self._refusal: str | None = None
         """Why no client could be made at the last attempt."""
 
     def send_due(self) -> None:
         """Send those that are due."""
         if any(question.answered for question in self._questions):
-            self._topics.heard()
+            self._topics.on_response()
             for question in self._questions:
                 question.answered = False
         else:
@@ -96,10 +96,10 @@ class Questions:
             self._refusal = str(error)
             return
         self._refusal = None
-        if admin is not self._asked:
+        if admin is not self._polled_admin:
             # Requests to another client may never be answered.
             for question in self._questions:
                 question.abandon()
-            self._asked = admin
+            self._polled_admin = admin
         for question in self._questions:
             question.send_if_due(admin.client, now)

@@ -8,13 +8,13 @@ _QUIET_FOR_S = 60.0
 _MOST_KEPT = 10_000
 
 
-class Repeats:
+class LogThrottle:
     """Remembers what was logged: the same is news again after a minute."""
 
     def __init__(self) -> None:
         self._logged_at_s: dict[str, float] = {}
 
-    def is_news(self, what: str) -> bool:
+    def allow(self, what: str) -> bool:
         """Whether to log it, in which case it counts as logged."""
         now = time.monotonic()
         if now - self._logged_at_s.get(what, -_QUIET_FOR_S) < _QUIET_FOR_S:
