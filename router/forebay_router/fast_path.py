@@ -279,7 +279,7 @@ class RouterFastPath:
             read.hedged = True
             self._continue_on_slow_path(read, unresponsive_host=read.target.worker.host)
         elif router.cluster.is_healthy(read.target.worker.host):
-            router.counts["hedges_refused"] += not read.hedge_throttled
+            router.counts["hedges_throttled"] += not read.hedge_throttled
             read.hedge_throttled = True
             self._wait(read)
         else:

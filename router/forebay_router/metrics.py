@@ -138,7 +138,7 @@ class RouterMetrics(Collector):
         for (store, status), count in list(self._results.items()):
             results.add_metric([store, str(status)], count)
         refusals = CounterMetricFamily(
-            "forebay_router_refusals", "Requests that authentication refused.", labels=["status"]
+            "forebay_router_auth_failures", "Requests that authentication refused.", labels=["status"]
         )
         for status, count in list(self.refusals.items()):
             refusals.add_metric([str(status)], count)
@@ -162,7 +162,7 @@ class RouterMetrics(Collector):
             ("failovers", "Attempts that failed to connect or broke, and went to another replica."),
             ("hedges", "Second replicas asked because the first was slow."),
             ("hedges_won", "Hedges that were answered first."),
-            ("hedges_refused", "Hedges that the budget did not allow."),
+            ("hedges_throttled", "Hedges that the budget did not allow."),
         ):
             counter = CounterMetricFamily(f"forebay_router_{name}", text)
             counter.add_metric([], self._router.counts[name])

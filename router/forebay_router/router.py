@@ -158,9 +158,9 @@ class Router:
                 }
                 for host, worker in sorted(self.cluster.workers.items())
             ],
-            "unusable": self.cluster.rejected_addresses.documents(),
+            "rejected_addresses": self.cluster.rejected_addresses.documents(),
             # Seeds too: nothing else is known of a worker that refuses from the beginning.
-            "refused_by": [str(host) for host in sorted(self.discovery.auth_rejected_by)],
+            "auth_rejected_by": [str(host) for host in sorted(self.discovery.auth_rejected_by)],
         }
 
     def spec(self, store: str) -> StoreSpec:

@@ -74,7 +74,7 @@ class WorkerMetrics(Collector):
         for (route, status), count in list(self.reads.items()):
             reads.add_metric([route, str(status)], count)
         refusals = CounterMetricFamily(
-            "forebay_refusals", "Requests that authentication refused.", labels=["status"]
+            "forebay_auth_failures", "Requests that authentication refused.", labels=["status"]
         )
         for status, count in list(self.refusals.items()):
             refusals.add_metric([str(status)], count)

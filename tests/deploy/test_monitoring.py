@@ -186,7 +186,7 @@ ALERTS = [
             'forebay_router_results_total{status="412",store="s"}': "0+10",
         },
         after="20m",
-        ForebayReadsRefused=1,
+        ForebayReadsRejected=1,
         ForebayReadsFail=0,
     ),
     # All workers are away: that they are is all that a router knows.
@@ -234,9 +234,9 @@ ALERTS = [
     # A client of the router's has no token, nor has a router at the worker; somebody mistyped theirs for a minute.
     alerts(
         {
-            'forebay_router_refusals_total{status="401",instance="r"}': "0+15",
-            'forebay_refusals_total{status="403",instance="a"}': "0+75",
-            'forebay_refusals_total{status="401",instance="b"}': "0x20 0+15x4 60x35",
+            'forebay_router_auth_failures_total{status="401",instance="r"}': "0+15",
+            'forebay_auth_failures_total{status="403",instance="a"}': "0+75",
+            'forebay_auth_failures_total{status="401",instance="b"}': "0x20 0+15x4 60x35",
         },
         after="15m",
         ForebayRequestsRefused=2,

@@ -219,11 +219,11 @@ def test_a_router_whose_token_is_refused_is_not_ready_and_says_why_until_the_fil
     wait_until(lambda: "--worker-token-file" in get(router, "/readyz").text, "the reason")
     assert get(router, "/readyz").status_code == 503
     assert get(router, KEY).json()["type"] == "urn:forebay:problem:not-ready"
-    assert get(router, "/v1/status").json()["refused_by"] == [served.worker]
+    assert get(router, "/v1/status").json()["auth_rejected_by"] == [served.worker]
     token.write_text(token_of("router") + "\n")
     wait_until(lambda: get(router, "/readyz").status_code == 200, "readiness")
     assert get(router, KEY).status_code == 200
-    assert get(router, "/v1/status").json()["refused_by"] == []
+    assert get(router, "/v1/status").json()["auth_rejected_by"] == []
     # However often it was polled.
     assert served.cluster.logs().count(told) == 1
 

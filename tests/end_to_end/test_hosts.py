@@ -118,7 +118,7 @@ def test_a_request_without_a_host_is_no_browsers(served):
 def test_refused_hosts_are_counted(served):
     def counted() -> int:
         metrics = httpx.get(f"http://{served['router']}/metrics").text
-        found = re.search(r'^forebay_router_refusals_total{status="400"} (\d+)', metrics, re.M)
+        found = re.search(r'^forebay_router_auth_failures_total{status="400"} (\d+)', metrics, re.M)
         return int(found[1]) if found else 0
 
     before = counted()

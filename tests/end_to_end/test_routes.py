@@ -194,7 +194,7 @@ def test_an_answer_has_its_members(served, tier, path):
     document = answer.json()
     own = {
         "worker": {"topology", "host", "rack", "ceiling", "acceptable_recovery_lag", "storage_fault", "tasks"},
-        "router": {"workers", "processes", "unusable", "refused_by"},
+        "router": {"workers", "processes", "rejected_addresses", "auth_rejected_by"},
     }[tier]
     missing, extra = route.members - document.keys(), document.keys() - route.members
     assert not missing

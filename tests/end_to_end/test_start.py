@@ -35,7 +35,7 @@ def test_a_worker_that_waits_for_its_groups_database_is_alive_and_not_ready(tmp_
             post = httpx.post(f"http://{worker}/v1/stores/counts/batch-get", json={"keys": ["k"]})
             assert post.status_code == 503
             assert httpx.head(f"http://{worker}/livez").status_code == 200
-            assert cluster.get(router, "/v1/status")["unusable"] == []
+            assert cluster.get(router, "/v1/status")["rejected_addresses"] == []
             # All that was before it served.
             assert (before, cluster.logs().count("serves test")) == (1, 1)
             other.execute("ROLLBACK")

@@ -216,7 +216,7 @@ def pem(certificate: trustme.LeafCert) -> str:
 
 def why_unusable(router: str) -> str:
     try:
-        documents = httpx.get(f"http://{router}/v1/status").json()["unusable"]
+        documents = httpx.get(f"http://{router}/v1/status").json()["rejected_addresses"]
     except httpx.TransportError:
         return ""
     return " ".join(document["why"] for document in documents)

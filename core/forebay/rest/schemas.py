@@ -208,10 +208,10 @@ ROUTER_STATUS_SCHEMA = _object(
         "tier": _enum("router"),
         **_PROCESS,
         "workers": _array(_object(_KNOWN_WORKER)),
-        "unusable": _array(
+        "rejected_addresses": _array(
             _object({"address": _HOST, "why": {**_STRING, "description": "Why no requests are sent there."}})
         ),
-        "refused_by": _array(_HOST),
+        "auth_rejected_by": _array(_HOST),
         "processes": _array(_ROUTER_PROCESS),
     }
 )

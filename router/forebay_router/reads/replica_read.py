@@ -355,7 +355,7 @@ class ReplicaRead:
             self._router.counts["hedges"] += self._ask_next()
             self._hedges |= self._in_flight.keys() - in_flight_before
         else:
-            self._router.counts["hedges_refused"] += not self._hedge_throttled
+            self._router.counts["hedges_throttled"] += not self._hedge_throttled
             self._hedge_throttled = True
             self._hedge_due_boot_ms = boot_ms() + _RECHECK_INTERVAL_MS
 
