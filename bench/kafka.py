@@ -94,7 +94,7 @@ def _complete(address: str) -> int | None:
     """How many partitions are restored; None before the worker holds all."""
     status, body = ask(address, "/v1/lags")
     rows = json.loads(body)["lags"] if status == 200 else []
-    return sum(row["complete"] for row in rows) if len(rows) == PARTITIONS else None
+    return sum(row["restored"] for row in rows) if len(rows) == PARTITIONS else None
 
 
 def _freshness(effort: Effort, broker: Broker) -> list[Row]:

@@ -122,5 +122,5 @@ def _progress(address: str) -> int | None:
     """How many partitions are restored; None before the worker holds them and can answer the reads."""
     status, body = ask(address, "/v1/lags")
     rows = json.loads(body)["lags"] if status == 200 else []
-    complete = {store: [row["complete"] for row in rows if row["store"] == store] for store in ("small", "large")}
+    complete = {store: [row["restored"] for row in rows if row["store"] == store] for store in ("small", "large")}
     return sum(complete["large"]) if len(complete["large"]) == PARTITIONS and any(complete["small"]) else None

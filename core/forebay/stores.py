@@ -66,7 +66,7 @@ class CommittedOffset(NamedTuple):
     def document(self) -> dict[str, Any]:
         """The offset as JSON values by name, as stores keep it; what is as by default is left out."""
         return {
-            name: value
+            _STORED_NAMES.get(name, name): value
             for name, value in self._asdict().items()
             if name not in self._field_defaults or value != self._field_defaults[name]
         }
@@ -74,7 +74,17 @@ class CommittedOffset(NamedTuple):
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> CommittedOffset:
         """The inverse of ``document``; members that this version does not know are ignored."""
-        return cls(**{name: value for name, value in document.items() if name in cls._fields})
+        return cls(
+            **{
+                field: document[stored]
+                for field in cls._fields
+                if (stored := _STORED_NAMES.get(field, field)) in document
+            }
+        )
+
+
+_STORED_NAMES = {"restored": "complete", "last_caught_up_epoch_ms": "current_until_epoch_ms"}
+"""Why: the names that 0.1 wrote, so that each version opens the other's stores."""
 
 
 class StateStore(Protocol):

@@ -178,13 +178,22 @@ class StoreSpec:
         """The fields that differ from their default: a version with more fields gives the same for a store that
         sets none of them."""
         mine = {item.name: (getattr(self, item.name), item.default) for item in _fields_of_readers()}
-        return {name: value for name, (value, default) in mine.items() if value != default}
+        return {
+            _FORMER_NAMES.get(name, name): value for name, (value, default) in mine.items() if value != default
+        }
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StoreSpec:
         """The inverse of ``document``; members that this version does not know are ignored."""
+        current = {former: name for name, former in _FORMER_NAMES.items()}
         known = {item.name for item in _fields_of_readers()}
-        return cls(**{name: value for name, value in document.items() if name in known})
+        named = {current.get(name, name): value for name, value in document.items()}
+        return cls(**{name: value for name, value in named.items() if name in known})
+
+
+_FORMER_NAMES = {"external": "foreign"}
+"""The names of fields in 0.1. Why: fingerprints keep them, so that a rename rebuilds nothing, and a router reads
+them in the documents of workers that are still to be upgraded."""
 
 
 @cache
@@ -341,6 +350,9 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         *tolerance,
         *external,
     }
+    for current, former in _FORMER_NAMES.items():
+        if former in table:
+            raise TopologyError(f"{where} has {former!r}, which is called {current!r} since 0.2; rename it.")
     refuse_unknown(table, common | set(_ALL_KIND_FIELDS), where)
     kind = choice_field(table, "kind", KINDS, "key-value", where)
     required = _REQUIRED_BY_KIND[kind]

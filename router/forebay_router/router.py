@@ -134,8 +134,8 @@ class Router:
             detail = f"The worker {host} refuses this router's token."
             remedy = "--worker-token-file must contain a token that the workers accept."
             found.append(Finding("worker-refuses", "error", detail, remedy))
-        for unusable in self.cluster.rejected_addresses.documents():
-            detail = f"{unusable['address']} {unusable['why']}"
+        for rejected in self.cluster.rejected_addresses.documents():
+            detail = f"{rejected['address']} {rejected['reason']}"
             remedy = "Correct --seeds, or what listens there."
             found.append(Finding("address-unusable", "warning", detail, remedy))
         return found

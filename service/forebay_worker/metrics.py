@@ -102,7 +102,7 @@ class WorkerMetrics(Collector):
         role = GaugeMetricFamily("forebay_replica_role", "1 for the role held.", labels=[*_REPLICA, "role"])
         applied = CounterMetricFamily("forebay_records_applied", "Changelog records applied.", labels=_REPLICA)
         skipped = CounterMetricFamily(
-            "forebay_records_skipped", "Records of foreign stores that do not fit their codecs.", labels=_REPLICA
+            "forebay_records_skipped", "Records of external stores that do not fit their codecs.", labels=_REPLICA
         )
         unchecked = CounterMetricFamily(
             "forebay_records_unchecked",

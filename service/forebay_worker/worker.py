@@ -197,7 +197,7 @@ class Worker:
         return self.admission.spec(store)
 
     def replicas_document(self) -> list[dict[str, Any]]:
-        """Every replica held: role, lag, position and end offset."""
+        """Every replica held: role, lag, the offset to apply next, and the end offset."""
         rows = []
         for (store, partition), replica in sorted(self.tasks.replicas.items()):
             role, lag = self.admission.proven_lag(replica)
@@ -208,11 +208,11 @@ class Worker:
                     "task": str(replica.task),
                     "role": role,
                     "host": str(self.host),
-                    "position": replica.served.progress.position,
+                    "offset": replica.served.progress.position,
                     "end_offset": replica.served.progress.end_offset,
                     "high_watermark": replica.served.progress.high_watermark,
                     "open_transaction_records": replica.served.progress.open_transaction_records,
-                    "complete": replica.served.restored,
+                    "restored": replica.served.restored,
                     **lag.document(),
                 }
             )

@@ -196,7 +196,7 @@ def test_the_state_of_a_query_that_a_store_has_is_its_writers_business_alone() -
             'spark_state = { fields = [{ name = "n", position = 0 }, { name = "n", position = 1 }] }',
             ["two fields 'n'"],
         ),
-        ("external = true\nspark_state = {}", ["spark_state", "not foreign"]),
+        ("external = true\nspark_state = {}", ["spark_state", "not external"]),
         ('value = "string"\nspark_state = {}', ["spark_state", "JSON values"]),
     ],
 )

@@ -183,4 +183,4 @@ def test_a_new_worker_is_ready_once_it_holds_what_it_is_assigned_and_not_before(
     new = cluster.start_worker()
     held = httpx.get(f"http://{new}/v1/status").json()["tasks"]
     assert held, "ready with nothing"
-    assert all(row["complete"] for row in held)
+    assert all(row["restored"] for row in held)

@@ -428,7 +428,7 @@ def test_a_worker_says_what_its_stores_take(served):
     def of_counts(name: str) -> list[float]:
         return [told[f'{name}{{partition="{row["partition"]}",store="counts"}}'] for row in replicas]
 
-    held = sum(row["position"] > 0 for row in replicas)
+    held = sum(row["offset"] > 0 for row in replicas)
     assert held
     assert sum(count > 0 for count in of_counts("forebay_store_keys")) == held
     taken = zip(of_counts("forebay_store_disk_bytes"), of_counts("forebay_store_write_buffer_bytes"), strict=True)

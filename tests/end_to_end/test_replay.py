@@ -28,7 +28,7 @@ def replaying(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         cluster.put("prices", {key.encode(): b"2" for key in KEYS})
         cluster.changelog.compact(cluster.topology.stores["counts"], CompactionLimits(0, 0))
         worker = cluster.start_worker(address, "--apply-records-per-second", "20", ready=False)
-        wait_until(lambda: len(rows(worker)) == 2 and all(row["position"] > 2 for row in rows(worker)), "records")
+        wait_until(lambda: len(rows(worker)) == 2 and all(row["offset"] > 2 for row in rows(worker)), "records")
         wait_until(lambda: rows(worker)[0]["role"] != "standby", "its being designated")
         yield cluster, worker, resumed
 

@@ -1,4 +1,4 @@
-"""Heads that HTTP wants refused (RFC 9112), or read nevertheless: on both tiers, on the fast path and beside it."""
+"""Heads that HTTP wants refused (RFC 9112), or read all the same: on both tiers, on both paths."""
 
 import json
 import re

@@ -99,7 +99,7 @@ def test_state_of_a_log_that_was_reset_meanwhile_takes_no_good_copys_place(eithe
 
     def served_by_other() -> bool:
         rows = cluster.get(other, "/v1/lags")["lags"]
-        served = [row["complete"] for row in rows if (row["store"], row["role"]) == ("counts", "active")]
+        served = [row["restored"] for row in rows if (row["store"], row["role"]) == ("counts", "active")]
         return served == [True] * spec.partitions
 
     wait_until(served_by_other, "the other worker's serving all of it")

@@ -219,7 +219,7 @@ def why_unusable(router: str) -> str:
         documents = httpx.get(f"http://{router}/v1/status").json()["rejected_addresses"]
     except httpx.TransportError:
         return ""
-    return " ".join(document["why"] for document in documents)
+    return " ".join(document["reason"] for document in documents)
 
 
 def test_a_router_says_why_it_does_not_trust_a_worker(authority, tmp_path):

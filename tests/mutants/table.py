@@ -1242,7 +1242,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.current_assignment:_held_standbys",
         "now.has_caught_up_copy(task, name)",
         "name in presumed_caught_up",
-        ("service/group/test_assignor.py::test_an_obstructed_member_that_returns_keeps_its_copies",),
+        ("service/group/test_assignor.py::test_a_degraded_member_that_returns_keeps_its_copies",),
     ),
     Mutant(
         "incomplete-copy-with-an-offset",
@@ -1442,7 +1442,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "down-worker-asked-first",
         "a refused connection marks a worker down at once",
-        "forebay_router.cluster.cluster:Cluster.unreachable",
+        "forebay_router.cluster.cluster:Cluster.on_unreachable",
         "worker.live = False",
         "pass",
         ("router/cluster/test_cluster.py::test_partitions_that_nobody_who_answers_holds_are_counted",),

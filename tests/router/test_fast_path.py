@@ -14,6 +14,7 @@ from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.fast_path import RouterFastPath
 from forebay_router.metrics import RouterMetrics
+from forebay_router.reads import candidate_cache
 from forebay_router.reads.candidate_cache import Target
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections

@@ -233,7 +233,7 @@ class Changelog(Protocol):
 
 
 def missing_external(spec: StoreSpec) -> TopicMissing:
-    """The error for an external store without a topic: one created here would hide a misspelt name behind misses."""
+    """The error for an external store without a topic: creating one would hide a misspelt name behind misses."""
     return TopicMissing(
         f"There is no topic {spec.topic!r}. The store {spec.name!r} is external, so its owner creates it: is its "
         "name in the topology right?"

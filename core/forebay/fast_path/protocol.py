@@ -360,11 +360,11 @@ def make_protocol(
         return _PreparedRead(template, read, origins.lines(template.origin))
 
     bound = {
-        "forms": PreparedRequests(prepare),
+        "prepared_requests": PreparedRequests(prepare),
         "batch_handler": staticmethod(handlers.batch),
         "draining": staticmethod(draining),
         "origins": origins,
-        "outbox": WriteCoalescer(),
+        "coalescer": WriteCoalescer(),
         "limits": limits,
     }
     return type("BoundFastPathProtocol", (FastPathProtocol,), bound)

@@ -142,14 +142,14 @@ _REPLICA_SCHEMA = _object(
         "task": _STRING,
         "role": ROLE_SCHEMA,
         "host": _HOST,
-        "position": _NATURAL,
+        "offset": {**_NATURAL, "description": "The next offset to apply."},
         "end_offset": {**_FIGURE, "description": "The end of what can be read; on Kafka the last stable offset."},
         "high_watermark": {**_FIGURE, "description": "The end of all that is written, in open transactions too."},
         "open_transaction_records": {
             **_FIGURE,
             "description": "Offsets from the end to the high watermark, which open transactions hold back.",
         },
-        "complete": {**_BOOLEAN, "description": "Whether an end of the log was ever reached."},
+        "restored": {**_BOOLEAN, "description": "Whether an end of the log was ever reached."},
         **LAG_SCHEMA["properties"],
     },
     {
@@ -209,7 +209,7 @@ ROUTER_STATUS_SCHEMA = _object(
         **_PROCESS,
         "workers": _array(_object(_KNOWN_WORKER)),
         "rejected_addresses": _array(
-            _object({"address": _HOST, "why": {**_STRING, "description": "Why no requests are sent there."}})
+            _object({"address": _HOST, "reason": {**_STRING, "description": "Why no requests are sent there."}})
         ),
         "auth_rejected_by": _array(_HOST),
         "processes": _array(_ROUTER_PROCESS),

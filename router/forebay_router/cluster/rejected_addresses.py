@@ -73,7 +73,7 @@ class RejectedAddresses:
 
     def documents(self) -> list[dict[str, Any]]:
         """The addresses, and why no requests go there, for ``/v1/status``."""
-        return [{"address": str(address), "why": self._reasons[address]} for address in sorted(self._reasons)]
+        return [{"address": str(address), "reason": self._reasons[address]} for address in sorted(self._reasons)]
 
     def _log_once(self, address: HostInfo, reason: str) -> None:
         if self._reasons.get(address) != reason:

@@ -32,7 +32,7 @@ class HealthMonitor:
         self._seen_boot_ms = 0.0
 
     def health(self, storage_fault: str | None, now_boot_ms: float) -> MemberHealth:
-        """The health, given the obstacle of this moment, if there is one."""
+        """The health, given the storage fault of this moment, if there is one."""
         if storage_fault is not None:
             self._seen_boot_ms = now_boot_ms
             if self._since_boot_ms is None:

@@ -20,7 +20,7 @@ from forebay.topology import Topology
 from forebay_worker.group.assignor import Assignment, Placement
 from forebay_worker.group.member_health import MemberHealth
 
-VERSION = 1
+VERSION = 2
 _LEAST = 1
 
 
@@ -69,7 +69,7 @@ class SubscriptionInfo:
                 "unchecked": sorted(self.unchecked),
                 "known": self.known_generation,
                 "rack": self.rack,
-                "standing": self.health,
+                "health": self.health,
             }
         )
 
@@ -85,10 +85,24 @@ class SubscriptionInfo:
                 _offsets_by_task(document["offsets"]),
                 Generation(*document["known"]),
                 document.get("rack"),
-                MemberHealth(document.get("standing", MemberHealth.HEALTHY)),
+                _health(document),
                 frozenset(TaskId(*task) for task in document.get("unchecked", ())),
                 _offsets_by_task(document.get("restoring", ())),
             )
+
+
+_HEALTH_BEFORE_0_2 = {
+    "fit": MemberHealth.HEALTHY,
+    "obstructed": MemberHealth.DEGRADED,
+    "written-off": MemberHealth.EVICTED,
+}
+
+
+def _health(document: Mapping[str, Any]) -> MemberHealth:
+    """A member's health; one before 0.2 reports it under another name, or not at all."""
+    if "standing" in document:
+        return _HEALTH_BEFORE_0_2[document["standing"]]
+    return MemberHealth(document.get("health", MemberHealth.HEALTHY))
 
 
 def _offset_table(offsets: Mapping[TaskId, tuple[int, ...]]) -> list[list[int]]:

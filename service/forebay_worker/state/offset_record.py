@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 def read_positions(directory: StateDirectory, topology: Topology) -> Positions:
     """The positions of the RocksDB stores on disk that the topology could use, assigned or not.
 
-    Incomplete, unreadable and foreign ones are left out and count as absent. Stores of other suppliers report
+    Incomplete, unreadable and external ones are left out and count as absent. Stores of other suppliers report
     theirs when they are opened.
     """
     recorded = _read_record(directory.path / RECORD_NAME, topology.fingerprint)

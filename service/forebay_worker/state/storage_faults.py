@@ -1,4 +1,4 @@
-"""Obstacles: refusals by the disk or the machine, which are no fault of a store and may pass by themselves."""
+"""Storage faults: refusals by the disk or the machine. They are no fault of a store, and may pass by themselves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def storage_fault(error: Exception, directory: Path) -> str | None:
 
 
 def meets_all(error: Exception) -> bool:
-    """Whether an error is an obstacle that every store of this process would meet, wherever it was met first."""
+    """Whether an error is a storage fault that every store of this process would meet."""
     return _number(error) in _EVERYWHERE
 
 

@@ -54,7 +54,7 @@ class StoreFactory:
         """Open a store; one that cannot be read, or has another identity, is set aside and started from empty.
 
         Raises ``TopologyError`` if the store's supplier is not installed, and any error of the supplier. An
-        obstacle is raised too: a refusal by the disk is not the store's fault.
+        storage fault is raised too: a refusal by the disk is not the store's fault.
         """
         if spec.supplier == "memory":
             return OpenedStore(MemoryStore(spec.name), self._log_now(task, spec), lambda log: None)

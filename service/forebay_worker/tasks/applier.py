@@ -42,8 +42,8 @@ _REASONS_AT_ONCE = 5
 class Applier:
     """Polls the changelog and applies what it finds, in batches small enough that readers are not held up.
 
-    ``records_per_second`` limits the pace over all replicas; 0 means no limit. ``obstacle(error)`` describes the
-    machine's obstacle behind an error, None if there is none. ``on_corrupted(replica, corrupted)`` is called in
+    ``records_per_second`` limits the pace over all replicas; 0 means no limit. ``storage_fault(error)`` describes
+    the machine's refusal behind an error, None if there is none. ``on_corrupted(replica, corrupted)`` is called in
     the applier's thread when a replica must be rebuilt: its log was replaced, it may have missed tombstones, or
     its store is damaged; ``on_complete(replica)`` when one has reached an end of its log for the first time;
     ``housekeeping()`` a few times a second.

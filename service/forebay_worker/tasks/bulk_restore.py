@@ -92,7 +92,7 @@ class BulkRestore:
 
     ``call`` runs a function in the applier's thread. Called there are ``done(restoration)`` at a replica's end,
     also if it is given up because its processes keep failing, and ``lost(replica, reason)`` if its store is.
-    ``obstacle(error)`` describes the machine's obstacle behind an error, None if there is none.
+    ``storage_fault(error)`` describes the machine's refusal behind an error, None if there is none.
     """
 
     def __init__(

@@ -75,8 +75,8 @@ class TaskManager:
         """Tasks found on disk at the start and not opened since."""
         self._unopened: str | None = None
         self._unopenable: dict[TaskId, str | None] = {}
-        """Tasks that could not be opened for reasons of their own since all were last tried, with the obstacle if
-        it was one."""
+        """Tasks that could not be opened for reasons of their own since all were last tried, with the storage
+        fault if it was one."""
         self._reopen_boot_ms: float | None = None
 
     def start(self) -> None:

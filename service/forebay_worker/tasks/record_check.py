@@ -29,7 +29,7 @@ class Fitting(NamedTuple):
 def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
     """A batch without its bad records, or cut before the first of them, as the store demands.
 
-    Of records that are not declared foreign, keys are checked as they are stored.
+    Of records that are not declared external, keys are checked as they are stored.
     """
     if not spec.external and all_fit(
         spec.value_codec,
@@ -46,7 +46,7 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
     first, fault = bad[0]
     offset = batch.records[first][0]
     topic, partition = batch.topic_partition
-    remedy = 'on_bad_value = "skip"' if spec.external else 'foreign = true and on_bad_value = "skip"'
+    remedy = 'on_bad_value = "skip"' if spec.external else 'external = true and on_bad_value = "skip"'
     error = BadRecord(
         f"The record at offset {offset} of {topic!r}, partition {partition}, does not fit the store "
         f"{spec.name!r}: {fault}. Set {remedy} on the store to skip such records."
@@ -57,13 +57,13 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
 
 
 def unreadable_key(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | None:
-    """The message for the first record whose key the store cannot store, although it is not declared foreign."""
+    """The message for the first record whose key the store cannot store, although it is not declared external."""
     for record in records:
         fault = None if record[4] else _key_fault(spec, record)
         if fault is not None:
             return BadRecord(
                 f"The record at offset {record[0]} of {spec.topic!r} does not fit the store {spec.name!r}: "
-                f"{fault}. If others than forebay write the topic, set foreign = true on the store."
+                f"{fault}. If others than forebay write the topic, set external = true on the store."
             )
     return None
 

@@ -64,7 +64,7 @@ class Replica:
     checkpoint_interval_ms: float = _CHECKPOINT_INTERVAL_MS
     records_applied: int = 0
     records_skipped: int = 0
-    """Records of a foreign store that its codecs could not read."""
+    """Records of an external store that its codecs could not read."""
     records_unchecked: int = 0
     """Records applied of a SQLite log of an earlier version, which have no checksum."""
     records_ahead: int = 0

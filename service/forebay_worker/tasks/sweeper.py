@@ -23,7 +23,7 @@ class Sweeper:
     """Deletes what is past retention, replica by replica; in the applier's thread.
 
     ``writable(replica)`` says whether a replica is held and its store accepts writes; ``lost(replica, reason)`` is
-    called if its store is lost; ``obstacle(error)`` describes the machine's obstacle behind an error, None if
+    called if its store is lost; ``storage_fault(error)`` describes the machine's refusal behind an error, None if
     there is none.
     """
 

@@ -126,7 +126,7 @@ def test_a_topic_that_deletes_what_a_rebuild_would_need_is_refused_unless_accept
 
 
 @pytest.mark.parametrize(
-    ("fields", "config", "said"),
+    ("fields", "config", "message"),
     [
         ({}, {"cleanup.policy": "compact,delete"}, r"retention\.ms=604800000"),
         (
@@ -775,7 +775,7 @@ def test_a_partition_whose_end_is_not_learnt_has_failed_after_a_while(changelog,
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "lasting"),
+    ("code", "message", "lasting"),
     [
         (KafkaError.LEADER_NOT_AVAILABLE, r"t-0 at .* has no leader: .*Start the brokers that have its", False),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, r"The topic 't' at .* is gone\.", True),

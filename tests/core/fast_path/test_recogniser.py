@@ -277,7 +277,7 @@ def test_what_came_before_changes_nothing(received):
 
 
 def test_of_any_number_of_forms_those_that_are_asked_for_again_are_prepared_once(monkeypatch):
-    monkeypatch.setattr("forebay.fast_path.recogniser._MOST_FORMS", 10)
+    monkeypatch.setattr("forebay.fast_path.recogniser._MOST_TEMPLATES", 10)
     prepared: list[bytes] = []
 
     def prepare(template: RequestTemplate) -> RequestTemplate:

@@ -44,7 +44,7 @@ def test_partitions_that_nobody_who_answers_holds_are_counted():
         HOST, ("s", 1), provenance_head(ReplicaInfo(1, "p", "standby", str(HOST), Lag(0, 0, 0)))
     )
     assert known.unheld(SPEC) == 1
-    known.unreachable(HOST)
+    known.on_unreachable(HOST)
     assert known.unheld(SPEC) == 2
 
 

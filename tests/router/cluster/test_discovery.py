@@ -163,7 +163,7 @@ async def test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_a
         try:
             await until(lambda: discovery.ready and known.rejected_addresses.documents())
             said = "belongs to application 'b', this router serves 'a': it is ignored"
-            assert known.rejected_addresses.documents() == [{"address": str(other), "why": said}]
+            assert known.rejected_addresses.documents() == [{"address": str(other), "reason": said}]
             assert known.workers.keys() == {host}
             polled = int(str(theirs["sequence"]))
             await until(lambda: int(str(theirs["sequence"])) > polled + 3)
@@ -215,7 +215,7 @@ async def test_a_worker_that_lost_its_state_and_its_clocks_lead_is_up_again():
         await discovery.start()
         try:
             await until(lambda: discovery.ready)
-            known.unreachable(host)
+            known.on_unreachable(host)
             status |= {"process_id": "second", "incarnation": 1_000, "sequence": 0}
             await until(lambda: known.is_healthy(host))
             assert known.workers[host].incarnation == 1_000
@@ -260,7 +260,7 @@ async def test_workers_that_have_not_joined_again_leave_the_map_as_it_is(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("identity", "why"),
+    ("identity", "reason"),
     [
         ({"application_id": "b"}, "belongs to application 'b', this router serves 'a': it is ignored"),
         ({"tier": "router"}, "is not a worker: name workers as --seeds"),
@@ -284,7 +284,7 @@ async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_re
                 await until(lambda: other in known.rejected_addresses.addresses)
                 documents = known.rejected_addresses.documents()
                 assert [document["address"] for document in documents] == [str(other)]
-                assert documents[0]["why"].startswith(reason)
+                assert documents[0]["reason"].startswith(reason)
                 assert known.holders(SPEC, 1, lambda _: 0) == []
                 asked = len(received)
                 await until(lambda: len(received) > asked + 2)
@@ -312,7 +312,7 @@ async def test_what_has_no_identity_is_said_to_be_no_worker_or_an_older_one():
     await discovery.start()
     try:
         await until(known.rejected_addresses.documents)
-        assert "upgrade the workers first" in known.rejected_addresses.documents()[0]["why"]
+        assert "upgrade the workers first" in known.rejected_addresses.documents()[0]["reason"]
         assert not any(b"authorization" in head for head in received)
     finally:
         await discovery.stop()
@@ -373,7 +373,7 @@ async def test_nothing_is_sent_to_an_address_outside_the_listed_networks():
         await discovery.start()
         try:
             await until(known.rejected_addresses.documents)
-            reason = known.rejected_addresses.documents()[0]["why"]
+            reason = known.rejected_addresses.documents()[0]["reason"]
             assert "gets no token, since 127.0.0.1 is not in worker_token_networks" in reason
             assert received == []
         finally:

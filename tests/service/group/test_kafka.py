@@ -722,7 +722,7 @@ def test_another_consumer_under_the_groups_id_is_named_and_joined_after(group, c
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (GroupAuthorizationFailedError("g"), "may not read the group 'g'"),
         (InvalidSessionTimeoutError(), "refuse session_timeout_ms"),

@@ -29,7 +29,7 @@ class OwnOffsets(MemoryStore):
 
 
 def test_a_committed_offset_beats_an_old_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("forebay_worker.state.store_factory._factory", lambda supplier: OwnOffsets)
+    monkeypatch.setattr("forebay_worker.state.store_factory._supplier", lambda supplier: OwnOffsets)
     changelog = SqliteChangelog(tmp_path / "log")
     changelog.ensure_topic("log", 1)
     directory = StateDirectory(tmp_path / "state", "app")

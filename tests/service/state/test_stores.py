@@ -489,7 +489,7 @@ def test_an_old_position_file_is_taken_over_also_from_where_its_store_was_before
 
 @pytest.fixture
 def legacy(monkeypatch) -> StoreSpec:
-    monkeypatch.setattr("forebay_worker.state.store_factory._factory", lambda supplier: LegacyStore)
+    monkeypatch.setattr("forebay_worker.state.store_factory._supplier", lambda supplier: LegacyStore)
     return StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1, supplier="legacy")
 
 
@@ -691,7 +691,7 @@ def test_a_store_that_keeps_its_records_elsewhere_is_refused(
     def elsewhere(name: str, path: Path) -> LegacyStore:
         return LegacyStore(name, tmp_path / "elsewhere")
 
-    monkeypatch.setattr("forebay_worker.state.store_factory._factory", lambda supplier: elsewhere)
+    monkeypatch.setattr("forebay_worker.state.store_factory._supplier", lambda supplier: elsewhere)
     monkeypatch.setattr(LegacyStore, "manages_offsets", manages_offsets)
     with pytest.raises(TopologyError, match=r"'s' has records although .* was just created.*'legacy' must keep"):
         opener.open(TaskId(0, 0), legacy)
