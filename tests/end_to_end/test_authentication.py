@@ -297,20 +297,20 @@ def test_only_a_process_that_lets_anybody_ask_says_so(served):
     assert warning.findall(served.cluster.logs()) == [served.anybodys]
 
 
-def refusals(address: str, status: int) -> int:
+def auth_failures(address: str, status: int) -> int:
     metrics = get(address, "/metrics", "operator").text
-    found = re.search(rf'^forebay_(?:router_)?refusals_total{{status="{status}"}} (\d+)', metrics, re.M)
+    found = re.search(rf'^forebay_(?:router_)?auth_failures_total{{status="{status}"}} (\d+)', metrics, re.M)
     return int(found[1]) if found else 0
 
 
 def test_what_is_refused_is_counted_by_status(served):
     for address in (served.worker, served.router):
-        before = refusals(address, 401), refusals(address, 400)
+        before = auth_failures(address, 401), auth_failures(address, 400)
         wrong = request(KEY, "Authorization: Bearer wrong")
         unread = request("/v1/status") + request("/metrics") + request(KEY, TO_THE_PARSER)
         two = request(KEY, RIGHT, RIGHT)
         exchange(address, wrong * 3 + request("/livez") + unread + two, 8)
-        assert (refusals(address, 401), refusals(address, 400)) == (before[0] + 6, before[1] + 1)
+        assert (auth_failures(address, 401), auth_failures(address, 400)) == (before[0] + 6, before[1] + 1)
 
 
 def test_a_refused_connection_is_kept(served):

@@ -311,7 +311,7 @@ def test_documents(served):
         assert by_key["active_host"] not in by_key["standby_hosts"]
         assert 0 <= by_key["partition"] < 4
         row = get(address, "/v1/lags").json()["lags"][0]
-        assert set(Lag._fields) | {"store", "partition", "position", "end_offset", "role", "host"} <= row.keys()
+        assert set(Lag._fields) | {"store", "partition", "offset", "end_offset", "role", "host"} <= row.keys()
     assert get(worker, "/v1/status").json()["tier"] == "worker"
     assert get(router, "/v1/status").json()["tier"] == "router"
 

@@ -40,8 +40,8 @@ kind = "versioned"
 history_retention_ms = 100000000
 """
 PATHS = {"worker": worker_document()["paths"], "router": router_document()["paths"]}
-PROVENANCE = {"partition", "position", "role", "host", "lag"}
-ONE = {"store", "key", "value"} | PROVENANCE
+REPLICA_INFO = {"partition", "position", "role", "host", "lag"}
+ONE = {"store", "key", "value"} | REPLICA_INFO
 LIST = {"store", "next", "complete", "lag", "partitions"}
 PROBLEM = {"type", "title", "status", "detail"}
 STATUS = {"tier", "application_id", "process_id", "incarnation", "sequence", "state", "generation"}
@@ -49,7 +49,7 @@ HEALTH = {"tier", "application_id", "state", "now_ms", "surveyed_ms", "generatio
 HEALTH |= {"workers", "findings", "stores"}
 LAG = {"record_lag", "time_lag_ms", "age_ms"}
 ENDS = {"end_offset", "high_watermark", "open_transaction_records"}
-ROW = {"store", "partition", "task", "role", "host", "position", "complete"} | ENDS | LAG
+ROW = {"store", "partition", "task", "role", "host", "offset", "restored"} | ENDS | LAG
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def test_a_listing_tells_what_is_lost_and_leaves_it_lost(cluster):
 
 @pytest.mark.parametrize("command", [["reset", "theirs", "--yes"], ["retire-writer", "theirs", "w"]])
 def test_an_external_log_is_left_as_it_is(tmp_path, command):
-    text = TOPOLOGY + '[[subtopology.store]]\nname = "theirs"\ntopic = "theirs"\nforeign = true\n'
+    text = TOPOLOGY + '[[subtopology.store]]\nname = "theirs"\ntopic = "theirs"\nexternal = true\n'
     with (
         running_cluster(tmp_path, topology_text=text) as cluster,
         pytest.raises(SettingError, match="belongs to others"),
