@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import pytest
-from docs.generate import problems_page, settings_page
+from docs.generate import GENERATED, problems_page, settings_page
 
 from forebay.authentication import AUTHENTICATOR_ENTRY_POINTS
 from forebay.cli import commands
@@ -54,9 +54,9 @@ def examples(page: str) -> list[str]:
     return [text for text in whole if "application_id" in text]
 
 
-@pytest.mark.parametrize(("page", "make"), [("settings.md", settings_page), ("problems.md", problems_page)])
-def test_generated_pages_are_current(page, make):
-    assert (DOCS / page).read_text() == make(), "run python -m docs.generate"
+@pytest.mark.parametrize(("name", "make"), GENERATED.items())
+def test_generated_files_are_current(name, make):
+    assert (DOCS / name).read_text() == make(), "run python -m docs.generate"
 
 
 def test_every_setting_and_problem_has_its_line():

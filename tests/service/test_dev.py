@@ -1,0 +1,50 @@
+"""``forebay dev`` on real processes."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+
+from tests.cluster import wait_until
+from tests.commands import forebay
+from tests.dev import running_dev
+
+KEYS = "/v1/stores/orders_by_customer/keys"
+
+
+def refused(address: str) -> bool:
+    with socket.socket() as probe:
+        host, port = address.split(":")
+        return probe.connect_ex((host, int(port))) != 0
+
+
+def test_it_serves_until_it_is_interrupted_and_leaves_nothing(tmp_path):
+    with running_dev(tmp_path) as (process, address, workers):
+        first = httpx.get(f"http://{address}{KEYS}/ann").json()["value"]["orders"]
+        wait_until(lambda: httpx.get(f"http://{address}{KEYS}/ann").json()["value"]["orders"] > first, "an order")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert refused(address)
+        assert not Path(f"/proc/{next(iter(workers.values()))}").exists()
+        assert not list(tmp_path.iterdir())
+
+
+def test_reads_outlive_a_worker_and_no_process_outlives_the_command(tmp_path):
+    options = ("--workers", "2", "--directory", str(tmp_path))
+    with running_dev(tmp_path, *options) as (process, address, workers):
+        victim, other = workers.values()
+        os.kill(victim, signal.SIGKILL)
+        assert httpx.get(f"http://{address}{KEYS}/bob").json()["value"] == {"orders": 7}
+        process.kill()
+        wait_until(lambda: refused(address) and not Path(f"/proc/{other}").exists(), "the end of all processes")
+        assert (tmp_path / "router.log").exists()
+
+
+def test_an_address_that_is_taken_is_named_before_anything_starts():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = forebay("dev", "--listen", address)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"forebay: Cannot listen on {address}: Address already in use.")
