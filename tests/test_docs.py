@@ -2,8 +2,11 @@
 
 import asyncio
 import dataclasses
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,6 +168,26 @@ def test_every_metric_is_documented(cluster):
     page = (DOCS / "metrics.md").read_text()
     for name in {*worker, *router}:
         assert f"`{name.removesuffix('_total')}" in page, name
+
+
+def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path):
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = list(tmp_path.glob("*.html"))
+    assert {page.stem for page in pages} > {page.stem for page in DOCS.glob("*.md")}
+    for page in pages:
+        text = page.read_text()
+        assert "Content-Security-Policy" in text
+        assert not re.findall(r"<(?!a\b)\w+ [^>]*(?:src|href)=.?(?:https?:)?//", text), page.name
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//|@import", sheet.read_text()), sheet.name
 
 
 def anchors(page: Path) -> set[str]:
