@@ -170,6 +170,40 @@ def test_every_metric_is_documented(cluster):
         assert f"`{name.removesuffix('_total')}" in page, name
 
 
+def test_the_modules_that_pages_name_exist():
+    named = {
+        (page.name, path)
+        for page in DOCS.glob("*.md")
+        for path in re.findall(r"`((?:core|service|router)/[\w/.]+)`", page.read_text())
+    }
+    assert len(named) > 100
+    assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
+
+
+def test_every_term_of_the_glossary_says_where_it_lives():
+    lines = re.findall(r"^\| (.+) \|$", (DOCS / "glossary.md").read_text(), re.M)
+    terms = [line.split(" | ") for line in lines if not line.startswith("term | ")]
+    assert len(terms) > 60
+    for term, meaning, kafka, where in terms:
+        assert meaning, term
+        assert kafka, term
+        assert re.fullmatch(r"`(core|service|router)/[\w/]+\.py`", where), term
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"), [("comparison.md", "## What was measured"), ("failover.md", "## How long it takes")]
+)
+def test_figures_are_those_of_the_report(page, heading):
+    figures = re.findall(
+        r"[\d,.]+ (?:requests/s|records/s|s|ms|MB)\b(?= \|)", section((DOCS / page).read_text(), heading)
+    )
+    assert figures
+    report = (DOCS / "performance.md").read_text()
+    for figure in figures:
+        number, unit = figure.split(" ", 1)
+        assert re.search(rf"\| {re.escape(number)} (\([^)]*\) )?{re.escape(unit)} ", report), f"{page}: {figure}"
+
+
 def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path):
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path],
