@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 
 from docs.drawings.failover import failover_svg
+from docs.drawings.flow import flow_svg
 from docs.drawings.lag import lag_svg
 
 from forebay.errors import Problem
@@ -70,6 +71,7 @@ GENERATED = {
     "settings.md": settings_page,
     "problems.md": problems_page,
     "failover.svg": failover_svg,
+    "flow.svg": flow_svg,
     "lag.svg": lag_svg,
 }
 """What makes each file, by its name."""

@@ -44,6 +44,10 @@ class Canvas:
         """A line between two points."""
         self._lines.append(f'<path class="{kind}" d="M{start[0]} {start[1]}L{end[0]} {end[1]}"/>')
 
+    def arrow(self, left: int, right: int, y: int) -> None:
+        """An arrow to the right."""
+        self._lines.append(f'<path class="line" marker-end="url(#tip)" d="M{left} {y}L{right} {y}"/>')
+
     def span(self, left: int, right: int, y: int, text: str) -> None:
         """An arrow with two tips, and what it measures above it."""
         self._lines.append(
