@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -168,6 +169,16 @@ def test_every_metric_is_documented(cluster):
     page = (DOCS / "metrics.md").read_text()
     for name in {*worker, *router}:
         assert f"`{name.removesuffix('_total')}" in page, name
+
+
+def test_every_route_and_every_parameter_of_reads_is_documented():
+    pages = (DOCS / "rest.md").read_text() + (DOCS / "console.md").read_text()
+    router = json.loads((ROOT / "openapi" / "router.json").read_text())
+    for path, methods in router["paths"].items():
+        assert re.search(re.escape(path) + r"[`?\s]", pages), path
+        for parameter in methods.get("get", {}).get("parameters", ()):
+            if parameter["in"] == "query":
+                assert re.search(rf"\b{parameter['name']}\b", pages), parameter["name"]
 
 
 def test_the_modules_that_pages_name_exist():
