@@ -1,12 +1,16 @@
 """``forebay dev`` on real processes."""
 
+import re
 import signal
 import socket
 from pathlib import Path
 
 import httpx
+import pytest
 
-from tests.cluster import wait_until
+from forebay.errors import SettingError
+from forebay_worker.dev.command import dev
+from tests.cluster import free_port, wait_until
 from tests.commands import forebay
 from tests.dev import running_dev
 
@@ -38,9 +42,20 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path):
         assert (tmp_path / "router.log").exists()
 
 
-def test_an_address_that_is_taken_is_named_before_anything_starts():
+def test_a_taken_address_is_named_before_anything_starts():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = forebay("dev", "--listen", address)
     assert done.returncode == 1
     assert done.stderr.startswith(f"forebay: Cannot listen on {address}: Address already in use.")
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8080", "nonsense"])
+def test_an_unusable_address_is_named(listen):
+    with pytest.raises(SettingError, match=re.escape(listen)):
+        dev.main(["--listen", listen], standalone_mode=False)
+
+
+def test_an_unusable_directory_is_named():
+    with pytest.raises(SettingError, match="/dev/null/x cannot be created"):
+        dev.main(["--listen", f"127.0.0.1:{free_port()}", "--directory", "/dev/null/x"], standalone_mode=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from forebay.errors import SettingError
-from forebay.metadata import HostInfo
+from forebay.metadata import HostInfo, is_loopback
 from forebay.rest.server import bind
 from forebay_worker.dev.cluster import DevCluster
 from forebay_worker.dev.sample import FIRST, STORE
@@ -34,10 +34,10 @@ def dev(listen: str, workers: int, directory: Path | None) -> None:
     address = _address(listen)
     # Taken already, it is better said before anything starts.
     bind(address).close()
-    # Where a shell has started this in the background, interrupts are ignored until they are asked for.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
     with _directory(directory) as place:
+        # Where a shell has started this in the background, interrupts are ignored until they are asked for.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
         _run(DevCluster(place, address, workers))
 
 
@@ -83,16 +83,25 @@ def _introduction(cluster: DevCluster) -> str:
 
 def _address(listen: str) -> HostInfo:
     try:
-        return HostInfo.parse(listen)
+        address = HostInfo.parse(listen)
     except ValueError as error:
         raise SettingError(f"--listen: {error}.") from None
+    if not is_loopback(address.host):
+        raise SettingError(
+            f"--listen: other machines may reach {address}, and this cluster answers everybody. Give an address "
+            f"of loopback, such as {_DEFAULT_LISTEN}."
+        )
+    return address
 
 
 @contextlib.contextmanager
 def _directory(given: Path | None) -> Iterator[Path]:
     """The directory that was given, or a temporary one."""
     if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
+        try:
+            given.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError(f"--directory: {given} cannot be created: {error.strerror}.") from None
         yield given.absolute()
         return
     with tempfile.TemporaryDirectory(prefix="forebay-dev-") as name:
