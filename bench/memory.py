@@ -1,4 +1,4 @@
-"""How much memory a worker takes with very many stores, against the bound that docs/operations.md states."""
+"""How much memory a worker takes with very many stores, against the bound that docs/capacity.md states."""
 
 from __future__ import annotations
 

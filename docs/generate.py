@@ -1,9 +1,13 @@
-"""Generates the pages whose tables come from the code: settings and problems."""
+"""Generates the pages whose tables come from the code, settings and problems, and the pages' drawings."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
+
+from docs.drawings.failover import failover_svg
+from docs.drawings.flow import flow_svg
+from docs.drawings.lag import lag_svg
 
 from forebay.errors import Problem
 from forebay.settings import SETTINGS, Setting
@@ -63,10 +67,20 @@ def _meaning(item: type[Problem]) -> str:
     return paragraph.replace("\n", " ").replace("``", "`")
 
 
+GENERATED = {
+    "settings.md": settings_page,
+    "problems.md": problems_page,
+    "failover.svg": failover_svg,
+    "flow.svg": flow_svg,
+    "lag.svg": lag_svg,
+}
+"""What makes each file, by its name."""
+
+
 def main() -> None:
-    """Write the pages."""
-    (HERE / "settings.md").write_text(settings_page())
-    (HERE / "problems.md").write_text(problems_page())
+    """Write the files."""
+    for name, make in GENERATED.items():
+        (HERE / name).write_text(make())
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 import asyncio
 import dataclasses
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +15,7 @@ from typing import Any
 
 import click
 import pytest
-from docs.generate import problems_page, settings_page
+from docs.generate import GENERATED, problems_page, settings_page
 
 from forebay.authentication import AUTHENTICATOR_ENTRY_POINTS
 from forebay.cli import commands
@@ -54,9 +58,9 @@ def examples(page: str) -> list[str]:
     return [text for text in whole if "application_id" in text]
 
 
-@pytest.mark.parametrize(("page", "make"), [("settings.md", settings_page), ("problems.md", problems_page)])
-def test_generated_pages_are_current(page, make):
-    assert (DOCS / page).read_text() == make(), "run python -m docs.generate"
+@pytest.mark.parametrize(("name", "make"), GENERATED.items())
+def test_generated_files_are_current(name, make):
+    assert (DOCS / name).read_text() == make(), "run python -m docs.generate"
 
 
 def test_every_setting_and_problem_has_its_line():
@@ -165,6 +169,70 @@ def test_every_metric_is_documented(cluster):
     page = (DOCS / "metrics.md").read_text()
     for name in {*worker, *router}:
         assert f"`{name.removesuffix('_total')}" in page, name
+
+
+def test_every_route_and_every_parameter_of_reads_is_documented():
+    pages = (DOCS / "rest.md").read_text() + (DOCS / "console.md").read_text()
+    router = json.loads((ROOT / "openapi" / "router.json").read_text())
+    for path, methods in router["paths"].items():
+        assert re.search(re.escape(path) + r"[`?\s]", pages), path
+        for parameter in methods.get("get", {}).get("parameters", ()):
+            if parameter["in"] == "query":
+                assert re.search(rf"\b{parameter['name']}\b", pages), parameter["name"]
+
+
+def test_the_modules_that_pages_name_exist():
+    named = {
+        (page.name, path)
+        for page in DOCS.glob("*.md")
+        for path in re.findall(r"`((?:core|service|router)/[\w/.]+)`", page.read_text())
+    }
+    assert len(named) > 100
+    assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
+
+
+def test_every_term_of_the_glossary_says_where_it_lives():
+    lines = re.findall(r"^\| (.+) \|$", (DOCS / "glossary.md").read_text(), re.M)
+    terms = [line.split(" | ") for line in lines if not line.startswith("term | ")]
+    assert len(terms) > 60
+    for term, meaning, kafka, where in terms:
+        assert meaning, term
+        assert kafka, term
+        assert re.fullmatch(r"`(core|service|router)/[\w/]+\.py`", where), term
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"), [("comparison.md", "## What was measured"), ("failover.md", "## How long it takes")]
+)
+def test_figures_are_those_of_the_report(page, heading):
+    figures = re.findall(
+        r"[\d,.]+ (?:requests/s|records/s|s|ms|MB)\b(?= \|)", section((DOCS / page).read_text(), heading)
+    )
+    assert figures
+    report = (DOCS / "performance.md").read_text()
+    for figure in figures:
+        number, unit = figure.split(" ", 1)
+        assert re.search(rf"\| {re.escape(number)} (\([^)]*\) )?{re.escape(unit)} ", report), f"{page}: {figure}"
+
+
+def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path):
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = list(tmp_path.glob("*.html"))
+    assert {page.stem for page in pages} > {page.stem for page in DOCS.glob("*.md")}
+    for page in pages:
+        text = page.read_text()
+        assert "Content-Security-Policy" in text
+        assert not re.findall(r"<(?!a\b)\w+ [^>]*(?:src|href)=.?(?:https?:)?//", text), page.name
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//|@import", sheet.read_text()), sheet.name
 
 
 def anchors(page: Path) -> set[str]:

@@ -14,7 +14,7 @@ from tests.tokens import token_of
 
 DIGEST = hashlib.sha256(b"hashed").hexdigest()
 SECRET = token_of("secret")
-OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
+SECURITY_PAGE = Path(__file__).parents[2] / "docs/security.md"
 TOKENS = f"""
 # who may ask
 ann plain-token-of-ann==
@@ -104,7 +104,7 @@ def test_a_malformed_file_is_told_with_its_line_and_no_secret(path, text, line):
 
 @pytest.mark.parametrize("token", [{}, {"TOKEN": ""}, {"TOKEN": "hashed"}])
 def test_the_documented_recipe_prints_nothing_without_a_token(token):
-    recipe = re.search(r"^.*printf 'ann sha256:'.*$", OPERATIONS.read_text(), re.MULTILINE)
+    recipe = re.search(r"^.*printf 'ann sha256:'.*$", SECURITY_PAGE.read_text(), re.MULTILINE)
     assert recipe is not None
     ran = subprocess.run(
         ["sh", "-c", recipe[0]], env={"PATH": os.defpath, **token}, capture_output=True, text=True, check=False

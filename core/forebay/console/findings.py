@@ -94,7 +94,7 @@ def _failures(survey: StoreSurvey) -> Iterator[Finding]:
             "replica-failed",
             "error",
             f"{survey.store}-{partition} on {replica.host} cannot apply records: {replica.failure}",
-            "The page of operations describes the remedy for each cause.",
+            "The page on troubleshooting describes the remedy for each cause.",
             survey.store,
             (partition,),
         )

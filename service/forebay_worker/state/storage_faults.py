@@ -1,4 +1,4 @@
-"""Storage faults: refusals by the disk or the machine. They are no fault of a store, and may pass by themselves."""
+"""Storage faults: refusals by the disk or the machine. They are no fault of a store and may pass by themselves."""
 
 from __future__ import annotations
 

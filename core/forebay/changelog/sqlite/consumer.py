@@ -254,7 +254,7 @@ class SqliteConsumer:
             log.error(
                 "%s: %s-wal is not the file that it was when the log was opened. It was removed or replaced while "
                 "in use, so what was written last may be lost. Leave the files of a log to SQLite, and back it up "
-                "as docs/operations.md says.",
+                "as docs/backup.md says.",
                 tp,
                 source.path,
             )

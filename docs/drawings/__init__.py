@@ -1,0 +1,1 @@
+"""The pages' drawings, each made by a function from the settings' defaults."""

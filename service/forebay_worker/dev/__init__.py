@@ -1,0 +1,1 @@
+"""``forebay dev``: a cluster on this machine to try things on."""

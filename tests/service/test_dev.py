@@ -1,0 +1,61 @@
+"""``forebay dev`` on real processes."""
+
+import re
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from forebay.errors import SettingError
+from forebay_worker.dev.command import dev
+from tests.cluster import free_port, wait_until
+from tests.commands import forebay
+from tests.dev import running_dev
+
+KEYS = "/v1/stores/orders_by_customer/keys"
+
+
+def refused(address: str) -> bool:
+    with socket.socket() as probe:
+        host, port = address.split(":")
+        return probe.connect_ex((host, int(port))) != 0
+
+
+def test_it_serves_until_it_is_interrupted_and_leaves_nothing(tmp_path):
+    with running_dev(tmp_path) as (process, address, workers):
+        first = httpx.get(f"http://{address}{KEYS}/ann").json()["value"]["orders"]
+        wait_until(lambda: httpx.get(f"http://{address}{KEYS}/ann").json()["value"]["orders"] > first, "an order")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert refused(address)
+        assert not Path(f"/proc/{next(iter(workers.values()))}").exists()
+        assert not list(tmp_path.iterdir())
+
+
+def test_no_process_outlives_a_command_that_is_killed(tmp_path):
+    with running_dev(tmp_path, "--directory", str(tmp_path)) as (process, address, workers):
+        process.kill()
+        [worker] = workers.values()
+        wait_until(lambda: refused(address) and not Path(f"/proc/{worker}").exists(), "the end of all processes")
+        assert (tmp_path / "router.log").exists()
+
+
+def test_a_taken_address_is_named_before_anything_starts():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = forebay("dev", "--listen", address)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"forebay: Cannot listen on {address}: Address already in use.")
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8080", "nonsense"])
+def test_an_unusable_address_is_named(listen):
+    with pytest.raises(SettingError, match=re.escape(listen)):
+        dev.main(["--listen", listen], standalone_mode=False)
+
+
+def test_an_unusable_directory_is_named():
+    with pytest.raises(SettingError, match="/dev/null/x cannot be created"):
+        dev.main(["--listen", f"127.0.0.1:{free_port()}", "--directory", "/dev/null/x"], standalone_mode=False)
