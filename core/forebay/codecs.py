@@ -12,7 +12,9 @@ import binascii
 import json
 import re
 import struct
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 import rfc8785
@@ -425,3 +427,17 @@ def all_fit(codec: ValueCodec, values: list[bytes]) -> bool:
     return (
         all_json(values) if isinstance(codec, JsonValue) else all(codec.fault(value) is None for value in values)
     )
+
+
+_MOST_REMEMBERED, _LEAST_REMEMBERED = 32_768, 64
+"""Keys remembered: of all stores of a process, and of each however many there are."""
+_MOST_REMEMBERED_BYTES = 128
+"""Longer segments are worked out each time: what is remembered must be bounded in bytes."""
+
+T = TypeVar("T")
+
+
+def remembered(work_out: Callable[[bytes], T], stores: int) -> Callable[[bytes], T]:
+    """The function of a segment, with its recent results kept: that of one store, which is one of so many."""
+    recent = lru_cache(maxsize=max(_LEAST_REMEMBERED, _MOST_REMEMBERED // stores))(work_out)
+    return lambda segment: (recent if len(segment) <= _MOST_REMEMBERED_BYTES else work_out)(segment)

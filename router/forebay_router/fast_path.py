@@ -21,13 +21,13 @@ from forebay.errors import InternalError, Problem
 from forebay.fast_path import FastPathProtocol, KeyHandler, PendingResponse, RecognisedBatch, RequestTemplate
 from forebay.metadata import HostInfo
 from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import Peer
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, late
 from forebay_router.reads.batches import batch_get
-from forebay_router.reads.candidate_cache import CandidateCache, KeyRead, Target
+from forebay_router.reads.candidate_cache import CandidateCache, ReadTarget, RoutedKeyRead
 from forebay_router.reads.keys import read_admitted_key
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_read import is_final
@@ -46,12 +46,12 @@ _RECHECK_INTERVAL_MS = 50.0
 class _Outstanding:
     """A read on its way to its first candidate."""
 
-    prepared: KeyRead
+    prepared: RoutedKeyRead
     segment: bytes
     partition: int
     named: NamedKey
     pending: PendingResponse
-    target: Target
+    target: ReadTarget
     sent_boot_ms: float
     peer: Peer
     done: bool = False
@@ -84,7 +84,7 @@ class RouterFastPath:
 
     def _ask(
         self, template: RequestTemplate, segment: bytes, protocol: FastPathProtocol
-    ) -> Answer | PendingResponse | None:
+    ) -> HttpAnswer | PendingResponse | None:
         router = self._router
         try:
             prepared = self._candidates.key_read(template)
@@ -146,7 +146,7 @@ class RouterFastPath:
                 self._metrics.count(BATCH_ROUTE.path, answer.status, template.store, InternalError.name)
             pending.fill(answer)
 
-    def _answered(self, read: _Outstanding, answer: Answer | None) -> bool:
+    def _answered(self, read: _Outstanding, answer: HttpAnswer | None) -> bool:
         """Handle a worker's answer, None if the connection ended first: that alone does not mean it is down.
 
         Returns whether the answer was for the key that was asked.
@@ -185,7 +185,7 @@ class RouterFastPath:
             self._fill(read, answer, took_ms)
         return in_step
 
-    def _by_now(self, read: _Outstanding, answer: Answer, took_ms: float) -> Answer | None:
+    def _by_now(self, read: _Outstanding, answer: HttpAnswer, took_ms: float) -> HttpAnswer | None:
         """An answer that may have waited to be received, because this process was stopped for example: all that is
         known is that it is newer than the request. None if the read's time is over."""
         prepared = read.prepared
@@ -194,13 +194,13 @@ class RouterFastPath:
         store, tolerance = prepared.bounds
         return answer_by_now(answer, took_ms, tolerance, store, "it had arrived")
 
-    def _answered_after_all(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
+    def _answered_after_all(self, read: _Outstanding, answer: HttpAnswer, took_ms: float) -> None:
         """The first worker was faster than those asked since."""
         if read.slow_path is not None and not read.slow_path.done():
             read.slow_path.cancel()
             self._fill(read, answer, took_ms)
 
-    def _fill(self, read: _Outstanding, answer: Answer, took_ms: float) -> None:
+    def _fill(self, read: _Outstanding, answer: HttpAnswer, took_ms: float) -> None:
         prepared = read.prepared
         self._answer_ms[prepared.spec.name].observe(took_ms)
         self._metrics.count_answer(_PATH, prepared.spec.name, answer)
@@ -211,7 +211,7 @@ class RouterFastPath:
         read: _Outstanding,
         *,
         unresponsive_host: HostInfo | None = None,
-        rejected_by: tuple[HostInfo, Answer] | None = None,
+        rejected_by: tuple[HostInfo, HttpAnswer] | None = None,
     ) -> None:
         read.done = True
         read.slow_path = self._begin(self._slow_path(read, unresponsive_host, rejected_by))
@@ -223,7 +223,10 @@ class RouterFastPath:
         self._router.limits.requests.count(peer, -1)
 
     async def _slow_path(
-        self, read: _Outstanding, unresponsive_host: HostInfo | None, rejected_by: tuple[HostInfo, Answer] | None
+        self,
+        read: _Outstanding,
+        unresponsive_host: HostInfo | None,
+        rejected_by: tuple[HostInfo, HttpAnswer] | None,
     ) -> None:
         prepared = read.prepared
         path = b"/v1/stores/%b/keys/%b" % (prepared.spec.name_bytes, read.segment)
@@ -310,7 +313,7 @@ class RouterFastPath:
         return self._router.timeout_ms(read.prepared.parameters) - (boot_ms() - read.sent_boot_ms)
 
 
-def _failed(what: str) -> Answer:
+def _failed(what: str) -> HttpAnswer:
     """The client's answer then: an empty slot would hold back every later answer of the connection."""
     log.exception(what)
     return problem_answer(InternalError("The service failed; its log says why."))

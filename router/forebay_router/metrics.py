@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from forebay import __version__
 from forebay.console.history import StoreCounts
 from forebay.lag import Lag
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay.rest.batches import KeyResult
 from forebay.rest.histogram import Histogram, combined
 from forebay.rest.routes import BATCH_ROUTE
@@ -82,7 +82,7 @@ class RouterMetrics(Collector):
         """Clients may name any number of stores that do not exist."""
         return store if store in self._router.metadata.stores else ""
 
-    def count_answer(self, route: str, store: str, answer: Answer) -> None:
+    def count_answer(self, route: str, store: str, answer: HttpAnswer) -> None:
         """Count an answer, and how far behind it was. Header lines are parsed later, identical ones only once."""
         self._unread[route, store, answer.status, answer.head] += 1
         if answer.status not in WITH_LAG and (problem := _problem_in(answer.body)):
@@ -184,13 +184,13 @@ class RouterMetrics(Collector):
             unheld.add_metric([spec.name], self._router.cluster.unheld(spec))
         yield unheld
         live = GaugeMetricFamily("forebay_router_worker_live", "1 if the worker is reachable.", labels=["host"])
-        asked = GaugeMetricFamily(
+        in_flight = GaugeMetricFamily(
             "forebay_router_worker_in_flight", "Requests in flight at the worker.", labels=["host"]
         )
         for host, worker in sorted(self._router.cluster.workers.items()):
             live.add_metric([str(host)], int(worker.live and not worker.suspect))
-            asked.add_metric([str(host)], self._router.pool.load(host))
-        yield from (live, asked)
+            in_flight.add_metric([str(host)], self._router.pool.load(host))
+        yield from (live, in_flight)
         build = GaugeMetricFamily(
             "forebay_router_build_info", "1; the label gives the version running.", labels=["version"]
         )

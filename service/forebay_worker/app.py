@@ -34,7 +34,7 @@ from forebay.errors import (
     UnknownStore,
     WrongStoreKind,
 )
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES, KeyResult, batch_answer, read_batch_keys
 from forebay.rest.changes import resumed
@@ -172,7 +172,7 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
 
 async def _answer(
     worker: Worker, route: ReadRoute, request: Request, known: frozenset[str], peer: Peer, cursor: str | None
-) -> Answer:
+) -> HttpAnswer:
     """Answer a read, waiting for the bound to be met as long as the request allows."""
     try:
         parameters = continued(parse_parameters(request.scope["query_string"], known), cursor)
@@ -195,7 +195,7 @@ async def _answer(
         return problem_answer(problem)
 
 
-def _waited(answer: Answer, waited_ms: float) -> Answer:
+def _waited(answer: HttpAnswer, waited_ms: float) -> HttpAnswer:
     """An answer that states how long its read waited, if it did: routers age answers that were long under way."""
     return answer._replace(head=answer.head + b"forebay-waited-ms: %d\r\n" % waited_ms) if waited_ms else answer
 
@@ -216,7 +216,7 @@ def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, s
     return min(wait_ms, allowed_ms - _TIME_TO_ANSWER_MS)
 
 
-async def _read(worker: Worker, route: ReadRoute, request: Request, parameters: ReadParameters) -> Answer:
+async def _read(worker: Worker, route: ReadRoute, request: Request, parameters: ReadParameters) -> HttpAnswer:
     store = request.path_params["store"]
     key = request.path_params.get("key")
     segment = None if key is None else key.encode("ascii")
@@ -257,7 +257,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
 
 async def _batch_answer(
     worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer
-) -> Answer:
+) -> HttpAnswer:
     keys = read_batch_keys(body, worker.settings.max_key_bytes)
     results, waited_ms = await _batch(worker, request, keys, parameters, peer)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE

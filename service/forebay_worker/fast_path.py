@@ -8,7 +8,7 @@ from time import perf_counter
 
 from forebay.errors import Problem
 from forebay.fast_path import FastPathProtocol, KeyHandler, RecognisedBatch, RequestTemplate, left_to_slow_path
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.batches import batch_answer, read_batch_keys
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
@@ -48,10 +48,10 @@ class WorkerFastPath:
             return left_to_slow_path
         return self._counted(prepared.answer)
 
-    def _counted(self, read: Callable[[bytes], Answer]) -> KeyHandler:
+    def _counted(self, read: Callable[[bytes], HttpAnswer]) -> KeyHandler:
         counts, took_us = self._counts, self._took_us
 
-        def key(segment: bytes, protocol: FastPathProtocol) -> Answer:
+        def key(segment: bytes, protocol: FastPathProtocol) -> HttpAnswer:
             begun_s = perf_counter()
             try:
                 answer = read(segment)
@@ -65,7 +65,7 @@ class WorkerFastPath:
 
         return key
 
-    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Answer | None:
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> HttpAnswer | None:
         """The answer, None if the route must give it."""
         begun_s = perf_counter()
         try:
@@ -85,6 +85,6 @@ class WorkerFastPath:
         return answer
 
 
-def _always(problem: Problem) -> Callable[[bytes], Answer]:
+def _always(problem: Problem) -> Callable[[bytes], HttpAnswer]:
     """For a form that is at fault whatever the key."""
     return lambda segment: problem_answer(problem)

@@ -40,7 +40,7 @@ from forebay.client.changes import Following
 from forebay.client.exchange import Close, Exchange, Opened, Pause, Receive, Request, Send
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
-from forebay.client.reads import ChangesRequest, Reads
+from forebay.client.reads import ChangesRequest, ClientReads
 from forebay.errors import Problem
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
@@ -919,7 +919,7 @@ def test_a_server_that_refused_meanwhile_is_not_asked_first_again_by_a_call_that
 
 def test_a_stream_that_ends_long_after_its_server_refused_another_call_turns_to_no_third():
     exchange = Exchange(["http://one", "http://two", "http://three"], 1_000, lambda: 0.0)
-    reads = Reads(exchange, {"s": StoreSpec.from_document(STORE)})
+    reads = ClientReads(exchange, {"s": StoreSpec.from_document(STORE)})
     following = Following(reads, ChangesRequest("s", "k", None, {}))
     plan = following._next_change()
     assert next(plan).url.startswith("http://one/")

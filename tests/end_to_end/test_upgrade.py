@@ -17,7 +17,7 @@ from forebay.metadata import ClusterMap, Generation, StreamsMetadataState
 from forebay.position import decode_position
 from forebay.rest.batches import read_batch_frames
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.scans import SCAN_ROUTES, Cursor, Page, make_scan
+from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanPage, make_scan
 from forebay.tasks import TopicPartition
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.replica_headers import reported_in
@@ -161,7 +161,7 @@ def test_an_old_workers_status_and_metadata_are_read(wire):
 
 
 def test_old_frames_and_header_lines_are_read(wire, tmp_path):
-    page = Page.decode(base64.b64decode(wire["list_frames"]))
+    page = ScanPage.decode(base64.b64decode(wire["list_frames"]))
     assert page.keys == [b"\x01page-02", b"\x01page-04", b"\x01page-05"]
     assert page.items[0] == b'{"key":"page-02","value":{"views":102}}'
     assert (page.more, page.last) == (True, b"\x01page-05")

@@ -1538,7 +1538,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "batch-keys-not-asked-elsewhere",
         "each key of a batch goes to the next replica by itself",
-        "forebay_router.reads.batches:_Batch._ask_others",
+        "forebay_router.reads.batches:_BatchGet._ask_others",
         "if status not in OF_THE_REPLICA:",
         "if True:",
         ("end_to_end/test_bounds.py::test_a_position_of_what_is_ahead_is_not_reached_behind",),
@@ -1881,7 +1881,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "frames-changed",
         "frames of an earlier worker are read",
-        "forebay.rest.scans:Page.decode",
+        "forebay.rest.scans:ScanPage.decode",
         "cls(*msgpack.unpackb(raw))",
         "cls(*reversed(msgpack.unpackb(raw)))",
         ("end_to_end/test_upgrade.py::test_old_frames_and_header_lines_are_read",),

@@ -7,7 +7,7 @@ from typing import cast
 
 from forebay.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
 from forebay.metadata import HostInfo, StreamsMetadataState
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Peer
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
@@ -15,7 +15,7 @@ from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.fast_path import RouterFastPath
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads import candidate_cache
-from forebay_router.reads.candidate_cache import Target
+from forebay_router.reads.candidate_cache import ReadTarget
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections
 from tests.cluster import until
@@ -42,10 +42,10 @@ def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatc
 
 
 async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_flight(monkeypatch):
-    asked: list[Callable[[Answer | None], None]] = []
+    asked: list[Callable[[HttpAnswer | None], None]] = []
 
     class Worker:
-        def send(self, sent: bytes, then: Callable[[Answer | None], None], most: int) -> bool:
+        def send(self, sent: bytes, then: Callable[[HttpAnswer | None], None], most: int) -> bool:
             asked.append(then)
             return True
 
@@ -58,7 +58,7 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
         def peer(self, template: RequestTemplate) -> Peer:
             return PEER
 
-        def fill(self, answer: Answer, *_: object) -> None:
+        def fill(self, answer: HttpAnswer, *_: object) -> None:
             answered.set_result(answer.status)
 
     settings = load_settings("router", {"seeds": "127.0.0.1:1", "max_in_flight": "1"}, {})
@@ -66,7 +66,7 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
     router.cluster.metadata = StreamsMetadataState({"s": spec})
     path, answered = RouterFastPath(router, RouterMetrics(router)), asyncio.get_running_loop().create_future()
-    target = Target(WorkerView(HostInfo("w", 1)), cast(WorkerConnections, Worker()), b"")
+    target = ReadTarget(WorkerView(HostInfo("w", 1)), cast(WorkerConnections, Worker()), b"")
     monkeypatch.setattr(path._candidates, "choose", lambda *_: target)
     read, client = path.key(RequestTemplate("s", b"", b"", b"", b"h")), cast(FastPathProtocol, Client())
     assert read(b"k", client) is client
@@ -74,7 +74,7 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     lose(None)
     # Another comes before it is asked elsewhere.
     later = read(b"k", PROTOCOL)
-    assert isinstance(later, Answer)
+    assert isinstance(later, HttpAnswer)
     assert later.status == 429
     # Nobody else holds anything.
     assert await asyncio.wait_for(answered, 10) == 503
@@ -82,7 +82,7 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
 
 
 async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
-    async def failing(*_: object) -> Answer:
+    async def failing(*_: object) -> HttpAnswer:
         raise RuntimeError("a mistake")
 
     class Client:
@@ -97,7 +97,7 @@ async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
         def peer(self, template: RequestTemplate) -> Peer:
             return PEER
 
-        def fill(self, answer: Answer) -> None:
+        def fill(self, answer: HttpAnswer) -> None:
             self.status = answer.status
             self.answered.set()
 

@@ -33,7 +33,7 @@ from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.positions import Positions
 from forebay.client.proxies import Proxy, proxies_of
-from forebay.client.reads import ChangesRequest, ListRequest, Reads
+from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
 from forebay.client.results import Answer, Change, Entry, SessionWindow, Version, Window
 from forebay.client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin, shut_down
 from forebay.errors import ClientUnusable, Problem
@@ -235,7 +235,7 @@ class AsyncItems(Listing[T], AsyncIterator[T]):
     """The items of a list; ``next`` raises ``forebay.errors.Problem`` if a page is refused."""
 
     def __init__(
-        self, driver: AsyncDriver, reads: Reads, wanted: ListRequest[T], limit: int | None, page_size: int
+        self, driver: AsyncDriver, reads: ClientReads, wanted: ListRequest[T], limit: int | None, page_size: int
     ) -> None:
         super().__init__(reads, wanted, limit, page_size)
         self._driver = driver
@@ -251,7 +251,7 @@ class AsyncItems(Listing[T], AsyncIterator[T]):
 class AsyncChanges(Following, AsyncIterator[Change]):
     """The changes of a key, without end; ``next`` waits for one. After a cancellation it reconnects."""
 
-    def __init__(self, driver: AsyncDriver, reads: Reads, wanted: ChangesRequest) -> None:
+    def __init__(self, driver: AsyncDriver, reads: ClientReads, wanted: ChangesRequest) -> None:
         super().__init__(reads, wanted)
         self._driver = driver
         driver.follow(self)
@@ -284,7 +284,7 @@ class AsyncReader:
     ``AnswerMismatch`` if servers answer for another store or key, and ``ClientUnusable`` once it is closed.
     """
 
-    def __init__(self, driver: AsyncDriver, reads: Reads) -> None:
+    def __init__(self, driver: AsyncDriver, reads: ClientReads) -> None:
         self._driver = driver
         self._reads = reads
 
@@ -419,7 +419,7 @@ class AsyncClient(AsyncReader):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         proxies = {} if transport is not None else proxies_of(server_urls(urls))
-        reads = Reads(Exchange(urls, timeout_ms, proxies=proxies))
+        reads = ClientReads(Exchange(urls, timeout_ms, proxies=proxies))
         super().__init__(AsyncDriver(token, verify, transport, proxies), reads)
 
     def session(self) -> AsyncSession:
@@ -446,7 +446,7 @@ class AsyncSession(AsyncReader):
     replaced, reads raise ``PositionOfAnotherLog``: continue with a new session.
     """
 
-    def __init__(self, driver: AsyncDriver, reads: Reads) -> None:
+    def __init__(self, driver: AsyncDriver, reads: ClientReads) -> None:
         self._positions = Positions()
         super().__init__(driver, reads.in_session(self._positions))
 

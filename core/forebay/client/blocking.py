@@ -31,7 +31,7 @@ from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.positions import Positions
 from forebay.client.proxies import Proxy, proxies_of
-from forebay.client.reads import ChangesRequest, ListRequest, Reads
+from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
 from forebay.client.results import Answer, Change, Entry, SessionWindow, Version, Window
 from forebay.client.transports import CLOSED, OTHER_PROCESS, origin, pool, shut_down
 from forebay.errors import ClientUnusable, Problem
@@ -153,7 +153,7 @@ class Items(Listing[T], Iterator[T]):
     """The items of a list; ``next`` raises ``forebay.errors.Problem`` if a page is refused."""
 
     def __init__(
-        self, driver: Driver, reads: Reads, wanted: ListRequest[T], limit: int | None, page_size: int
+        self, driver: Driver, reads: ClientReads, wanted: ListRequest[T], limit: int | None, page_size: int
     ) -> None:
         super().__init__(reads, wanted, limit, page_size)
         self._driver = driver
@@ -169,7 +169,7 @@ class Items(Listing[T], Iterator[T]):
 class Changes(Following, Iterator[Change]):
     """The changes of a key, without end; ``next`` waits for one."""
 
-    def __init__(self, driver: Driver, reads: Reads, wanted: ChangesRequest) -> None:
+    def __init__(self, driver: Driver, reads: ClientReads, wanted: ChangesRequest) -> None:
         super().__init__(reads, wanted)
         self._driver = driver
         self._taking = threading.Lock()
@@ -215,7 +215,7 @@ class Reader:
     ``AnswerMismatch`` if servers answer for another store or key, and ``ClientUnusable`` once it is closed.
     """
 
-    def __init__(self, driver: Driver, reads: Reads) -> None:
+    def __init__(self, driver: Driver, reads: ClientReads) -> None:
         self._driver = driver
         self._reads = reads
 
@@ -349,7 +349,7 @@ class Client(Reader):
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         proxies = {} if transport is not None else proxies_of(server_urls(urls))
-        reads = Reads(Exchange(urls, timeout_ms, proxies=proxies))
+        reads = ClientReads(Exchange(urls, timeout_ms, proxies=proxies))
         super().__init__(Driver(token, verify, transport, proxies), reads)
 
     def session(self) -> Session:
@@ -376,7 +376,7 @@ class Session(Reader):
     replaced, reads raise ``PositionOfAnotherLog``: continue with a new session.
     """
 
-    def __init__(self, driver: Driver, reads: Reads) -> None:
+    def __init__(self, driver: Driver, reads: ClientReads) -> None:
         self._positions = Positions()
         super().__init__(driver, reads.in_session(self._positions))
 

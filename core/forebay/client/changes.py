@@ -6,7 +6,7 @@ from collections import deque
 
 from forebay.client import processes
 from forebay.client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, mismatched
-from forebay.client.reads import ChangesRequest, Reads
+from forebay.client.reads import ChangesRequest, ClientReads
 from forebay.client.requested import Requested, change_mismatch
 from forebay.client.results import Change, change_of
 from forebay.errors import Problem, UnknownKey
@@ -26,7 +26,7 @@ class Following:
     ``lag`` is of the newest event that states one, whether or not it was yielded.
     """
 
-    def __init__(self, reads: Reads, wanted: ChangesRequest) -> None:
+    def __init__(self, reads: ClientReads, wanted: ChangesRequest) -> None:
         self._reads = reads
         self._request = wanted
         self._opened: Opened | None = None

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from forebay.client.exchange import Plan
-from forebay.client.reads import ListRequest, Reads
+from forebay.client.reads import ClientReads, ListRequest
 from forebay.client.results import Page
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import ReplicaInfo
@@ -21,7 +21,7 @@ class Listing(Generic[T]):
     the pages are not a snapshot. After an error, the failed page is requested again.
     """
 
-    def __init__(self, reads: Reads, wanted: ListRequest[T], limit: int | None, page_size: int) -> None:
+    def __init__(self, reads: ClientReads, wanted: ListRequest[T], limit: int | None, page_size: int) -> None:
         self._reads = reads
         self._request = wanted
         self._left = limit

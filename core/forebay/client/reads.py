@@ -79,7 +79,7 @@ class _BatchKey(NamedTuple):
     requested: Requested
 
 
-class Reads:
+class ClientReads:
     """Plans every read; in a session, each read asks for at least what the session has read, and is recorded
     there."""
 
@@ -90,9 +90,9 @@ class Reads:
         self._specs = {} if specs is None else specs
         self._positions = positions
 
-    def in_session(self, positions: Positions) -> Reads:
+    def in_session(self, positions: Positions) -> ClientReads:
         """The same, for a session."""
-        return Reads(self._exchange, self._specs, positions)
+        return ClientReads(self._exchange, self._specs, positions)
 
     def get(self, store: str, key: Any, as_of: Time | None, options: ReadOptions) -> Plan[Answer]:
         """One key; raises ``Problem``."""

@@ -8,7 +8,7 @@ from forebay.authentication import Authenticator
 from forebay.errors import Problem
 from forebay.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome
 from forebay.fast_path.recogniser import RecognisedBatch, RequestTemplate
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer
 
 
 def guarded(handlers: Handlers, authenticator: Authenticator | None, refusals: Counter[int]) -> Handlers:
@@ -52,6 +52,6 @@ class _Guarded:
             return self._refused(problem)
         return self._handlers.batch(request, protocol)
 
-    def _refused(self, problem: Problem) -> Answer:
+    def _refused(self, problem: Problem) -> HttpAnswer:
         self._refusals[problem.status] += 1
         return problem_answer(problem)

@@ -11,15 +11,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from forebay.clock import boot_ms
 from forebay.lag import Tolerance
 from forebay.rest.aging import answer_by_now
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """A client's connection, which answers go out on."""
 
     loop: asyncio.AbstractEventLoop
 
-    def send_if_next(self, pending: PendingResponse, answer: Answer) -> bool:
+    def send_if_next(self, pending: PendingResponse, answer: HttpAnswer) -> bool:
         """Have a slot's answer sent if no earlier one holds it up, and those that it held up; whether it was."""
         ...
 
@@ -28,7 +28,7 @@ class Connection(Protocol):
         ...
 
 
-def render(answer: Answer, lines: bytes = b"") -> bytes:
+def render(answer: HttpAnswer, lines: bytes = b"") -> bytes:
     """An answer's bytes, the same as the framework sends; ``lines`` are the header lines for the request's
     origin."""
     return b"%b%bcontent-length: %d\r\n%b\r\n%b" % (
@@ -48,7 +48,7 @@ class PendingResponse:
 
     __slots__ = ("_answer", "_bounds", "_connection", "_filled_boot_ms", "filled", "lines", "on_abandoned")
 
-    def __init__(self, connection: Connection, lines: bytes) -> None:
+    def __init__(self, connection: ClientConnection, lines: bytes) -> None:
         self._connection = connection
         self.lines = lines
         self.filled = False
@@ -56,7 +56,7 @@ class PendingResponse:
         self.on_abandoned: Callable[[], object] | None = None
         """Called if the client leaves before there is one."""
 
-    def fill(self, answer: Answer, bounds: tuple[str, Tolerance] | None = None) -> None:
+    def fill(self, answer: HttpAnswer, bounds: tuple[str, Tolerance] | None = None) -> None:
         """Set the answer; only the first counts, and it is sent once all earlier ones are.
 
         ``bounds`` are the store and the tolerance of a read of one key, and still hold when it is sent.
@@ -85,9 +85,9 @@ class WriteCoalescer:
     """
 
     def __init__(self) -> None:
-        self._connections: list[Connection] = []
+        self._connections: list[ClientConnection] = []
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """Have a connection's answers sent at the end of this turn."""
         if not self._connections:
             connection.loop.call_soon(self._end_turn)

@@ -19,7 +19,7 @@ from forebay.fast_path.recogniser import (
 )
 from forebay.fast_path.slow_path import SlowPathProtocol
 from forebay.lag import UNLIMITED
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import Limits, Peer, accepted_peer
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _MOST_PENDING_BYTES = 1 << 20
 """Limit in bytes for this many answers as large as the last."""
 
 
-Outcome = Answer | PendingResponse | None
+Outcome = HttpAnswer | PendingResponse | None
 """An answer at once, a slot of the protocol's to be filled later, or None, upon which FastAPI answers."""
 
 
@@ -167,7 +167,7 @@ class FastPathProtocol(SlowPathProtocol):
         if outcome is None:
             return False
         self._count()
-        if type(outcome) is Answer:
+        if type(outcome) is HttpAnswer:
             self._send(render(outcome, lines))
         else:
             self._pending.append(cast(PendingResponse, outcome))
@@ -211,7 +211,7 @@ class FastPathProtocol(SlowPathProtocol):
                 break
             (template, read, lines), begin, segment_end, end = found
             outcome = self._handle(read, data[begin:segment_end], last=end == len(data))
-            if type(outcome) is Answer and self._pending:
+            if type(outcome) is HttpAnswer and self._pending:
                 pending = PendingResponse(self, lines)
                 self._pending.append(pending)
                 pending.fill(outcome, (template.store, UNLIMITED))
@@ -269,7 +269,7 @@ class FastPathProtocol(SlowPathProtocol):
         """A place for a request's answer; the handler that returns it fills it later."""
         return PendingResponse(self, self._lines(template))
 
-    def send_if_next(self, pending: PendingResponse, answer: Answer) -> bool:
+    def send_if_next(self, pending: PendingResponse, answer: HttpAnswer) -> bool:
         """Send a slot's answer if those of all earlier ones are sent; otherwise it waits in its slot."""
         pending_responses = self._pending
         if not pending_responses or pending_responses[0] is not pending or self.flow.write_paused:

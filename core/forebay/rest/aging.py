@@ -6,7 +6,7 @@ import re
 
 from forebay.errors import LagExceedsTolerance
 from forebay.lag import Lag, Tolerance
-from forebay.rest.answers import Answer, lag_head, lag_json, problem_answer
+from forebay.rest.answers import HttpAnswer, lag_head, lag_json, problem_answer
 from forebay.rest.statuses import WITH_LAG
 
 _MEMBER = b'"lag":{'
@@ -35,7 +35,7 @@ def aged(body: bytes, waited_ms: float) -> tuple[bytes, Lag | None]:
     return b'%b"lag":%b%b' % (body[:at], lag_json(lag), body[found.end() :]), lag
 
 
-def as_of(answer: Answer, requested_boot_ms: float, received_boot_ms: float) -> float:
+def as_of(answer: HttpAnswer, requested_boot_ms: float, received_boot_ms: float) -> float:
     """As of when the lag in a worker's answer is right at the latest, on the boot-time clock.
 
     That is when it came, unless it took long: then when it was asked for, but for the time that the worker waited
@@ -47,12 +47,12 @@ def as_of(answer: Answer, requested_boot_ms: float, received_boot_ms: float) -> 
 
 
 def answer_by_now(
-    answer: Answer,
+    answer: HttpAnswer,
     waited_ms: float,
     tolerance: Tolerance,
     store: str,
     then: str = "earlier requests had been answered",
-) -> Answer:
+) -> HttpAnswer:
     """A single key's answer after it has waited: with its present lag; a refusal if that is beyond the bounds.
 
     ``then`` is when that was found.
@@ -64,10 +64,12 @@ def answer_by_now(
         return answer
     if not tolerance.met_by(lag):
         return bounds_exceeded(store, tolerance, lag, then)
-    return Answer(answer.status, answer.head.replace(lag_head(before), lag_head(lag), 1), body)
+    return HttpAnswer(answer.status, answer.head.replace(lag_head(before), lag_head(lag), 1), body)
 
 
-def bounds_exceeded(store: str, tolerance: Tolerance, lag: Lag, then: str = "the others had answered") -> Answer:
+def bounds_exceeded(
+    store: str, tolerance: Tolerance, lag: Lag, then: str = "the others had answered"
+) -> HttpAnswer:
     """The problem of an answer that was within its bounds on arrival, but no longer is."""
     problem = LagExceedsTolerance(
         f"A replica's answer met the tolerance when it arrived, but no longer did once {then}.",

@@ -16,7 +16,7 @@ _OWN_HEAD = JSON_HEAD + NO_STORE
 CHALLENGE = b"www-authenticate: Bearer\r\n"
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """Status, header lines (each ended by CRLF, without content-length) and body."""
 
     status: int
@@ -104,7 +104,7 @@ def encode_provenance(source: ReplicaInfo) -> EncodedReplicaInfo:
     return EncodedReplicaInfo(source, _OWN_HEAD + lag_head(lag) + lasting_lines, members, b",%b}" % members)
 
 
-def problem_answer(problem: Problem, source: ReplicaInfo | None = None) -> Answer:
+def problem_answer(problem: Problem, source: ReplicaInfo | None = None) -> HttpAnswer:
     """A problem as an answer, with the headers of the replica that found it."""
     head = PROBLEM_HEAD + NO_STORE
     if source is not None:
@@ -113,10 +113,10 @@ def problem_answer(problem: Problem, source: ReplicaInfo | None = None) -> Answe
         head += CHALLENGE
     if problem.retry_after_s is not None:
         head += b"retry-after: %d\r\n" % problem.retry_after_s
-    return Answer(problem.status, head, problem.body())
+    return HttpAnswer(problem.status, head, problem.body())
 
 
-def json_answer(document: Any, status: int = 200) -> Answer:
+def json_answer(document: Any, status: int = 200) -> HttpAnswer:
     """Any JSON document as an answer."""
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return Answer(status, JSON_HEAD + NO_STORE, body)
+    return HttpAnswer(status, JSON_HEAD + NO_STORE, body)

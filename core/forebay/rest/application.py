@@ -38,7 +38,7 @@ from forebay.errors import (
     Unauthenticated,
     UnknownPath,
 )
-from forebay.rest.answers import Answer, json_answer, problem_answer
+from forebay.rest.answers import HttpAnswer, json_answer, problem_answer
 from forebay.rest.api_page import add_api_page
 from forebay.rest.batches import key_too_long
 from forebay.rest.guard import OPEN_PATHS, Guard, HostGuard, is_unknown
@@ -162,7 +162,7 @@ async def body_of(request: Request, most_bytes: int, memory: HeldMemory) -> byte
     return bytes(body)
 
 
-def respond(answer: Answer) -> Response:
+def respond(answer: HttpAnswer) -> Response:
     """An answer as a response of the framework."""
     response = Response(answer.body, answer.status)
     response.raw_headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]

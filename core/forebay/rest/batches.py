@@ -11,7 +11,7 @@ import msgpack
 
 from forebay.codecs import KeyCodec
 from forebay.errors import AnswerTooLarge, BadKey, BadRequest, Problem
-from forebay.rest.answers import JSON_HEAD, NO_STORE, Answer, problem_answer
+from forebay.rest.answers import JSON_HEAD, NO_STORE, HttpAnswer, problem_answer
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 
 MOST_KEYS = 500
@@ -21,7 +21,7 @@ KeyResult = tuple[int, bytes]
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
 
 
-def key_result(answer: Answer) -> KeyResult:
+def key_result(answer: HttpAnswer) -> KeyResult:
     """The result for a key in an answer."""
     return answer.status, answer.body
 
@@ -105,7 +105,7 @@ def require_size(answer_bytes: int, most_bytes: int) -> None:
         )
 
 
-def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: bool = False) -> Answer:
+def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: bool = False) -> HttpAnswer:
     """The answer with these keys' results, in order; anything but a single answer becomes a problem of its key.
 
     In frames for a router, as MessagePack, in which no JSON need be parsed.
@@ -116,12 +116,12 @@ def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: b
         body if status == 200 else b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), body)
         for key, (status, body) in zip(keys, results, strict=True)
     ]
-    return Answer(200, JSON_HEAD + NO_STORE, b'{"results":[%b]}' % b",".join(parts))
+    return HttpAnswer(200, JSON_HEAD + NO_STORE, b'{"results":[%b]}' % b",".join(parts))
 
 
-def _batch_frames(results: Sequence[KeyResult]) -> Answer:
+def _batch_frames(results: Sequence[KeyResult]) -> HttpAnswer:
     statuses, bodies = zip(*results, strict=True) if results else ((), ())
-    return Answer(200, _FRAMES_HEAD, msgpack.packb((statuses, bodies)))
+    return HttpAnswer(200, _FRAMES_HEAD, msgpack.packb((statuses, bodies)))
 
 
 def read_batch_frames(raw: bytes, count: int) -> tuple[list[int], list[bytes]]:

@@ -22,7 +22,7 @@ class WholeAnswers:
         if scope["type"] != "http" or scope["http_version"] != "1.0":
             await self._app(scope, receive, send)
             return
-        answer = _Collected(self._max_answer_bytes)
+        answer = _CollectedBody(self._max_answer_bytes)
         working = asyncio.ensure_future(self._app(scope, receive, answer.collect))
         refused = asyncio.ensure_future(answer.refused.wait())
         try:
@@ -37,7 +37,7 @@ class WholeAnswers:
         await answer.send(send)
 
 
-class _Collected:
+class _CollectedBody:
     """An answer, collected, or why it cannot be given."""
 
     def __init__(self, max_answer_bytes: int) -> None:

@@ -252,7 +252,7 @@ Items = tuple[list[bytes], list[bytes]]
 
 
 @dataclass
-class Page:
+class ScanPage:
     """Some items of one partition with their stored keys, whether more follow, and their provenance."""
 
     keys: list[bytes] = field(default_factory=list)
@@ -276,7 +276,7 @@ class Page:
         return packed
 
     @classmethod
-    def decode(cls, raw: bytes) -> Page:
+    def decode(cls, raw: bytes) -> ScanPage:
         """The inverse of ``encode``; raises ``ValueError`` for anything else."""
         try:
             page = cls(*msgpack.unpackb(raw))
@@ -299,7 +299,7 @@ class Page:
         )
 
 
-def first_end(pages: Iterable[Page], *, reverse: bool) -> bytes | None:
+def first_end(pages: Iterable[ScanPage], *, reverse: bool) -> bytes | None:
     """The stored key up to which several partitions' pages are all complete, None for the end."""
     ends = [page.last for page in pages if page.more]
     if not ends:

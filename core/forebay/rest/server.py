@@ -108,7 +108,7 @@ class Draining:
             await respond(problem_answer(problem))(scope, receive, send_closing)
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn, but on SIGTERM or SIGINT the listeners stay open for ``drain_ms`` before they close.
 
     A second signal closes at once. ``relays`` are signals that mean one of the two. Whatever hangs, the process
@@ -242,4 +242,4 @@ def serve(
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     listeners = [listener, *(listener.dup() for _ in range(_ACCEPTED_IN_A_TURN - 1))]
     ask_for_short_slices()
-    Server(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(sockets=listeners)
+    HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(sockets=listeners)

@@ -16,7 +16,7 @@ from typing import Any
 
 from forebay.errors import NotReady
 from forebay.metadata import HostInfo
-from forebay.rest.answers import Answer, json_answer, problem_answer
+from forebay.rest.answers import HttpAnswer, json_answer, problem_answer
 from forebay.rest.server import cannot_listen
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         """For what has no method here, or cannot be understood."""
         self._send(_not_ready())
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: HttpAnswer) -> None:
         self.close_connection = True
         self.send_response_only(answer.status)
         for name, value in answer.headers():
@@ -111,5 +111,5 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
 
-def _not_ready() -> Answer:
+def _not_ready() -> HttpAnswer:
     return problem_answer(NotReady("The process is starting.", retry_after_s=1))

@@ -3,7 +3,7 @@
 Beside ``forebay.spark`` and not below it, since importing that imports pyspark, which reading files does not need.
 """
 
-from forebay.spark_checkpoint.changes import Change, Entry
+from forebay.spark_checkpoint.changes import Change, StateEntry
 from forebay.spark_checkpoint.checkpoint import Checkpoint
 from forebay.spark_checkpoint.files import CheckpointFiles, FileStatus, open_files
 from forebay.spark_checkpoint.logs import Commit, Offsets
@@ -16,10 +16,10 @@ __all__ = [
     "CheckpointFiles",
     "ColumnFamily",
     "Commit",
-    "Entry",
     "FileStatus",
     "Offsets",
     "Operator",
+    "StateEntry",
     "StateVariable",
     "Store",
     "open_files",

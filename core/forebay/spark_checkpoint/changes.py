@@ -34,7 +34,7 @@ class Change(NamedTuple):
     value: Row | None
 
 
-class Entry(NamedTuple):
+class StateEntry(NamedTuple):
     """One key of a store's content, with its value as in ``Change``."""
 
     family: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 
-from forebay.spark_checkpoint.changes import Change, Entry
+from forebay.spark_checkpoint.changes import Change, StateEntry
 from forebay.spark_checkpoint.errors import CheckpointMissing, VersionNotCommitted, VersionPurged
 from forebay.spark_checkpoint.files import CheckpointFiles, open_files
 from forebay.spark_checkpoint.logs import Commit, Offsets, parse_commit, parse_offsets, parse_query_id
@@ -118,7 +118,7 @@ class Checkpoint:
         version: int,
         store: str = DEFAULT_STORE,
         family: str | None = None,
-    ) -> Iterator[Entry]:
+    ) -> Iterator[StateEntry]:
         """Everything that a partition of a store holds at a version, each key once, in no order.
 
         It is put together from the newest snapshot that can be used and the changes since. With a ``family``, only

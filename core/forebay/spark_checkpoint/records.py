@@ -35,7 +35,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Changelog:
+class ChangelogFile:
     """The head of a changelog file, and where its records begin.
 
     ``lineage`` has the unique id of each earlier version since the last snapshot, by version; it is None in
@@ -52,7 +52,7 @@ class Changelog:
         return self.format in _FORMATS_WITH_KINDS
 
 
-def changelog_head(plain: bytes, file: str) -> Changelog:
+def changelog_head(plain: bytes, file: str) -> ChangelogFile:
     """The head of a changelog; raises ``CheckpointFormatUnknown`` or ``CheckpointFileCorrupt``."""
     number, at = _format(plain)
     if not 1 <= number <= _NEWEST_FORMAT:
@@ -66,10 +66,10 @@ def changelog_head(plain: bytes, file: str) -> Changelog:
             lineage = {item["version"]: item["checkpointUniqueId"] for item in json.loads(text)}
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointFileCorrupt(f"{file} has no lineage after its format: {error}. {_REMEDY}") from error
-    return Changelog(number, lineage, at)
+    return ChangelogFile(number, lineage, at)
 
 
-def changelog_records(plain: bytes, head: Changelog, file: str) -> Iterator[Record]:
+def changelog_records(plain: bytes, head: ChangelogFile, file: str) -> Iterator[Record]:
     """The records after a changelog's head; raises ``CheckpointFileCorrupt``."""
     if not head.has_column_families:
         yield from records(plain, file, head.records_at)

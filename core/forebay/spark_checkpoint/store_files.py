@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from forebay.spark_checkpoint.changes import Change, Entry, FamilyDecoder, family_id
+from forebay.spark_checkpoint.changes import Change, FamilyDecoder, StateEntry, family_id
 from forebay.spark_checkpoint.compression import decompressor
 from forebay.spark_checkpoint.errors import (
     CheckpointFileCorrupt,
@@ -59,7 +59,7 @@ class StoreFiles:
                 key = decoder.key(record.key, batch.file)
                 yield Change(version, record.kind, decoder.family.name, key, value)
 
-    def content(self, version: int) -> Iterator[Entry]:
+    def content(self, version: int) -> Iterator[StateEntry]:
         """What the store holds at a version, without the families of Spark's own."""
         base, held, prefixed = self._base(version)
         file = f"{self.directory}/{version}"
@@ -76,7 +76,7 @@ class StoreFiles:
         for key, value in held.items():
             decoder = self._decoder(key, prefixed, file)
             if decoder is not None:
-                yield Entry(decoder.family.name, decoder.key(key, file), decoder.value(value, file))
+                yield StateEntry(decoder.family.name, decoder.key(key, file), decoder.value(value, file))
 
     def _base(self, version: int) -> tuple[int, dict[bytes, bytes], bool]:
         """The newest snapshot, no newer than the version, that can be read: its version, content and whether keys

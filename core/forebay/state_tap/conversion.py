@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from forebay.spark_checkpoint.changes import Change, Entry
+from forebay.spark_checkpoint.changes import Change, StateEntry
 from forebay.spark_checkpoint.unsafe_row import Row
 from forebay.state_tap.mapping import KeyUnfit, TableMapping
-from forebay.state_tap.scratch import Kept, Session, SessionIndex, ValueIndex
+from forebay.state_tap.scratch import Kept, SessionIndex, SessionState, ValueIndex
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Conversion(Protocol):
     remembers: bool
     """Whether it needs the state that changes are made to: ``load`` it first."""
 
-    def load(self, entries: Iterable[Entry], now_ms: int) -> Iterator[StoreRecord]:
+    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
         """The records of one partition of the state as it is at a version."""
         ...
 
@@ -99,7 +99,7 @@ class PlainConversion:
         self._keys = _Keys(mapping)
         self._windowed = mapping.table.kind == "window"
 
-    def load(self, entries: Iterable[Entry], now_ms: int) -> Iterator[StoreRecord]:
+    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
         for _, key, value in entries:
             plain = self._keys.plain(key)
             if plain is not None:
@@ -142,16 +142,16 @@ class SessionConversion:
         self._keys = _Keys(mapping)
         self._sessions = SessionIndex()
 
-    def load(self, entries: Iterable[Entry], now_ms: int) -> Iterator[StoreRecord]:
+    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
         for _, key, value in entries:
             plain = self._keys.plain(key)
             if plain is not None:
-                session = Session(*self.mapping.session_ms(value))
+                session = SessionState(*self.mapping.session_ms(value))
                 self._sessions.put(plain, session)
                 yield self._record(plain, session, self.mapping.value(value))
 
     def apply(self, changes: Iterable[Change], now_ms: int) -> Iterator[StoreRecord]:
-        removed: list[tuple[bytes, Session]] = []
+        removed: list[tuple[bytes, SessionState]] = []
         for _, _, _, key, value in changes:
             plain = self._keys.plain(key)
             if plain is None:
@@ -161,11 +161,11 @@ class SessionConversion:
             if value is None:
                 if end_ms is not None:
                     self._sessions.remove(plain, start_ms)
-                    removed.append((plain, Session(start_ms, end_ms)))
+                    removed.append((plain, SessionState(start_ms, end_ms)))
                 continue
-            session = Session(*self.mapping.session_ms(value))
+            session = SessionState(*self.mapping.session_ms(value))
             if end_ms not in (None, session.end_ms):
-                yield self._record(plain, Session(start_ms, end_ms or 0), None)
+                yield self._record(plain, SessionState(start_ms, end_ms or 0), None)
             self._sessions.put(plain, session)
             yield self._record(plain, session, self.mapping.value(value))
         for plain, session in removed:
@@ -183,7 +183,7 @@ class SessionConversion:
 
     def is_gone(self, key: bytes) -> bool:
         plain, end, start = key[: -2 * _TIME_BYTES], key[-2 * _TIME_BYTES : -_TIME_BYTES], key[-_TIME_BYTES:]
-        session = Session(_time_of(start), _time_of(end))
+        session = SessionState(_time_of(start), _time_of(end))
         return self.mapping.deletes or self._sessions.has_within(plain, session)
 
     def clear(self) -> None:
@@ -193,7 +193,7 @@ class SessionConversion:
         """A session's start is the last field of its key."""
         return int(key[-1]) // 1_000
 
-    def _record(self, plain: bytes, session: Session, value: bytes | None) -> StoreRecord:
+    def _record(self, plain: bytes, session: SessionState, value: bytes | None) -> StoreRecord:
         return StoreRecord(plain, plain + _time(session.end_ms) + _time(session.start_ms), value)
 
 
@@ -208,7 +208,7 @@ class ValueConversion:
         self._values = ValueIndex()
         self._is_list = mapping.table.is_list
 
-    def load(self, entries: Iterable[Entry], now_ms: int) -> Iterator[StoreRecord]:
+    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
         for _, key, value in entries:
             plain = self._keys.plain(key)
             if plain is not None:

@@ -22,7 +22,7 @@ def open_scratch() -> sqlite3.Connection:
     return connection
 
 
-class Session(NamedTuple):
+class SessionState(NamedTuple):
     """A session in the state; times are epoch milliseconds."""
 
     start_ms: int
@@ -47,7 +47,7 @@ class SessionIndex:
         ).fetchone()
         return None if found is None else int(found[0])
 
-    def put(self, plain: bytes, session: Session) -> None:
+    def put(self, plain: bytes, session: SessionState) -> None:
         """Add a session, or give it another end."""
         self._database.execute("INSERT OR REPLACE INTO session VALUES (?, ?, ?)", (plain, *session))
 
@@ -55,7 +55,7 @@ class SessionIndex:
         """Remove a session."""
         self._database.execute("DELETE FROM session WHERE plain = ? AND start_ms = ?", (plain, start_ms))
 
-    def has_within(self, plain: bytes, session: Session) -> bool:
+    def has_within(self, plain: bytes, session: SessionState) -> bool:
         """Whether another session of the key includes all of this one: it was merged into it."""
         return (
             self._database.execute(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from forebay.changelog import Changelog
 from forebay.errors import ChangelogError
 from forebay.spark_checkpoint import Checkpoint
-from forebay.spark_checkpoint.changes import Entry
+from forebay.spark_checkpoint.changes import StateEntry
 from forebay.spark_checkpoint.errors import (
     CheckpointFileCorrupt,
     LineageMismatch,
@@ -266,7 +266,7 @@ class StoreTap:
                 content.remove(key)
                 yield StoreRecord(keys.split_changelog(key, 0).plain, key, None)
 
-    def _entries(self, partition: int, batch: int) -> Iterable[Entry]:
+    def _entries(self, partition: int, batch: int) -> Iterable[StateEntry]:
         assert self._conversion is not None
         table = self._conversion.mapping.table
         return self._checkpoint.snapshot(self.operator, partition, batch + 1, table.store, table.family)

@@ -14,7 +14,7 @@ from forebay.clock import boot_ms
 from forebay.errors import NotReady
 from forebay.identity import IDENTITY_PATH, Identity
 from forebay.metadata import ClusterMap, Generation, HostInfo
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.polls import PollRefused, PollSchedule, WorkerDocuments
@@ -122,7 +122,7 @@ class Discovery:
                 while waited_for & self._refreshing:
                     await self._polled.wait()
 
-    def admit(self, address: HostInfo, answer: Answer) -> None:
+    def admit(self, address: HostInfo, answer: HttpAnswer) -> None:
         """Decide by what an address answers to the request for its identity; raises ``NotAdmitted``."""
         if answer.status == NotReady.status:
             raise ConnectionRefusedError("it is starting")

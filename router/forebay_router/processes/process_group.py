@@ -77,7 +77,7 @@ class ProcessGroupView:
             for number, document in answers.items()
         ]
         answering = 1 + sum(document is not None for document in answers.values())
-        return _Collected([*summed([self._counted_here(), *others]), *self._processes(answering)])
+        return _CollectedMetrics([*summed([self._counted_here(), *others]), *self._processes(answering)])
 
     async def samples(self, store: str) -> list[StoreSample]:
         """The last minutes of a store, by second; without the reads of a process that does not answer."""
@@ -133,7 +133,7 @@ class ProcessGroupView:
             yield gauge
 
 
-class _Collected(Collector):
+class _CollectedMetrics(Collector):
     """Metrics that were collected before."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Overloaded, PartitionerMismatch
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer
 
 _MOST_ATTEMPTS = 256
 """In one problem, of a list over many partitions."""
@@ -23,7 +23,7 @@ class Attempt:
 
     host: HostInfo
     outcome: str
-    answer: Answer | None = None
+    answer: HttpAnswer | None = None
 
     def document(self) -> dict[str, Any]:
         """The attempt as a member of a problem's ``attempts``."""
@@ -49,7 +49,7 @@ def _text(attempt: Attempt) -> str:
     return f"{attempt.host} {attempt.outcome} {attempt.answer.status} {name}".rstrip()
 
 
-def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
+def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> HttpAnswer:
     """The answer if no attempt had one: the refusal shared by all, else no replica.
 
     The shared refusal is the 412 of the replica least behind, or that keys are not where the partitioner puts
@@ -73,7 +73,7 @@ def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
     )
 
 
-def nothing_read(store: str, refused: Sequence[Answer]) -> Answer:
+def nothing_read(store: str, refused: Sequence[HttpAnswer]) -> HttpAnswer:
     """The answer of a list of which no partition could be read: the refusal shared by all, else no replica.
 
     Its attempts are those at all partitions.
@@ -93,7 +93,7 @@ def nothing_read(store: str, refused: Sequence[Answer]) -> Answer:
     return problem_answer(NoReplica(f"{text}.", retry_after_s=1, store=store, attempts=attempts))
 
 
-def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
+def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> HttpAnswer:
     """The answer if a healthy replica was not asked because it is at its request limit."""
     return problem_answer(
         Overloaded(
@@ -106,7 +106,7 @@ def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
     )
 
 
-def late(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
+def late(store: str, partition: int, attempts: Sequence[Attempt]) -> HttpAnswer:
     """The answer if the deadline passed before a replica answered."""
     return problem_answer(
         DeadlineExceeded(
@@ -118,13 +118,13 @@ def late(store: str, partition: int, attempts: Sequence[Attempt]) -> Answer:
     )
 
 
-def _passed_on(answer: Answer, attempts: list[dict[str, Any]], head: bytes = b"") -> Answer:
+def _passed_on(answer: HttpAnswer, attempts: list[dict[str, Any]], head: bytes = b"") -> HttpAnswer:
     document = {**_problem_of(answer), "attempts": attempts}
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-    return Answer(answer.status, answer.head + head, body)
+    return HttpAnswer(answer.status, answer.head + head, body)
 
 
-def _problem_of(answer: Answer) -> dict[str, Any]:
+def _problem_of(answer: HttpAnswer) -> dict[str, Any]:
     try:
         document = json.loads(answer.body)
     except ValueError:

@@ -19,7 +19,7 @@ from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.aging import aged, bounds_exceeded
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.batches import (
     KeyResult,
     batch_answer,
@@ -66,7 +66,7 @@ class _ResultGroup(NamedTuple):
 
 async def batch_get(
     router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes, peer: Peer, memory: HeldMemory
-) -> Answer:
+) -> HttpAnswer:
     """Answer a peer's ``batch-get`` whose body has arrived, and count it; what arrives is held in ``memory``."""
     begun_boot_ms = boot_ms()
     try:
@@ -76,7 +76,9 @@ async def batch_get(
         require_kind(spec, "key-value", "versioned")
         with router.admitted(peer, parameters):
             tolerance = router.tolerance(spec, parameters)
-            batch = _Batch(router, spec, keys, query, parameters, router.deadline(parameters), tolerance, memory)
+            batch = _BatchGet(
+                router, spec, keys, query, parameters, router.deadline(parameters), tolerance, memory
+            )
             results = await batch.results()
             answer = batch_answer(keys, results)
             metrics.count_batch(store, results)
@@ -140,7 +142,7 @@ class _BatchResults:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _BatchGet:
     """One request's keys on their way."""
 
     router: Router
@@ -213,7 +215,7 @@ class _Batch:
             async for some in groups_done:
                 for indices, results, as_of_boot_ms in some:
                     for index, (status, body) in zip(indices, results, strict=True):
-                        timed_answers[index].append(TimedAnswer(Answer(status, b"", body), as_of_boot_ms))
+                        timed_answers[index].append(TimedAnswer(HttpAnswer(status, b"", body), as_of_boot_ms))
                 if all(any(decides(each.answer) for each in of_one) for of_one in timed_answers.values()):
                     break
         return [self._verdict(index, of_one) for index, of_one in timed_answers.items()]
@@ -255,7 +257,7 @@ class _Batch:
         return await self._ask_others(group, dict(zip(indices, results, strict=True)), read, until, history)
 
     def _without_answer(
-        self, group: _Places, read: ReplicaRead, answer: Answer | None, history: _AttemptHistory
+        self, group: _Places, read: ReplicaRead, answer: HttpAnswer | None, history: _AttemptHistory
     ) -> list[_ResultGroup]:
         """What no replica answered, or one with a problem for all keys."""
         now = boot_ms()
@@ -289,14 +291,14 @@ class _Batch:
                     found.append(_ResultGroup([index], [(status, body)], read.as_of_boot_ms))
                     continue
                 refused[partition].append(index)
-                attempt = Attempt(read.answered_by, "answered", Answer(status, b"", body))
+                attempt = Attempt(read.answered_by, "answered", HttpAnswer(status, b"", body))
                 attempts[index] = [*history.attempts_at(index, read), attempt]
                 if status == NotHostedHere.status:
                     self.router.discovery.refresh(read.answered_by)
         met = {read.answered_by, *(attempt.host for attempt in read.attempts)}
         return found + await self._ask_each(refused, until, _AttemptHistory(attempts, history.hosts | met))
 
-    def _refusal(self, read: ReplicaRead, partition: int, attempts: Sequence[Attempt]) -> Answer:
+    def _refusal(self, read: ReplicaRead, partition: int, attempts: Sequence[Attempt]) -> HttpAnswer:
         """Why a key has no answer: the answers of the replicas asked for it, if any."""
         if any(attempt.answer is not None for attempt in attempts):
             return refusal(self.spec.name, partition, attempts)

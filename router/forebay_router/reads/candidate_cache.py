@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from forebay.codecs import from_segment
+from forebay.codecs import from_segment, remembered
 from forebay.fast_path import RequestTemplate
 from forebay.lag import Tolerance
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
-from forebay.segments import remembered
 from forebay.topology import StoreSpec
 from forebay_router.cluster.candidates import equally_good, less_loaded
 from forebay_router.cluster.worker_view import WorkerView
@@ -26,7 +25,7 @@ _MOST_CHOICES = 32_768
 
 
 @dataclass(slots=True, eq=False)
-class Target:
+class ReadTarget:
     """A worker that may be asked for a partition: ``rest`` is a request to it from ``partition=`` on."""
 
     worker: WorkerView
@@ -40,7 +39,7 @@ class _Choice(NamedTuple):
     """The workers to choose among for a partition, and when they were determined."""
 
     made_boot_ms: float
-    targets: tuple[Target, ...]
+    targets: tuple[ReadTarget, ...]
 
 
 class PlacedKey(NamedTuple):
@@ -54,7 +53,7 @@ _ByPartition = dict[int, _Choice]
 
 
 @dataclass(slots=True, eq=False)
-class KeyRead:
+class RoutedKeyRead:
     """A read of one key without the key: its store and query, prepared once for all identical reads."""
 
     spec: StoreSpec
@@ -83,12 +82,12 @@ class CandidateCache:
         """Those that reads are prepared for."""
         self._keys: dict[tuple[str, str], Callable[[bytes], PlacedKey]] = {}
         """By store and how numbers are written: a key by its segment."""
-        self._reads: dict[tuple[str, bytes], KeyRead] = {}
+        self._reads: dict[tuple[str, bytes], RoutedKeyRead] = {}
         """By store and query."""
         self._candidates: dict[tuple[str, Tolerance, bool, bool], _ByPartition] = {}
         self._choices_made = 0
 
-    def key_read(self, template: RequestTemplate) -> KeyRead | None:
+    def key_read(self, template: RequestTemplate) -> RoutedKeyRead | None:
         """The prepared read of a form, None if the route must answer; raises ``Problem``."""
         stores = self._router.cluster.metadata.stores
         if stores is not self._stores:
@@ -111,7 +110,7 @@ class CandidateCache:
             self._forget()
         tolerance = parameters.tolerance_for(spec)
         spread = parameters.prefer == "any" and not parameters.require_active
-        read = KeyRead(
+        read = RoutedKeyRead(
             spec,
             self._key_of(parameters.written(spec), parameters.numbers),
             template.query,
@@ -142,7 +141,7 @@ class CandidateCache:
         self._candidates.clear()
         self._choices_made = 0
 
-    def choose(self, read: KeyRead, partition: int, now_boot_ms: float) -> Target | None:
+    def choose(self, read: RoutedKeyRead, partition: int, now_boot_ms: float) -> ReadTarget | None:
         """The best candidate, or one equally good; None if the ordinary read must search for one."""
         choice = read.choices.get(partition)
         if choice is None or now_boot_ms - choice.made_boot_ms >= _CHOICE_MAX_AGE_MS:
@@ -157,7 +156,7 @@ class CandidateCache:
             return targets[0] if targets else None
         return less_loaded(targets, _load_of, self._router.choose)
 
-    def _select_candidates(self, read: KeyRead, partition: int, now_boot_ms: float) -> _Choice:
+    def _select_candidates(self, read: RoutedKeyRead, partition: int, now_boot_ms: float) -> _Choice:
         """Find the workers to choose among; none if one of them is recovering."""
         router = self._router
         # Workers may have other bounds by now.
@@ -180,11 +179,11 @@ class CandidateCache:
         choice = read.choices[partition] = _Choice(now_boot_ms, targets)
         return choice
 
-    def _target(self, worker: WorkerView, partition: int) -> Target:
+    def _target(self, worker: WorkerView, partition: int) -> ReadTarget:
         results = (partition, str(worker.host).encode(), self._router.credentials())
         rest = b"partition=%d HTTP/1.1\r\nhost: %b\r\n%b\r\n" % results
-        return Target(worker, self._router.pool[worker.host], rest)
+        return ReadTarget(worker, self._router.pool[worker.host], rest)
 
 
-def _load_of(target: Target) -> int:
+def _load_of(target: ReadTarget) -> int:
     return target.upstream.load

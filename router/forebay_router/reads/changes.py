@@ -16,7 +16,7 @@ from forebay.codecs import from_segment, to_segment
 from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
 from forebay.metadata import HostInfo
 from forebay.position import decode_position, encode_position
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay.rest.changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
@@ -193,7 +193,7 @@ class RoutedChanges:
             self._router.cluster.on_auth_rejected(host, status)
         if status == 421:
             self._router.discovery.refresh(host)
-        self._attempts.append(Attempt(host, "answered", Answer(status, b"", event.data)))
+        self._attempts.append(Attempt(host, "answered", HttpAnswer(status, b"", event.data)))
 
     def _lost(self, host: HostInfo, error: OSError) -> None:
         self._router.counts["failovers"] += 1

@@ -16,7 +16,7 @@ from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.metadata import HostInfo
 from forebay.rest.aging import aged, answer_by_now, bounds_exceeded
-from forebay.rest.answers import Answer, ReplicaInfo, lag_head, problem_answer
+from forebay.rest.answers import HttpAnswer, ReplicaInfo, lag_head, problem_answer
 from forebay.rest.limits import Peer
 from forebay.rest.lists import joined_position
 from forebay.rest.parameters import ReadParameters
@@ -37,7 +37,7 @@ async def read_key(
     query: bytes,
     parameters: ReadParameters,
     peer: Peer,
-) -> Answer:
+) -> HttpAnswer:
     """Answer a peer's read of one key from the replica that best meets its tolerance; raises ``Problem``.
 
     ``path`` and ``query`` are the request's own, as received.
@@ -56,8 +56,8 @@ async def read_admitted_key(
     query: bytes,
     parameters: ReadParameters,
     unresponsive_host: HostInfo | None = None,
-    rejected_by: tuple[HostInfo, Answer] | None = None,
-) -> Answer:
+    rejected_by: tuple[HostInfo, HttpAnswer] | None = None,
+) -> HttpAnswer:
     """The same for a read that is already counted as in flight.
 
     ``unresponsive_host`` is a worker that was already asked, ``rejected_by`` one that has answered, though not
@@ -91,7 +91,7 @@ async def _search(
     parameters: ReadParameters,
     deadline_boot_ms: float,
     named: NamedKey,
-) -> Answer:
+) -> HttpAnswer:
     """Ask every partition at once; once more if a miss has left its bounds while waiting for the last one."""
     tolerance = router.tolerance(spec, parameters)
     until = deadline_boot_ms - time_reserved_for_retry_ms(tolerance, deadline_boot_ms - boot_ms())
@@ -112,7 +112,7 @@ async def _search_once(
     parameters: ReadParameters,
     deadline_boot_ms: float,
     named: NamedKey,
-) -> Answer:
+) -> HttpAnswer:
     dedicated_connection = parameters.wait_ms > 0
     requests = [
         ReplicaRequest(spec, partition, target, dedicated_connection=dedicated_connection, named=named)
@@ -133,12 +133,12 @@ async def _search_once(
     return answer_by_now(answer, now - as_of_boot_ms, UNLIMITED, spec.name)
 
 
-def decides(answer: Answer) -> bool:
+def decides(answer: HttpAnswer) -> bool:
     """Whether one partition's answer settles the read: it has the key, had it, or the request is at fault."""
     return answer.status in FINAL and answer.status != UnknownKey.status
 
 
-def verdict(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> Answer:
+def verdict(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpAnswer:
     """The partitions' combined answer: one that settles it, else the gravest refusal, else a miss."""
     answers = [each.answer for each in timed_answers]
     for answer in answers:
@@ -152,7 +152,7 @@ def verdict(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> Answer:
     return refused or _miss_of_all(spec, timed_answers)
 
 
-def _miss_of_all(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> Answer:
+def _miss_of_all(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpAnswer:
     """No partition has the key: the worst lag of all, and one combined position."""
     misses, now = [], boot_ms()
     for answer, as_of_boot_ms, _ in timed_answers:

@@ -6,7 +6,7 @@ import json
 from typing import NamedTuple
 
 from forebay.errors import UnknownKey
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay.topology import StoreSpec
 
 
@@ -32,7 +32,7 @@ class NamedKey(NamedTuple):
             b'"store":"%b","key":%b' % (spec.name_bytes, again),
         )
 
-    def is_in(self, answer: Answer) -> bool:
+    def is_in(self, answer: HttpAnswer) -> bool:
         """Whether an answer is for this key, as far as its kind of answer says."""
         if answer.status == 200:
             return answer.body.startswith(self.document)

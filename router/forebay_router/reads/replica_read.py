@@ -12,7 +12,7 @@ from forebay.errors import NotHostedHere
 from forebay.lag import Tolerance
 from forebay.metadata import HostInfo
 from forebay.rest.aging import as_of
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL
 from forebay.topology import StoreSpec
@@ -56,7 +56,7 @@ class ReplicaRequest:
     dedicated_connection: bool = False
     multi_partition: bool = False
     unresponsive_host: HostInfo | None = None
-    rejected_by: tuple[HostInfo, Answer] | None = None
+    rejected_by: tuple[HostInfo, HttpAnswer] | None = None
     excluded: frozenset[HostInfo] = frozenset()
     no_wait: bool = False
     page_bytes: int = 0
@@ -86,7 +86,7 @@ class ReplicaRequest:
             lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
         return b"\r\n".join(lines) + b"\r\n" + credentials + b"\r\n" + (self.body or b"")
 
-    def read(self, answer: Answer) -> Any:
+    def read(self, answer: HttpAnswer) -> Any:
         """An answer's body as ``decode`` reads it.
 
         Raises ``ValueError`` if it is not in the form that was asked for: a worker of another version may not know
@@ -102,7 +102,7 @@ class ReplicaRequest:
 class TimedAnswer(NamedTuple):
     """One partition's answer, and as of when its lag is right, since it or others may have taken longer."""
 
-    answer: Answer
+    answer: HttpAnswer
     as_of_boot_ms: float
     decoded: Any = None
     """Its body, as the request's ``decode`` reads it."""
@@ -161,12 +161,12 @@ class ReplicaRead:
         self._refresh_candidates()
         # A stable sort: all others stay in order.
         self._waiting.sort(key=lambda host: host == request.unresponsive_host)
-        self._in_flight: dict[asyncio.Task[Answer], HostInfo] = {}
+        self._in_flight: dict[asyncio.Task[HttpAnswer], HostInfo] = {}
         self._sent_boot_ms: dict[HostInfo, float] = {}
         self._hedge_due_boot_ms = 0.0
         self._hedge_throttled = False
         self._unresponsive: set[HostInfo] = set()
-        self._hedges: set[asyncio.Task[Answer]] = set()
+        self._hedges: set[asyncio.Task[HttpAnswer]] = set()
         self._may_retry_allowing_wait = (
             may_be_elsewhere(parameters) and len(self._waiting) > 1 and request.body is None
         )
@@ -181,7 +181,7 @@ class ReplicaRead:
         self._overloaded = False
         self._late = False
 
-    async def run(self) -> Answer | None:
+    async def run(self) -> HttpAnswer | None:
         """The first final answer, None if there is none."""
         try:
             while (
@@ -226,7 +226,7 @@ class ReplicaRead:
         others = [Attempt(host, "no answer yet") for host in unanswered if host not in known]
         return [*self.attempts, *others]
 
-    def refusal(self, partition: int) -> Answer:
+    def refusal(self, partition: int) -> HttpAnswer:
         """The problem that sums up why there was no final answer, for a requested partition."""
         store = self._request.spec.name
         if self._late:
@@ -256,7 +256,7 @@ class ReplicaRead:
         self._refresh_candidates()
         return bool(self._waiting)
 
-    async def _wait(self) -> set[asyncio.Task[Answer]]:
+    async def _wait(self) -> set[asyncio.Task[HttpAnswer]]:
         now = boot_ms()
         pause_ms = self._deadline - now
         if self._waiting:
@@ -313,14 +313,14 @@ class ReplicaRead:
             pass
         return bool(self._in_flight)
 
-    def _ask(self, host: HostInfo, request: bytes) -> asyncio.Task[Answer]:
+    def _ask(self, host: HostInfo, request: bytes) -> asyncio.Task[HttpAnswer]:
         claim = self._router.pool[host].claim()
         task = asyncio.create_task(self._timed(host, request, claim))
         # It may end before it begins.
         task.add_done_callback(lambda _: claim.release())
         return task
 
-    async def _timed(self, host: HostInfo, request: bytes, claim: InFlightPermit) -> Answer:
+    async def _timed(self, host: HostInfo, request: bytes, claim: InFlightPermit) -> HttpAnswer:
         begun = boot_ms()
         named = None if self._request.named is None else self._request.named.is_in
         upstream = self._router.pool[host]
@@ -359,7 +359,7 @@ class ReplicaRead:
             self._hedge_throttled = True
             self._hedge_due_boot_ms = boot_ms() + _RECHECK_INTERVAL_MS
 
-    def _on_answer(self, task: asyncio.Task[Answer]) -> Answer | None:
+    def _on_answer(self, task: asyncio.Task[HttpAnswer]) -> HttpAnswer | None:
         """Record an attempt's outcome; returns the answer if it is final."""
         host = self._in_flight.pop(task)
         cluster = self._router.cluster
@@ -398,7 +398,7 @@ class ReplicaRead:
         self._note_refusal(host, answer)
         return answer if answer.status == 429 and self._overloads > 1 else None
 
-    def _note_refusal(self, host: HostInfo, answer: Answer) -> None:
+    def _note_refusal(self, host: HostInfo, answer: HttpAnswer) -> None:
         self.attempts.append(Attempt(host, "answered", answer))
         self._refused.add(host)
         if answer.status in REFUSALS:
@@ -419,7 +419,7 @@ def time_reserved_for_retry_ms(tolerance: Tolerance, time_ms: float) -> float:
     return _RESERVED_FOR_RETRY * time_ms if in_time else 0.0
 
 
-def is_final(answer: Answer) -> bool:
+def is_final(answer: HttpAnswer) -> bool:
     """Whether a worker's answer goes to the client, without asking another worker.
 
     A worker that does not know a store in the router's map is behind in a deployment.

@@ -14,15 +14,15 @@ from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.rest.aging import bounds_exceeded
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import HeldMemory
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import (
     FRAMES_MEDIA_TYPE,
     Cursor,
-    Page,
     Scan,
+    ScanPage,
     ScanRoute,
     first_end,
     make_scan,
@@ -55,7 +55,7 @@ _NOT_FORWARDED = frozenset({"limit", "cursor", "allow_partial", "timeout_ms"})
 class ScanRefused(Exception):
     """A partition could not be read; ``answer`` is its replicas' answer."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: HttpAnswer) -> None:
         super().__init__(answer.status)
         self.answer = answer
 
@@ -71,7 +71,7 @@ class _PartitionScan:
     partition: int
     first: tuple[bytes | None, str | None]
     """Where it starts: after this stored key, and at this position at least."""
-    page: Page | None = None
+    page: ScanPage | None = None
     last: bytes | None = field(init=False)
     at: str | None = field(init=False)
     coming: asyncio.Task[TimedAnswer] | None = None
@@ -84,7 +84,7 @@ class _PartitionScan:
     def __post_init__(self) -> None:
         self.last, self.at = self.first
 
-    def take(self, page: Page, as_of_boot_ms: float) -> None:
+    def take(self, page: ScanPage, as_of_boot_ms: float) -> None:
         """Continue with the next page; the lag of earlier ones remains part of the answer's lag."""
         lag = Lag(**page.source["lag"])
         if self.lag is not None:
@@ -135,7 +135,7 @@ class Gather:
     missing: set[int] = field(default_factory=set)
     lost: list[_PartitionScan] = field(default_factory=list)
     """Partitions lost on the way: some of their items are in the list."""
-    refused: list[Answer] = field(default_factory=list)
+    refused: list[HttpAnswer] = field(default_factory=list)
     """Why partitions are missing."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_AT_ONCE))
     page_bytes: int = _LEAST_PAGE_BYTES
@@ -217,7 +217,7 @@ class Gather:
             part.begin_again()
         return early
 
-    def _leave_out(self, part: _PartitionScan, answer: Answer) -> None:
+    def _leave_out(self, part: _PartitionScan, answer: HttpAnswer) -> None:
         """Continue without a partition if that is allowed; raises ``ScanRefused`` otherwise."""
         if not (self.parameters.allow_partial and answer.status in TRANSIENT):
             raise ScanRefused(answer)
@@ -343,7 +343,7 @@ class Gather:
             accept=_FRAMES,
             dedicated_connection=True,
             page_bytes=self.page_bytes,
-            decode=Page.decode,
+            decode=ScanPage.decode,
         )
         async with self.turns:
             return await ask(self.router, request, self.parameters, self.deadline_boot_ms)

@@ -1,6 +1,6 @@
 """One connection to a worker: requests pipelined, answers matched in order.
 
-A worker's ``Answer`` has its header lines as received, without content-length.
+A worker's ``HttpAnswer`` has its header lines as received, without content-length.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
 
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 
 _MOST_HEAD_BYTES = 64 << 10
 _MOST_ANSWER_BYTES = 64 << 20
@@ -34,7 +34,7 @@ class AnsweredForAnother(ConnectionError):
     """The answer names another store or key than the request: answers and requests are out of step."""
 
 
-OnAnswer = Callable[["Answer | None"], bool]
+OnAnswer = Callable[["HttpAnswer | None"], bool]
 """Called once with the answer, or with None if the connection ended before it was complete; returns whether that
 was an answer to its request: if not, the connection is closed."""
 
@@ -146,13 +146,13 @@ class Connection(asyncio.Protocol):
 
 
 async def exchange(
-    connection: Connection, request: bytes, named: Callable[[Answer], bool] | None = None
-) -> Answer:
+    connection: Connection, request: bytes, named: Callable[[HttpAnswer], bool] | None = None
+) -> HttpAnswer:
     """Send and wait; raises ``UpstreamClosed``, or ``AnsweredForAnother`` unless an answer is as ``named``
     asks."""
-    future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[HttpAnswer | None] = asyncio.get_running_loop().create_future()
 
-    def on_answer(answer: Answer | None) -> bool:
+    def on_answer(answer: HttpAnswer | None) -> bool:
         if answer is not None and named is not None and not named(answer):
             if not future.done():
                 future.set_exception(AnsweredForAnother("the worker answered for another key"))
@@ -168,7 +168,7 @@ async def exchange(
     return answer
 
 
-def parse_answer(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
+def parse_answer(buffer: bytes, at: int) -> tuple[HttpAnswer, int, bool] | None:
     """The answer that begins at ``at``, where it ends, and whether the connection stays open; None if incomplete.
 
     Raises ``ValueError`` unless it is a final HTTP/1.1 answer with a content-length.
@@ -188,13 +188,13 @@ def parse_answer(buffer: bytes, at: int) -> tuple[Answer, int, bool] | None:
         answer_end = body_at + _checked_length(int(digits[:_MOST_DIGITS]))
         if len(buffer) < answer_end:
             return None
-        return Answer(status, lines, buffer[body_at:answer_end]), answer_end, True
+        return HttpAnswer(status, lines, buffer[body_at:answer_end]), answer_end, True
     status, lines, length, keep = _read_head(buffer, at, end)
     if length < 0:
         raise ValueError("no content-length")
     if len(buffer) < body_at + length:
         return None
-    return Answer(status, lines, buffer[body_at : body_at + length]), body_at + length, keep
+    return HttpAnswer(status, lines, buffer[body_at : body_at + length]), body_at + length, keep
 
 
 def _left_of_body(buffer: bytes, at: int) -> int:

@@ -11,7 +11,7 @@ from forebay.happy_eyeballs import Address, AsyncRace, in_turn
 from forebay.identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
 from forebay.metadata import HostInfo
 from forebay.networks import Networks
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
 from forebay_router.upstream.encryption import Encryption, unencrypted
 from forebay_router.upstream.event_upstream import EventUpstream
@@ -35,7 +35,7 @@ class NotAdmitted(ConnectionError):
         self.reason = reason
 
 
-Admit = Callable[[HostInfo, Answer], None]
+Admit = Callable[[HostInfo, HttpAnswer], None]
 """Decides on what an address answers to the request for its identity; raises ``NotAdmitted``."""
 
 
@@ -120,7 +120,7 @@ class Opener:
             )
 
 
-async def _identity(host: HostInfo, transport: asyncio.Transport, reader: asyncio.StreamReader) -> Answer:
+async def _identity(host: HostInfo, transport: asyncio.Transport, reader: asyncio.StreamReader) -> HttpAnswer:
     """What is answered to the request for an identity; raises ``OSError``."""
     transport.write(b"GET %b HTTP/1.1\r\nhost: %b\r\n\r\n" % (IDENTITY_PATH.encode(), str(host).encode()))
     received = b""

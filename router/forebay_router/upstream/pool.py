@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from forebay.metadata import HostInfo
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay_router.upstream.connection import Connection, InFlight, OnAnswer, UpstreamClosed, exchange
 from forebay_router.upstream.event_upstream import EventUpstream
 from forebay_router.upstream.opener import Opener
@@ -91,8 +91,8 @@ class WorkerConnections:
         *,
         dedicated_connection: bool = False,
         claim: InFlightPermit | None = None,
-        named: Callable[[Answer], bool] | None = None,
-    ) -> Answer:
+        named: Callable[[HttpAnswer], bool] | None = None,
+    ) -> HttpAnswer:
         """Send a request, using the ``claim`` made for it, if any.
 
         ``dedicated_connection`` gives it a connection of its own, for answers that are slow or large. Raises
@@ -113,7 +113,7 @@ class WorkerConnections:
         finally:
             claim.release()
 
-    async def _dedicated(self, request: bytes, named: Callable[[Answer], bool] | None) -> Answer:
+    async def _dedicated(self, request: bytes, named: Callable[[HttpAnswer], bool] | None) -> HttpAnswer:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
@@ -126,8 +126,8 @@ class WorkerConnections:
         return await self._lent(await self._opener.connect(self.host, InFlight()), request, named)
 
     async def _lent(
-        self, connection: Connection, request: bytes, named: Callable[[Answer], bool] | None
-    ) -> Answer:
+        self, connection: Connection, request: bytes, named: Callable[[HttpAnswer], bool] | None
+    ) -> HttpAnswer:
         """Use a connection for one exchange, and keep it for the next if that was completed."""
         answer = None
         try:

@@ -26,8 +26,8 @@ from forebay.lag import UNLIMITED, Lag, Progress, Tolerance, lag_of, provable
 from forebay.metadata import StreamsMetadataState
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import (
-    Answer,
     EncodedReplicaInfo,
+    HttpAnswer,
     ReplicaInfo,
     encode_provenance,
     problem_answer,
@@ -58,7 +58,7 @@ class Refused(Exception):
         self.problem.members = {**self.problem.members, **provenance_members(self.source)}
         return self.problem
 
-    def answer(self) -> Answer:
+    def answer(self) -> HttpAnswer:
         """The same as an answer with its headers."""
         return problem_answer(self.with_replica_info(), self.source)
 

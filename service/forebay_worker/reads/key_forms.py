@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from forebay.codecs import from_segment
-from forebay.segments import remembered
+from forebay.codecs import from_segment, remembered
 from forebay.topology import StoreSpec
 
 

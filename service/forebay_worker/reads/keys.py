@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from forebay.errors import NotReady, Problem
-from forebay.rest.answers import Answer, EncodedReplicaInfo, problem_answer
+from forebay.rest.answers import EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.rest.batches import KeyResult, key_result, read_plain_keys, require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
@@ -53,7 +53,7 @@ class KeyRead:
         self._shown = spec.value_codec.to_json
         self.parameters = parameters
 
-    def answer(self, segment: bytes) -> Answer:
+    def answer(self, segment: bytes) -> HttpAnswer:
         """Answer for a key as it appears in the path; raises ``Problem`` or ``Refused``."""
         admission, parameters = self._admission, self.parameters
         key = self._key_form(segment)
@@ -63,7 +63,7 @@ class KeyRead:
         replica_info = admission.replica_info(admitted)
         if value is None:
             raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)
-        return Answer(200, replica_info.json_head, key_document(key, self._shown(value), replica_info.tail))
+        return HttpAnswer(200, replica_info.json_head, key_document(key, self._shown(value), replica_info.tail))
 
 
 class Reads:
@@ -152,5 +152,5 @@ class Reads:
         return batched
 
 
-def _refused(count: int, answer: Answer, may_wait: bool) -> Batched:
+def _refused(count: int, answer: HttpAnswer, may_wait: bool) -> Batched:
     return Batched([key_result(answer)] * count, list(range(count)) if may_wait else [])

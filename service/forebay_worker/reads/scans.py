@@ -12,7 +12,7 @@ from forebay.rest.aging import bounds_exceeded
 from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
-    Answer,
+    HttpAnswer,
     ReplicaInfo,
     provenance_head,
     provenance_members,
@@ -22,8 +22,8 @@ from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import (
     FRAMES_MEDIA_TYPE,
     Cursor,
-    Page,
     Scan,
+    ScanPage,
     ScanRoute,
     first_end,
     make_scan,
@@ -55,7 +55,7 @@ class Scans:
         *,
         frames: bool,
         page_bytes: int = MOST_PAGE_BYTES,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Answer a list route over the partitions held here; raises ``Problem`` or ``Refused``.
 
         ``frames`` requests one partition's page in the form that routers merge, ``page_bytes`` how large a page
@@ -63,7 +63,7 @@ class Scans:
         """
         scan = make_scan(route, parameters.written(self._admission.spec(store)), segment, parameters)
         cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
-        pages: list[Page] = []
+        pages: list[ScanPage] = []
         read_boot_ms: list[float] = []
         for partition in self._partitions(scan, cursor, parameters):
             if pages:
@@ -78,8 +78,8 @@ class Scans:
                 return bounds_exceeded(store, tolerance, lag, "the list had been read")
             page.source = {**page.source, "lag": lag.document()}
         if frames:
-            return Answer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())
-        return Answer(200, JSON_HEAD + NO_STORE + _source_head(*pages), _merged(scan, pages, parameters.limit))
+            return HttpAnswer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())
+        return HttpAnswer(200, JSON_HEAD + NO_STORE + _source_head(*pages), _merged(scan, pages, parameters.limit))
 
     def _partitions(self, scan: Scan, cursor: Cursor | None, parameters: ReadParameters) -> list[int]:
         """Those to read; what one page had to leave out stays out of all that follow."""
@@ -101,7 +101,7 @@ class Scans:
 
     def _page(
         self, scan: Scan, partition: int, cursor: Cursor | None, parameters: ReadParameters, page_bytes: int
-    ) -> Page:
+    ) -> ScanPage:
         admission = self._admission
         replica = admission.replica(scan.spec, partition)
         admitted = admission.admit(replica, parameters)
@@ -115,13 +115,13 @@ class Scans:
         return page
 
 
-def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, page_bytes: int) -> Page:
+def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, page_bytes: int) -> ScanPage:
     """The next matching items, at most this many; fewer if they are large or sparse."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
     if scan.route.items == "versions" and scan.plain is not None:
         start = max(start, oldest_version(replica, scan.plain) or start)
     oldest_ms = replica.oldest_kept_ms
-    page, scanned, size = Page(), 0, 0
+    page, scanned, size = ScanPage(), 0, 0
     for pairs in scanned_in_chunks(replica, start, end, reverse=scan.reverse, most=limit + 1):
         scanned += len(pairs)
         page.last = pairs[-1][0]
@@ -146,7 +146,7 @@ def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:
     return provenance_members(admission.replica_info(admitted).source)
 
 
-def _source_head(*pages: Page) -> bytes:
+def _source_head(*pages: ScanPage) -> bytes:
     """The replica's header lines if one replica answered; none if several did."""
     if len(pages) != 1:
         return b""
@@ -154,7 +154,7 @@ def _source_head(*pages: Page) -> bytes:
     return provenance_head(ReplicaInfo(**{**source, "lag": Lag(**source["lag"])}))
 
 
-def _merged(scan: Scan, pages: list[Page], limit: int) -> bytes:
+def _merged(scan: Scan, pages: list[ScanPage], limit: int) -> bytes:
     """One list answer of several partitions' pages, cut where a page that has more ends."""
     bound = first_end(pages, reverse=scan.reverse)
     items, key_at = merge([page.take_to(bound, reverse=scan.reverse) for page in pages], reverse=scan.reverse)

@@ -30,7 +30,7 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 _ENTRY = re.compile(r"([A-Za-z0-9._-]{1,249}) ([0-9]{1,9}) ([0-9]{1,18}|-4)")
 
 
-class CheckpointError(ForebayError):
+class CheckpointFileError(ForebayError):
     """A ``.checkpoint`` file is malformed: the offsets of its task are unknown, its legacy stores are rebuilt."""
 
 
@@ -52,7 +52,7 @@ class CheckpointFile:
         return cls(task_path / CHECKPOINT_NAME)
 
     def read(self) -> dict[TopicPartition, int]:
-        """The known offsets, none if there is no file; raises ``CheckpointError`` naming file and line."""
+        """The known offsets, none if there is no file; raises ``CheckpointFileError`` naming file and line."""
         try:
             raw = self.path.read_bytes()
         except FileNotFoundError:
@@ -63,7 +63,7 @@ class CheckpointFile:
         """Remove the file if it is malformed, and log that its offsets are lost; raises ``OSError``."""
         try:
             self.read()
-        except CheckpointError as error:
+        except CheckpointFileError as error:
             log.error("%s", error)
             remove_durably(self.path)
 
@@ -76,11 +76,11 @@ class CheckpointFile:
         write_durably(self.path, f"{_VERSION}\n{len(lines)}\n{''.join(lines)}")
 
     def remove(self, topic_partition: TopicPartition) -> None:
-        """Drop one topic-partition, which need not be in the file; raises ``CheckpointError``, ``OSError``."""
+        """Drop one topic-partition, which need not be in the file; raises ``CheckpointFileError``, ``OSError``."""
         self._keep(lambda line: line != topic_partition)
 
     def keep(self, topics: Collection[str]) -> None:
-        """Drop every line but those of these topics; raises ``CheckpointError``, ``OSError``."""
+        """Drop every line but those of these topics; raises ``CheckpointFileError``, ``OSError``."""
         self._keep(lambda line: line.topic in topics)
 
     def _keep(self, wanted: Callable[[TopicPartition], bool]) -> None:
@@ -101,7 +101,7 @@ class CheckpointFile:
             return None
 
     def add(self, topic_partition: TopicPartition, offset: int, moment_epoch_ms: float | None = None) -> None:
-        """Set one topic-partition's offset, leaving the others; raises ``CheckpointError``, ``OSError``.
+        """Set one topic-partition's offset, leaving the others; raises ``CheckpointFileError``, ``OSError``.
 
         ``moment_epoch_ms`` is when the log was last read up to it, now if not given.
         """
@@ -140,8 +140,8 @@ def _parse(path: Path, text: str) -> dict[TopicPartition, int]:
     return {topic_partition: offset for topic_partition, offset in offsets.items() if offset != OFFSET_UNKNOWN}
 
 
-def _malformed(path: Path, line: int, what: str) -> CheckpointError:
-    return CheckpointError(
+def _malformed(path: Path, line: int, what: str) -> CheckpointFileError:
+    return CheckpointFileError(
         f"{path}, line {line}: {what}. The offsets of task {path.parent.name} are unknown, so its stores that "
         "do not manage their offsets are rebuilt from the log; nothing needs to be done."
     )

@@ -14,11 +14,11 @@ from forebay.errors import ConfigurationError
 from forebay.tasks import TaskId, TopicPartition
 from forebay.terminal import terminal
 from forebay.topology import Topology, load_topology
-from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
+from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.layout import SET_ASIDE, store_path
-from forebay_worker.state.relocate import InFlight, in_flight, plan_for, relocate, settle
+from forebay_worker.state.relocate import UnfinishedMove, in_flight, plan_for, relocate, settle
 from forebay_worker.state.relocation import Plan, StoreContent, StoreOnDisk
 
 
@@ -115,7 +115,7 @@ def _opened(topology: Path, state_dir: Path) -> Iterator[tuple[StateDirectory, T
 
 def _keep_lines(checkpoint: CheckpointFile, topics: set[str]) -> None:
     """Drop every line but those of these topics, so that a new store finds none."""
-    with suppress(CheckpointError):
+    with suppress(CheckpointFileError):
         checkpoint.keep(topics)
 
 
@@ -157,7 +157,7 @@ def _place(target: TaskId | None) -> str:
     return "would be set aside" if target is None else f"belongs to {target}"
 
 
-def _print_pending(pending: InFlight | None) -> None:
+def _print_pending(pending: UnfinishedMove | None) -> None:
     if pending is not None:
         _print(f"Unfinished, and finished first: the move of {pending.source} to {pending.target}.")
 

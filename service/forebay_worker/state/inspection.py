@@ -10,7 +10,7 @@ from rocksdict import AccessType, Options, Rdict
 
 from forebay.stores import CommittedOffset
 from forebay.tasks import TopicPartition
-from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
+from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
 from forebay_worker.state.relocation import StoreContent
 from forebay_worker.state.rocksdb import IDENTITY_KEY, OFFSET_KEY, StoreIdentity, offsets_from_json
 
@@ -28,7 +28,7 @@ def read_content(path: Path) -> StoreContent:
     """
     try:
         checkpointed = CheckpointFile.of(path.parents[1]).read()
-    except CheckpointError as error:
+    except CheckpointFileError as error:
         log.warning("%s", error)
         checkpointed = {}
     try:

@@ -20,7 +20,7 @@ from forebay.errors import ConfigurationError, ForebayError
 from forebay.tasks import TopicPartition
 from forebay.topology import Topology
 from forebay_worker.state import layout
-from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
+from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import remove_durably, sync_directory, write_durably
 from forebay_worker.state.inspection import read_content
@@ -48,7 +48,7 @@ class StateMisplaced(ConfigurationError):
 
 
 @dataclass(frozen=True)
-class InFlight:
+class UnfinishedMove:
     """The one move under way, as journalled; the paths are the store's directories."""
 
     source: Path
@@ -65,7 +65,7 @@ class InFlight:
 class Relocation:
     """What was done: the move that an earlier process had begun, if any, and the plan."""
 
-    settled: InFlight | None
+    settled: UnfinishedMove | None
     plan: Plan
 
 
@@ -139,12 +139,12 @@ def relocate(directory: StateDirectory, topology: Topology, step: Step = lambda 
     return Relocation(settled, plan)
 
 
-def in_flight(state_path: Path) -> InFlight | None:
+def in_flight(state_path: Path) -> UnfinishedMove | None:
     """The move that a killed process left unfinished."""
     path = state_path / JOURNAL_NAME
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        return InFlight(
+        return UnfinishedMove(
             _within(state_path, document["source"]),
             _within(state_path, document["target"]),
             TopicPartition(document["topic"], document["partition"]),
@@ -167,7 +167,7 @@ def _within(state_path: Path, place: str) -> Path:
     return state_path / place
 
 
-def settle(directory: StateDirectory, step: Step = lambda name: None) -> InFlight | None:
+def settle(directory: StateDirectory, step: Step = lambda name: None) -> UnfinishedMove | None:
     """Finish the move in flight; anything that opens or removes a store must call this first."""
     flight = in_flight(directory.path)
     if flight is not None:
@@ -176,7 +176,7 @@ def settle(directory: StateDirectory, step: Step = lambda name: None) -> InFligh
     return flight
 
 
-def _prepare(state_path: Path, move: Move) -> InFlight:
+def _prepare(state_path: Path, move: Move) -> UnfinishedMove:
     source = state_path / layout.store_path(move.source, move.store)
     if move.target is None:
         target = state_path / layout.new_set_aside_path(move.source, move.store)
@@ -187,10 +187,10 @@ def _prepare(state_path: Path, move: Move) -> InFlight:
             _forget_line(target, move.topic_partition)
     line = _line(source, move.topic_partition)
     moment = None if line is None else _checkpoint(source).moment_epoch_ms()
-    return InFlight(source, target, move.topic_partition, line, moment)
+    return UnfinishedMove(source, target, move.topic_partition, line, moment)
 
 
-def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
+def _finish(state_path: Path, flight: UnfinishedMove, step: Step) -> None:
     """All steps of a move; steps that an earlier process completed are repeated, without effect."""
     _forget_line(flight.source, flight.topic_partition)
     step("line removed")
@@ -213,7 +213,7 @@ def _finish(state_path: Path, flight: InFlight, step: Step) -> None:
     step("journal removed")
 
 
-def _rename(flight: InFlight) -> set[Path]:
+def _rename(flight: UnfinishedMove) -> set[Path]:
     """Move the directory; returns the directories that must be synced."""
     changed = {flight.source.parent, flight.target.parent}
     if not flight.target.parent.exists():
@@ -233,7 +233,7 @@ def _sync(directories: set[Path]) -> None:
             sync_directory(path)
 
 
-def _write_journal(state_path: Path, flight: InFlight) -> None:
+def _write_journal(state_path: Path, flight: UnfinishedMove) -> None:
     document = {
         "source": str(flight.source.relative_to(state_path)),
         "target": str(flight.target.relative_to(state_path)),
@@ -248,14 +248,14 @@ def _line(store_path: Path, topic_partition: TopicPartition) -> int | None:
     """A store's line in its task's ``.checkpoint``; none in a malformed one, which costs a rebuild anyway."""
     try:
         return _checkpoint(store_path).read().get(topic_partition)
-    except CheckpointError as error:
+    except CheckpointFileError as error:
         log.warning("%s", error)
         return None
 
 
 def _forget_line(store_path: Path, topic_partition: TopicPartition) -> None:
     checkpoint = _checkpoint(store_path)
-    with suppress(CheckpointError):
+    with suppress(CheckpointFileError):
         if checkpoint.path.parent.exists():
             checkpoint.remove(topic_partition)
 
@@ -266,7 +266,7 @@ def _add_line(
     checkpoint = _checkpoint(store_path)
     try:
         checkpoint.add(topic_partition, offset, moment_epoch_ms)
-    except CheckpointError as error:
+    except CheckpointFileError as error:
         log.warning("%s", error)
 
 

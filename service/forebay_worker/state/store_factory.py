@@ -16,7 +16,7 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stores import CommittedOffset, StateStore, StoreCorrupted
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import STORE_ENTRY_POINTS, StoreSpec
-from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
+from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
 from forebay_worker.state.checkpointed import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import write_durably
@@ -163,7 +163,7 @@ class StoreFactory:
         for file in self._offset_files(path, tp):
             try:
                 offset = file.read().get(tp)
-            except CheckpointError as error:
+            except CheckpointFileError as error:
                 log.error("%s", error)
                 continue
             if offset is None:

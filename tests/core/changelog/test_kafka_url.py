@@ -5,7 +5,7 @@ import pytest
 import trustme
 
 from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.changelog.kafka.topic_states import Changes, TopicStates
+from forebay.changelog.kafka.topic_states import TopicChanges, TopicStates
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogError, SettingError
 from forebay.tasks import TopicPartition
@@ -191,7 +191,7 @@ def test_a_consumer_whose_client_cannot_be_renewed_goes_on_with_the_old_one_unti
     # Certificates are being replaced as a topic is recreated.
     authority.rename(tmp_path / "away")
     with monkeypatch.context() as recreated:
-        recreated.setattr(TopicStates, "take_answers", lambda _: Changes({"t"}, {"t"}))
+        recreated.setattr(TopicStates, "take_answers", lambda _: TopicChanges({"t"}, {"t"}))
         assert consumer.poll(100) == []
     consumer.assign(TopicPartition("another", 0), 0)
     assert consumer.poll(100) == []

@@ -16,7 +16,7 @@ from forebay.fast_path import (
     recognise,
     recognise_batch,
 )
-from forebay.rest.answers import Answer, json_answer
+from forebay.rest.answers import HttpAnswer, json_answer
 from forebay.tokens import TokensFile
 from tests.tokens import header_of, token_of
 
@@ -32,7 +32,7 @@ class Reads:
     def key(self, template: RequestTemplate) -> KeyHandler:
         return lambda segment, protocol: READ
 
-    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Answer:
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> HttpAnswer:
         return READ
 
 
@@ -71,7 +71,7 @@ def test_who_has_a_token_is_let_through_and_who_has_none_is_not(tokens):
     assert read(handlers, request(AUTHORIZATION)) is READ
     assert handlers.batch(batch(AUTHORIZATION), PROTOCOL) is READ
     for refused in (read(handlers, request()), handlers.batch(batch(), PROTOCOL)):
-        assert isinstance(refused, Answer)
+        assert isinstance(refused, HttpAnswer)
         assert refused.status == 401
     assert refusals == {401: 2}
 

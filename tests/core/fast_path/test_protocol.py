@@ -24,7 +24,7 @@ from forebay.fast_path import (
 )
 from forebay.fast_path.protocol import FastPathProtocol
 from forebay.fast_path.slow_peer import SlowPeerWatch
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Limits
 from forebay.settings import RouterSettings, load_settings
 from tests.cluster import until
@@ -113,7 +113,7 @@ def opened(handlers: Handlers) -> SlowPeer:
 
 @pytest.fixture
 async def peer() -> SlowPeer:
-    return connected(lambda segment, protocol: Answer(200, b"", BODY))
+    return connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
 
 
 async def test_a_peer_that_takes_no_answers_is_not_answered_without_end(peer):
@@ -138,7 +138,7 @@ async def test_a_router_can_begin_with_the_first_answers_while_others_are_made()
 
     def handler(segment, protocol):
         written.append(len(peer.written))
-        return Answer(200, b"", b"x" * 500)
+        return HttpAnswer(200, b"", b"x" * 500)
 
     peer = connected(handler)
     peer.protocol.data_received(REQUEST * 100)
@@ -158,7 +158,7 @@ async def test_a_router_can_begin_with_the_first_answers_while_others_are_made()
 )
 async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatch, begun):
     monkeypatch.setattr("forebay.fast_path.slow_path._MOST_REQUEST_S", 0.05)
-    peer = connected(lambda segment, protocol: Answer(200, b"", BODY))
+    peer = connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
     if begun:
         peer.protocol.data_received(begun)
     await until(lambda: peer.closed)
@@ -166,7 +166,7 @@ async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatc
 
 async def test_a_connection_whose_requests_came_whole_may_rest(monkeypatch):
     monkeypatch.setattr("forebay.fast_path.slow_path._MOST_REQUEST_S", 0.02)
-    peer = connected(lambda segment, protocol: Answer(200, b"", BODY))
+    peer = connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
     peer.protocol.data_received(REQUEST)
     await asyncio.sleep(0.06)
     assert not peer.closed
@@ -195,7 +195,7 @@ async def test_large_answers_that_come_later_wait_for_a_peer_that_takes_none_and
     assert 1 <= len(asked) <= 16
     answered = 0
     while answered < len(asked):
-        asked[answered].fill(Answer(200, b"", b"x" * (1 << 20)))
+        asked[answered].fill(HttpAnswer(200, b"", b"x" * (1 << 20)))
         answered += 1
         await asyncio.sleep(0)
     assert len(peer.written) <= 2 << 20
@@ -214,7 +214,7 @@ async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_i
     monkeypatch.setattr("forebay.fast_path.slow_peer._MOST_STALL_S", 0.3)
     loop = asyncio.get_running_loop()
     # More than the kernel takes, of which it says nothing before a third of it is gone.
-    kind = bound(lambda segment, protocol: Answer(200, b"", b"x" * LARGE))
+    kind = bound(lambda segment, protocol: HttpAnswer(200, b"", b"x" * LARGE))
     server = await loop.create_server(lambda: kind(*wiring(), loop), "127.0.0.1", 0)
     with socket.socket() as slow, socket.socket() as gone:
         for peer in (slow, gone):
@@ -273,7 +273,7 @@ async def test_a_peer_that_takes_not_even_a_little_holds_no_connection_open(monk
     monkeypatch.setattr("forebay.fast_path.slow_peer._MOST_STALL_S", 0.2)
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(some, timeout_keep_alive=0.1 if closing == "when idle" else 60)
-    kind = bound(lambda segment, protocol: Answer(200, b"", b"x" * 60_000))
+    kind = bound(lambda segment, protocol: HttpAnswer(200, b"", b"x" * 60_000))
 
     class Narrow(kind):
         def connection_made(self, transport: Any) -> None:
@@ -301,7 +301,7 @@ async def test_a_peer_that_takes_not_even_a_little_holds_no_connection_open(monk
 async def test_nothing_is_kept_of_a_connection_that_was_reset(request_):
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(some, timeout_keep_alive=60)
-    protocol = bound(lambda segment, protocol: Answer(200, b"", BODY))(config, state, lifespan, loop)
+    protocol = bound(lambda segment, protocol: HttpAnswer(200, b"", BODY))(config, state, lifespan, loop)
     peer = SlowPeer()
     peer.protocol = protocol
     protocol.connection_made(peer)
@@ -364,7 +364,7 @@ async def test_pipelined_requests_queue_in_bytes_only(offer):
 
 async def test_many_reads_in_a_segment_leave_others_their_turn():
     """A turn of the event loop is over after some of them; none is lost."""
-    peer = connected(lambda segment, protocol: Answer(200, b"", b"1"))
+    peer = connected(lambda segment, protocol: HttpAnswer(200, b"", b"1"))
     peer.protocol.data_received(REQUEST * 1_000)
     answered = []
     for _ in range(10):
@@ -389,7 +389,7 @@ async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_it
 
         def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
             taken.append(request.body)
-            return Answer(200, b"", b"batch")
+            return HttpAnswer(200, b"", b"batch")
 
     peer = opened(Handling())
     batch = b"POST /v1/stores/s/batch-get HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}"
@@ -398,7 +398,7 @@ async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_it
     peer.protocol.data_received(REQUEST)
     peer.protocol.data_received(batch)
     assert taken == [b"{}"]
-    pending_responses[0].fill(Answer(200, b"", b"key"))
+    pending_responses[0].fill(HttpAnswer(200, b"", b"key"))
     await asyncio.sleep(0)
     assert taken == [b"{}", b"{}"]
     assert re.findall(rb"\r\n\r\n(batch|key)", peer.written) == [b"batch", b"key", b"batch"]
@@ -452,7 +452,7 @@ class OfTokens:
     def key(self, template: RequestTemplate) -> KeyHandler:
         def read(segment: bytes, protocol: FastPathProtocol) -> Outcome:
             protocol.peer(template)
-            return Answer(200, b"", bytes(1 << 20)) if segment == b"k" else None
+            return HttpAnswer(200, b"", bytes(1 << 20)) if segment == b"k" else None
 
         return read
 

@@ -4,14 +4,16 @@ import json
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now, as_of
-from forebay.rest.answers import Answer, ReplicaInfo, encode_provenance
+from forebay.rest.answers import HttpAnswer, ReplicaInfo, encode_provenance
 
 SLOW_MS = IN_TRANSIT_MS + 50
 
 
-def answer(lag: Lag, head: bytes = b"") -> Answer:
+def answer(lag: Lag, head: bytes = b"") -> HttpAnswer:
     encoded = encode_provenance(ReplicaInfo(0, "position", "active", "h:1", lag))
-    return Answer(200, encoded.json_head + head, b'{"key":"k","value":{"lag":{"record_lag":9}}%b' % encoded.tail)
+    return HttpAnswer(
+        200, encoded.json_head + head, b'{"key":"k","value":{"lag":{"record_lag":9}}%b' % encoded.tail
+    )
 
 
 def test_a_quick_answer_is_as_of_its_arrival():

@@ -9,7 +9,7 @@ from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
-    Answer,
+    HttpAnswer,
     ReplicaInfo,
     encode_provenance,
     json_answer,
@@ -27,7 +27,7 @@ SOURCE = ReplicaInfo(3, "AQtoken_-", "standby", "[::1]:8080", Lag(7, None, 0))
 
 
 def headers(head: bytes) -> dict[bytes, bytes]:
-    return dict(Answer(200, head, b"").headers())
+    return dict(HttpAnswer(200, head, b"").headers())
 
 
 @repeatable
@@ -68,10 +68,10 @@ def test_unknown_lag_is_null_in_the_body() -> None:
 
 
 def test_headers_come_apart_as_they_were_put_together() -> None:
-    answer = Answer(200, JSON_HEAD + NO_STORE + provenance_head(SOURCE), b"")
+    answer = HttpAnswer(200, JSON_HEAD + NO_STORE + provenance_head(SOURCE), b"")
     assert answer.headers()[:2] == [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     assert b"".join(b"%b: %b\r\n" % line for line in answer.headers()) == answer.head
-    assert Answer(204, b"", b"").headers() == []
+    assert HttpAnswer(204, b"", b"").headers() == []
 
 
 def test_a_json_answer_is_compact_utf8_that_no_cache_keeps() -> None:

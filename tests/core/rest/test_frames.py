@@ -6,7 +6,7 @@ import pytest
 from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.batches import read_batch_frames
-from forebay.rest.scans import Page
+from forebay.rest.scans import ScanPage
 
 SOURCE = {
     "partition": 0,
@@ -19,7 +19,7 @@ PAGE = ([b"k"], [b"1"], False, SOURCE, b"k")
 
 
 def test_a_page_comes_back_as_it_was():
-    assert Page.decode(Page(*PAGE).encode()) == Page(*PAGE)
+    assert ScanPage.decode(ScanPage(*PAGE).encode()) == ScanPage(*PAGE)
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_a_page_comes_back_as_it_was():
 def test_a_page_with_anything_else_in_it_is_none(bad):
     place, value = bad
     with pytest.raises(ValueError, match=r"other than a page"):
-        Page.decode(msgpack.packb((*PAGE[:place], value, *PAGE[place + 1 :])))
+        ScanPage.decode(msgpack.packb((*PAGE[:place], value, *PAGE[place + 1 :])))
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x93", b"x", msgpack.packb(PAGE)[:-3], msgpack.packb(5)])
 def test_broken_frames_are_neither_page_nor_batch(raw):
     with pytest.raises(ValueError, match="other than a page"):
-        Page.decode(raw)
+        ScanPage.decode(raw)
     with pytest.raises(ValueError, match="other than a batch"):
         read_batch_frames(raw, 1)
 

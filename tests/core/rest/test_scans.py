@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.scans import SCAN_ROUTES, Page, first_end, make_scan, merge
+from forebay.rest.scans import SCAN_ROUTES, ScanPage, first_end, make_scan, merge
 from forebay.topology import parse_topology
 
 STORES = parse_topology(
@@ -65,7 +65,7 @@ def test_ranges_of_times_are_half_open(items, times, within):
 def test_pages_of_any_partitions_become_one_list_in_order(keys, partitions, size, reverse):
     """Pages that end at different keys, such as where values are large in one partition alone."""
     rest = [sorted(keys[p::partitions], reverse=reverse) for p in range(partitions)]
-    pages = [Page(more=True) for _ in rest]
+    pages = [ScanPage(more=True) for _ in rest]
     listed: list[bytes] = []
     bound: bytes | None = b""
     while bound is not None:

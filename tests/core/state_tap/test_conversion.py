@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.spark_checkpoint.changes import Change, Entry
+from forebay.spark_checkpoint.changes import Change, StateEntry
 from forebay.spark_checkpoint.data_types import StructType
 from forebay.state_tap.conversion import open_conversion
 from forebay.state_tap.mapping import TableMapping
@@ -21,7 +21,7 @@ def sessions(spark_4_0):
     spec = store(kind="session", gap_ms=30_000, retention_ms=1_000_000)
     operator = spark_4_0.checkpoint("sessions-default").operator(0, 0)
     conversion = open_conversion(TableMapping(spec, operator))
-    entries = [Entry("default", ("a", start * SECOND), value(start, start + 30)) for start in (0, 50)]
+    entries = [StateEntry("default", ("a", start * SECOND), value(start, start + 30)) for start in (0, 50)]
     assert len(list(conversion.load(entries, NOW_MS))) == 2
     return conversion
 
@@ -69,14 +69,14 @@ def test_the_end_of_a_session_is_known_from_the_batch_before(sessions):
 def test_a_key_that_the_codec_cannot_have_is_left_out_and_logged_once(spark_4_0, caplog):
     operator = spark_4_0.checkpoint("distinct-default").operator(0, 0)
     conversion = open_conversion(TableMapping(store(), operator))
-    entries = [Entry("default", (key,), (None,)) for key in (None, "a", None)]
+    entries = [StateEntry("default", (key,), (None,)) for key in (None, "a", None)]
     assert [record.plain for record in conversion.load(entries, NOW_MS)] == [b"a"]
     assert caplog.text.count("'tapped' and is left out") == 1
 
 
 def converted(spec, operator, key: tuple[object, ...]) -> list[bytes]:
     conversion = open_conversion(TableMapping(spec, operator))
-    return [record.plain for record in conversion.load([Entry("default", key, (None,))], NOW_MS)]
+    return [record.plain for record in conversion.load([StateEntry("default", key, (None,))], NOW_MS)]
 
 
 def test_keys_of_the_codec_json_may_have_nulls(spark_4_0):

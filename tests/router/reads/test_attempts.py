@@ -7,7 +7,7 @@ import pytest
 from forebay.errors import LagExceedsTolerance, NotActive, NotReady, PartitionerMismatch, Problem
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
-from forebay.rest.answers import Answer, ReplicaInfo, problem_answer, provenance_members
+from forebay.rest.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
 from forebay_router.reads.attempts import Attempt, refusal
 
 NEAR, FAR, DOWN = (HostInfo(name, 1) for name in ("near", "far", "down"))
@@ -23,7 +23,7 @@ def beyond(host: HostInfo, lag: Lag) -> Attempt:
     return attempt(host, LagExceedsTolerance("beyond"), lag)
 
 
-def document(answer: Answer) -> dict[str, object]:
+def document(answer: HttpAnswer) -> dict[str, object]:
     found: dict[str, object] = json.loads(answer.body)
     assert found["status"] == answer.status
     return found

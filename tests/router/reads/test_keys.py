@@ -5,26 +5,26 @@ import pytest
 from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Overloaded, UnknownKey
 from forebay.lag import Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
-from forebay.rest.answers import Answer, ReplicaInfo, problem_answer, provenance_members
+from forebay.rest.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
 from forebay.topology import StoreSpec
 from forebay_router.reads.keys import verdict
 from forebay_router.reads.replica_read import TimedAnswer
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "unknown", "t", 3)
 NOW = 10_000.0
-HIT = Answer(200, b"", b"{}")
+HIT = HttpAnswer(200, b"", b"{}")
 LOST, LATE, FULL, BEHIND = (
     problem_answer(kind("No.")) for kind in (NoReplica, DeadlineExceeded, Overloaded, LagExceedsTolerance)
 )
 
 
-def miss(partition: int, lag: Lag, log: str = "log") -> Answer:
+def miss(partition: int, lag: Lag, log: str = "log") -> HttpAnswer:
     token = encode_position(Position(log_digest(log), {partition: 10 + partition}))
     source = ReplicaInfo(partition, token, "active", "h:1", lag)
     return problem_answer(UnknownKey("No such key.", key="k", **provenance_members(source)), source)
 
 
-def came(*answers: Answer) -> list[TimedAnswer]:
+def came(*answers: HttpAnswer) -> list[TimedAnswer]:
     return [TimedAnswer(answer, NOW) for answer in answers]
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from forebay.errors import UnknownKey
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.topology import StoreSpec
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import AnsweredForAnother
@@ -20,8 +20,8 @@ def spec(codec: str) -> StoreSpec:
     return StoreSpec("s", "key-value", codec, "json", "murmur2", "t", 1)
 
 
-def value(store: str, key: bytes) -> Answer:
-    return Answer(200, b"", b'{"store":"%b","key":%b,"value":1}' % (store.encode(), key))
+def value(store: str, key: bytes) -> HttpAnswer:
+    return HttpAnswer(200, b"", b'{"store":"%b","key":%b,"value":1}' % (store.encode(), key))
 
 
 @pytest.mark.parametrize("codec", KEYS)
@@ -52,7 +52,7 @@ async def test_answers_out_of_step_close_their_connection():
             for named in (first, second)
         ]
         outcomes = await asyncio.gather(*reads, return_exceptions=True)
-        assert isinstance(outcomes[0], Answer)
+        assert isinstance(outcomes[0], HttpAnswer)
         assert isinstance(outcomes[1], AnsweredForAnother)
         assert connection.closed
     pool.close()

@@ -12,10 +12,10 @@ from forebay.errors import LagExceedsTolerance, Overloaded
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
 from forebay.position import Position, encode_position, log_digest
-from forebay.rest.answers import Answer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import HeldMemory, Limit, Peer
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
-from forebay.rest.scans import SCAN_ROUTES, Cursor, Page
+from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanPage
 from forebay.topology import StoreSpec
 from forebay_router.reads import scatter
 from forebay_router.reads.attempts import Attempt, late, refusal
@@ -24,7 +24,7 @@ from forebay_router.reads.scatter import Gather, ScanRefused
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 POSITION = encode_position(Position(log_digest("sqlite:log"), {0: 1}))
-REFUSED, CONFLICT = Answer(412, b"", b"{}"), Answer(409, b"", b"{}")
+REFUSED, CONFLICT = HttpAnswer(412, b"", b"{}"), HttpAnswer(409, b"", b"{}")
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +33,22 @@ def scripted(monkeypatch):
 
     async def ask(router, *request):
         answer = await router.ask(*request)
-        return TimedAnswer(answer, scatter.boot_ms(), Page.decode(answer.body) if answer.status == 200 else None)
+        return TimedAnswer(
+            answer, scatter.boot_ms(), ScanPage.decode(answer.body) if answer.status == 200 else None
+        )
 
     monkeypatch.setattr(scatter, "ask", ask)
 
 
-def page(key: bytes, lag: Lag, *, more: bool) -> Answer:
+def page(key: bytes, lag: Lag, *, more: bool) -> HttpAnswer:
     source = {"partition": 0, "position": POSITION, "role": "active", "host": "h:1", "lag": lag.document()}
-    return Answer(200, b"", Page([key], [b'{"key":"%b"}' % key[1:]], more, source, key).encode())
+    return HttpAnswer(200, b"", ScanPage([key], [b'{"key":"%b"}' % key[1:]], more, source, key).encode())
 
 
 class Workers:
     """Stands for all workers: gives each partition's pages in turn."""
 
-    def __init__(self, *pages: list[Answer], pause_s: float = 0.0) -> None:
+    def __init__(self, *pages: list[HttpAnswer], pause_s: float = 0.0) -> None:
         self._pages = dict(enumerate(pages))
         self._pause_s = pause_s
         self.spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", len(pages))
@@ -182,7 +184,7 @@ async def test_parameters_of_the_routers_own_are_not_passed_on_however_they_are_
     assert seen[0].count(b"imit=") == 1
 
 
-def nothing_up_to(key: bytes) -> Answer:
+def nothing_up_to(key: bytes) -> HttpAnswer:
     source = {
         "partition": 0,
         "position": POSITION,
@@ -190,7 +192,7 @@ def nothing_up_to(key: bytes) -> Answer:
         "host": "h:1",
         "lag": Lag(0, 0, 0).document(),
     }
-    return Answer(200, b"", Page([], [], True, source, key).encode())
+    return HttpAnswer(200, b"", ScanPage([], [], True, source, key).encode())
 
 
 async def test_pages_with_nothing_in_them_are_read_past():

@@ -17,7 +17,7 @@ from forebay.errors import (
 )
 from forebay.lag import UNKNOWN_LAG, Tolerance
 from forebay.position import Position, decode_position, encode_position, log_digest
-from forebay.rest.answers import Answer
+from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ENTRIES_PARAMETERS, KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES, Cursor, make_scan
 from forebay_worker.reads.admission import Admission, Refused
@@ -29,7 +29,7 @@ from tests.service.queries.held import held
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 
 
-def read(admission: Admission, query: str = "", key: bytes = b"k") -> Answer:
+def read(admission: Admission, query: str = "", key: bytes = b"k") -> HttpAnswer:
     return Reads(admission, 1 << 20).key("counts", parse_parameters(query.encode(), KEY_PARAMETERS)).answer(key)
 
 
@@ -106,7 +106,7 @@ def test_a_later_page_needs_the_position_of_the_one_before(tmp_path):
     admission, replica = held(tmp_path)
     scan = make_scan(ENTRIES, replica.spec, None, ReadParameters())
 
-    def page(at: int) -> Answer:
+    def page(at: int) -> HttpAnswer:
         cursor = Cursor(scan.digest, b"\x01a", position(at)).encode()
         parameters = parse_parameters(f"cursor={cursor}".encode(), ENTRIES_PARAMETERS)
         return asyncio.run(Scans(admission).answer(ENTRIES, "counts", None, parameters, frames=False))

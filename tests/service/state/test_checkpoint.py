@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import ForebayError
 from forebay.tasks import TopicPartition
-from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
+from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
 
 ORDERS = TopicPartition("app-orders-changelog", 3)
 CARRIERS = TopicPartition("app-carriers-changelog", 3)
@@ -60,7 +60,7 @@ def test_a_file_cut_off_anywhere_is_malformed_and_never_a_wrong_offset(data: st.
         file.write(offsets)
         whole = file.path.read_bytes()
         file.path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
-        with pytest.raises(CheckpointError):
+        with pytest.raises(CheckpointFileError):
             file.read()
 
 
@@ -93,7 +93,7 @@ def test_a_malformed_file_is_an_error_that_names_file_and_line(
 ) -> None:
     file = checkpoint_with(tmp_path, text)
 
-    with pytest.raises(CheckpointError) as raised:
+    with pytest.raises(CheckpointFileError) as raised:
         file.read()
 
     assert isinstance(raised.value, ForebayError)
@@ -134,7 +134,7 @@ def test_one_line_is_added_or_replaced(tmp_path: Path) -> None:
 def test_a_malformed_file_is_not_touched(tmp_path: Path, change: str) -> None:
     file = checkpoint_with(tmp_path, "0\n9\n")
 
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointFileError):
         file.remove(ORDERS) if change == "remove" else file.add(ORDERS, 1)
 
     assert file.path.read_text() == "0\n9\n"

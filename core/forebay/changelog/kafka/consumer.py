@@ -40,7 +40,7 @@ _LEVELS = (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
 
 
 @dataclass
-class _Assigned:
+class _AssignedPartition:
     position: int
     since_boot_ms: float
     """When the position was reached: only an end observed after that can contradict it."""
@@ -89,7 +89,7 @@ class KafkaConsumer:
         self._fetcher = new_fetcher()
         self._renewal_due = False
         self._renewed_boot_ms = 0.0
-        self._assigned: dict[TopicPartition, _Assigned] = {}
+        self._assigned: dict[TopicPartition, _AssignedPartition] = {}
         self._not_fetched: set[TopicPartition] = set()
         self._news: set[TopicPartition] = set()
         """Those with newer information than in ``_current``."""
@@ -130,7 +130,7 @@ class KafkaConsumer:
         """Read a partition from this position on, once its topic is known."""
         self.unassign(topic_partition)
         now = boot_ms()
-        self._assigned[topic_partition] = _Assigned(position, now, now)
+        self._assigned[topic_partition] = _AssignedPartition(position, now, now)
         self._not_fetched.add(topic_partition)
         self._first_ends.at_once = self._beginnings.at_once = True
         if self._states.get(topic_partition.topic) is None:
@@ -185,7 +185,7 @@ class KafkaConsumer:
         found = {tp: self._failure(tp, assigned, now) for tp, assigned in self._assigned.items()}
         return {tp: failure for tp, failure in found.items() if failure is not None}
 
-    def _failure(self, tp: TopicPartition, assigned: _Assigned, now_boot_ms: float) -> ReadFailure | None:
+    def _failure(self, tp: TopicPartition, assigned: _AssignedPartition, now_boot_ms: float) -> ReadFailure | None:
         if assigned.refusal is not None:
             return ReadFailure(assigned.refusal, lasting=True)
         refusal = self._states.refusal(tp.topic, now_boot_ms)
@@ -286,7 +286,7 @@ class KafkaConsumer:
         if self._renewal_due:
             self._renew_fetcher()
 
-    def _take_end(self, tp: TopicPartition, assigned: _Assigned, end: EndOffset) -> None:
+    def _take_end(self, tp: TopicPartition, assigned: _AssignedPartition, end: EndOffset) -> None:
         known = assigned.end
         if known is not None and known.sent_boot_ms > end.sent_boot_ms:
             return
@@ -342,6 +342,6 @@ class KafkaConsumer:
         return [tp for tp in some if tp in self._assigned]
 
 
-def _counts(question: AdminPoll, assigned: _Assigned, known: object) -> bool:
+def _counts(question: AdminPoll, assigned: _AssignedPartition, known: object) -> bool:
     """Whether an answer counts: the first does not if it was requested earlier, perhaps from a replaced topic."""
     return known is not None or question.sent_boot_ms >= assigned.since_boot_ms

@@ -26,7 +26,7 @@ _PROVEN_YOUNG = 0.9
 """Clocks differ: records count as too young for compaction up to this fraction of the topic's lag."""
 
 
-class Changes(NamedTuple):
+class TopicChanges(NamedTuple):
     """Topics that changed in any way, and those among them that were deleted and recreated."""
 
     changed: set[str]
@@ -51,9 +51,9 @@ class TopicStates:
         """A topic's state, None until it was described."""
         return self._states.get(topic)
 
-    def take_answers(self) -> Changes:
+    def take_answers(self) -> TopicChanges:
         """Take over what was answered since the last call."""
-        changes = Changes(set(), set())
+        changes = TopicChanges(set(), set())
         self._descriptions |= self.describing.answers()
         self._note_refusals()
         self._configs |= ((topic, config_values(found)) for topic, found in self.configuring.answers())

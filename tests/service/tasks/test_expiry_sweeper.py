@@ -5,9 +5,8 @@ from forebay.stores import StoreCorrupted
 from forebay.tasks import TaskId
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.store_factory import StoreFactory
-from forebay_worker.tasks.expiry import Expiry
+from forebay_worker.tasks.expiry import Expiry, Sweeper
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.sweeper import Sweeper
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import PARTITIONS, TASKS, TOPOLOGY, applied, offsets, started
 

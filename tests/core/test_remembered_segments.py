@@ -1,4 +1,4 @@
-from forebay.segments import remembered
+from forebay.codecs import remembered
 
 
 def test_what_a_key_needs_is_worked_out_once_unless_it_is_long():
