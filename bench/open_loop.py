@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from bench.credentials import AUTHORIZATION
+
 _TIMEOUT_S = 5.0
 _CONTENT_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -74,7 +76,8 @@ class _Loop:
         self._idle: list[_Connection] = []
 
     async def run(self, paths: Sequence[str], per_second: int, going_on: Callable[[], bool]) -> list[Read]:
-        requests = itertools.cycle([f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode() for path in paths])
+        lines = f"HTTP/1.1\r\nhost: localhost\r\nauthorization: {AUTHORIZATION}\r\n\r\n"
+        requests = itertools.cycle([f"GET {path} {lines}".encode() for path in paths])
         start = time.monotonic()
         reads: list[asyncio.Task[Read]] = []
         while going_on():

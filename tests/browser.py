@@ -21,7 +21,7 @@ SWITCHES = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background
 _PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 
 
-class ScanPage:
+class Page:
     """One page: what it shows, what it logs, and what it was refused by its policy."""
 
     def __init__(self, connection: ClientConnection) -> None:
@@ -30,7 +30,7 @@ class ScanPage:
         self.complaints: list[str] = []
         """Errors, failed requests and violations of the Content-Security-Policy."""
         self.requested: list[str] = []
-        for domain in ("ScanPage", "Runtime", "Log", "Network", "Audits"):
+        for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class ScanPage:
 
 
 @contextlib.contextmanager
-def browser_page(directory: Path) -> Iterator[ScanPage]:
+def browser_page(directory: Path) -> Iterator[Page]:
     """A browser with one empty page; it ends with the block."""
     profile = directory / "profile"
     switches = [*SWITCHES, f"--user-data-dir={profile}", "--remote-debugging-port=0"]
@@ -129,7 +129,7 @@ def browser_page(directory: Path) -> Iterator[ScanPage]:
         process = subprocess.Popen([CHROMIUM, *switches, "about:blank"], stdout=log, stderr=log)
     try:
         with connect(_debugger(profile), max_size=None) as connection:
-            yield ScanPage(connection)
+            yield Page(connection)
     finally:
         process.terminate()
         process.wait(20)

@@ -36,6 +36,11 @@ class SqliteLog:
     def append(
         self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]], writer: str, batch: int
     ) -> dict[int, int]:
+        self.append_rows(spec, rows, writer, batch)
+        return _beat(self.changelog, spec, writer, batch)
+
+    def append_rows(self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]], writer: str, batch: int) -> None:
+        """Append rows alone."""
         for partition, items in rows.items():
             sqlite_partition.append_batch(
                 self.changelog.path(TopicPartition(spec.topic, partition)),
@@ -45,7 +50,6 @@ class SqliteLog:
                 batch_id=batch,
                 write_name=spec.name,
             )
-        return _beat(self.changelog, spec, writer, batch)
 
 
 class KafkaLog:
@@ -59,7 +63,9 @@ class KafkaLog:
         self.append_rows(spec, rows)
         return _beat(self.changelog, spec, writer, batch)
 
-    def append_rows(self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]]) -> None:
+    def append_rows(
+        self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]], writer: str = "", batch: int = 0
+    ) -> None:
         """Append rows alone, and wait until the brokers have them."""
         if self._producer is None:
             self._producer = Producer(self.changelog.kafka.librdkafka(linger_ms=1))

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from forebay.cli import commands
-from forebay.client import AsyncClient, Client, HttpAnswer
+from forebay.client import Answer, AsyncClient, Client
 from forebay.errors import ForebayError, Unauthenticated
 from forebay.rest.events import Event, EventReader
 from openapi.generate import router_document
@@ -323,11 +323,11 @@ def test_a_client_shows_its_token(served):
     with Client(f"http://{served.router}", token=token_of("client")) as client:
         assert client.get("counts", "a").value == {"n": 1}
         assert [
-            answer.value for answer in client.get_many("counts", ["k1", "k2"]) if isinstance(answer, HttpAnswer)
+            answer.value for answer in client.get_many("counts", ["k1", "k2"]) if isinstance(answer, Answer)
         ] == [1, 2]
         with client.changes("counts", "a") as changes:
             change = next(changes)
-        assert isinstance(change, HttpAnswer)
+        assert isinstance(change, Answer)
         assert change.value == {"n": 1}
     for token in (None, "wrong"):
         with Client(f"http://{served.router}", token=token) as client:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from forebay.client import Client, HttpAnswer
+from forebay.client import Answer, Client
 from forebay.position import Position, decode_position, encode_position
 from forebay.rest.events import Event, EventReader
 from tests.cluster import Cluster, free_port, heed_interrupts, running_cluster, wait_until
@@ -365,7 +365,7 @@ def test_a_follower_leaves_a_router_that_has_no_place_or_no_workers_for_one_that
             for bad in (full, blind):
                 urls = [f"http://{bad}", f"http://{well}"]
                 with Client(urls) as client, client.changes("counts", "a", timeout_ms=1_000) as changes:
-                    values = (change for change in changes if isinstance(change, HttpAnswer))
+                    values = (change for change in changes if isinstance(change, Answer))
                     assert next(values).value == 1
 
 

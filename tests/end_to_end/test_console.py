@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.browser import CHROMIUM, ScanPage, browser_page
+from tests.browser import CHROMIUM, Page, browser_page
 from tests.cluster import Cluster, free_port, restore_processes, running_cluster, wait_until
 from tests.tokens import header_of, token_of
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser: {CHR
 
 
 @contextlib.contextmanager
-def console(address: str, directory: Path) -> Iterator[ScanPage]:
+def console(address: str, directory: Path) -> Iterator[Page]:
     """The console of a process; whatever it does, it complains of nothing and loads nothing from elsewhere."""
     with browser_page(directory) as page:
         page.resize(1200, 1600)
@@ -50,7 +50,7 @@ def console(address: str, directory: Path) -> Iterator[ScanPage]:
         assert {url.split("/")[2] for url in page.requested if url.startswith("http")} == {address}
 
 
-def labels(page: ScanPage, store: str = "counts") -> list[str]:
+def labels(page: Page, store: str = "counts") -> list[str]:
     """What a screen reader says of the partitions of a store."""
     script = f"""[...document.querySelectorAll('article[aria-label="{store}"] .cell')].map((e) => e.ariaLabel)"""
     found: list[str] = page.run(script)
@@ -243,7 +243,7 @@ def test_the_page_is_open_to_allowed_hosts_only_and_lets_nothing_else_load(clust
     assert (elsewhere.status_code, elsewhere.json()["type"]) == (400, "urn:forebay:problem:host-not-allowed")
 
 
-def axe_violations(page: ScanPage) -> list[Any]:
+def axe_violations(page: Page) -> list[Any]:
     """What axe-core finds: rules that are broken, and where."""
     found: list[Any] = page.run(
         "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => "

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from forebay.client import Client, HttpAnswer
+from forebay.client import Answer, Client
 from forebay.errors import HistoryExpired, UnknownKey
 from forebay.position import Position, encode_position, log_digest
 from forebay.topology import StoreSpec
@@ -248,7 +248,7 @@ def get(service: Service, store: str, key: Any, **more: Any) -> int | str | None
 def none_if_missing(answer: Any) -> int | None:
     if isinstance(answer, UnknownKey):
         return None
-    assert isinstance(answer, HttpAnswer), answer.document()
+    assert isinstance(answer, Answer), answer.document()
     return int(answer.value)
 
 

@@ -1,0 +1,97 @@
+"""Writes rows to a store's log at a constant rate until it is told to end: a process of its own.
+
+``python -m bench.stream_writer`` reads a ``Stream`` as JSON from standard input, and ends when that is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.records import records
+
+from forebay.changelog.urls import open_changelog
+from forebay.topology import StoreSpec, load_topology
+from tests.logs import KafkaLog, Row, SqliteLog
+
+_TURN_S = 0.01
+_HEARTBEAT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What is written where: random rows of the first ``keys``, this many a second."""
+
+    changelog: str
+    topology: str
+    store: str
+    keys: int
+    per_second: int
+
+
+@contextlib.contextmanager
+def streaming(stream: Stream) -> Iterator[None]:
+    """A stream that flows meanwhile; none with a rate of 0."""
+    if not stream.per_second:
+        yield
+        return
+    command = [sys.executable, "-m", "bench.stream_writer"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[1]) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(asdict(stream)).encode() + b"\n")
+        process.stdin.flush()
+        try:
+            yield
+        finally:
+            process.stdin.close()
+            process.wait(30)
+
+
+def main() -> None:
+    """Write until standard input ends."""
+    stream = Stream(**json.loads(sys.stdin.readline()))
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    spec = load_topology(Path(stream.topology)).stores[stream.store]
+    log = _log(stream.changelog)
+    rows = _rows_by_turn(spec, stream)
+    begun, turn, beaten_s = time.monotonic(), 0, 0.0
+    while not ended.wait(max(0.0, begun + turn * _TURN_S - time.monotonic())):
+        log.append_rows(spec, next(rows), "stream", turn)
+        turn += 1
+        if time.monotonic() - beaten_s >= _HEARTBEAT_S:
+            beaten_s = time.monotonic()
+            log.append(spec, {}, "beats", turn)
+
+
+def _log(url: str) -> KafkaLog | SqliteLog:
+    changelog = open_changelog(url)
+    return KafkaLog(changelog) if url.startswith("kafka:") else SqliteLog(changelog)  # type: ignore[arg-type]
+
+
+def _rows_by_turn(spec: StoreSpec, stream: Stream) -> Iterator[dict[int, list[Row]]]:
+    """The rows of each turn by partition, prepared for a hundred turns and then repeated with their own time."""
+    rng, content = random.Random(2), list(records(stream.keys).items())
+    place = {key: spec.partition_of(key) for key, _ in content}
+    turns: list[dict[int, list[tuple[bytes, bytes]]]] = []
+    for _ in range(100):
+        turn: dict[int, list[tuple[bytes, bytes]]] = {}
+        for key, value in rng.choices(content, k=max(1, int(stream.per_second * _TURN_S))):
+            turn.setdefault(place[key], []).append((key, value))
+        turns.append(turn)
+    while True:
+        for turn in turns:
+            now_ms = int(time.time() * 1000)
+            yield {partition: [(key, value, now_ms) for key, value in rows] for partition, rows in turn.items()}
+
+
+if __name__ == "__main__":
+    main()
