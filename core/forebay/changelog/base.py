@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -99,6 +99,17 @@ class Batch(NamedTuple):
     """Whether the log has lost records that were read, even if it has grown past them since."""
     unchecked: int = 0
     """How many of the records have no checksum, since an earlier version wrote them."""
+
+    def slices(self, most_records: int) -> Iterator[Batch]:
+        """The same in parts of at most this many records; only the last says what is true of the whole."""
+        count = len(self.records)
+        if count <= most_records:
+            yield self
+            return
+        for first in range(0, count - most_records, most_records):
+            part = self.records[first : first + most_records]
+            yield self._replace(records=part, position=part[-1][0] + 1, end_reached=False, unchecked=0)
+        yield self._replace(records=self.records[first + most_records :])
 
 
 class ReadFailure(NamedTuple):
