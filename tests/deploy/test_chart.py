@@ -63,7 +63,7 @@ def settings_of_pod(name: str, pods: dict[str, dict[str, Any]] = PODS) -> dict[s
 def test_a_pod_is_started_probed_and_ended_as_the_code_has_it(name):
     settings = settings_of_pod(name)
     [container] = PODS[name]["spec"]["containers"]
-    assert container["ports"] == [{"name": "http", "containerPort": settings["listen"].port}]
+    assert container["ports"] == [{"name": "http", "containerPort": settings["listen"][0].port}]
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     for probe in {"startupProbe", "livenessProbe"} & container.keys():
         assert container[probe]["httpGet"] == {"path": "/livez", "port": "http"}

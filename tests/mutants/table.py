@@ -1967,8 +1967,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "everybody-served-unasked",
         "a process that other machines reach authenticates, or is meant to serve everybody",
         "forebay.settings.reading:_refuse_everybody",
-        'is_loopback(values["listen"].host)',
-        "True",
+        'exposed_addresses(values["listen"])',
+        "[]",
         (
             "core/test_settings.py::"
             "test_where_others_may_reach_it_a_process_serves_everybody_only_if_that_is_intended",
