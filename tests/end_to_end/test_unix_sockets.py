@@ -15,6 +15,7 @@ from pathlib import Path
 import click.testing
 import httpx
 import pytest
+import yaml
 
 from forebay.client import AsyncClient, Client
 from forebay.client.query_command import query
@@ -22,6 +23,7 @@ from forebay.errors import UnknownKey
 from tests.cluster import Cluster, free_port, running_cluster, wait_until
 from tests.end_to_end.test_tls import Authority
 
+POD_TEMPLATE = Path(__file__).parents[2] / "deploy" / "spark-executor-pod-template.yaml"
 KEY = "/v1/stores/counts/keys/k1"
 ROWS = {b"k%d" % i: b"%d" % i for i in range(20)}
 SOCKETS = ("worker", "router", "encrypted")
@@ -123,6 +125,17 @@ def test_every_process_of_a_router_accepts(served):
         clients = [stack.enter_context(served.http("router")) for _ in range(TRIES)]
         answering = {client.get("/v1/status").json()["process_id"] for client in clients}
     assert len(answering) == PROCESSES
+
+
+def test_the_probes_of_sparks_executors_tell_a_router_that_answers(served, tmp_path):
+    [sidecar] = yaml.safe_load(POD_TEMPLATE.read_text())["spec"]["initContainers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        program, *arguments = sidecar[probe]["exec"]["command"]
+        assert program == "python"
+        for directory, status in ((served.cluster.directory, 0), (tmp_path, 1)):
+            command = [argument.replace("/run/forebay", str(directory)) for argument in arguments]
+            done = subprocess.run([sys.executable, *command], capture_output=True, check=False, timeout=20)
+            assert done.returncode == status, done.stderr
 
 
 @pytest.mark.chaos
