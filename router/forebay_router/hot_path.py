@@ -72,7 +72,7 @@ class RouterHotPath:
         self._choices = Choices(router)
         # Counted without a call: a router's part of a read is some seven microseconds.
         self._requests = router.limits.requests
-        self._by_token = router.limits.peers.by_token
+        self._by_request = router.limits.peers.by_request
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
         self._asked_since_tick = 0
@@ -91,7 +91,7 @@ class RouterHotPath:
             partition, named = asked.key_of(segment)
         except Problem:
             return None
-        peer = protocol.peer(form) if self._by_token else protocol.address
+        peer = protocol.peer(form) if self._by_request else protocol.address
         requests = self._requests
         if requests.used >= requests.open and (overload := requests.refusal(peer)) is not None:
             self._metrics.count(_PATH, overload.status, asked.spec.name, overload.name)

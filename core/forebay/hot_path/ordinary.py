@@ -16,6 +16,7 @@ from forebay.hot_path.stall import StallWatch
 from forebay.hot_path.upgrade import head_without_upgrade
 from forebay.linux import peer_user
 from forebay.rest.answers import problem_answer
+from forebay.rest.forwarding import LOCAL_USER
 
 _MOST_HEAD_BYTES = 64 << 10
 """Limit for an incomplete request head, not counting its first chunk."""
@@ -257,7 +258,7 @@ def _local_client(transport: asyncio.Transport) -> tuple[str, int] | None:
     if connection is None or connection.family != socket.AF_UNIX:
         return None
     user = peer_user(connection)
-    return None if user is None else (f"user {user}", 0)
+    return None if user is None else (f"{LOCAL_USER}{user}", 0)
 
 
 def _has_raw_target(data: memoryview) -> bool:

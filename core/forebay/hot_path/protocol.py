@@ -85,7 +85,7 @@ class HotPathProtocol(OrdinaryProtocol):
         self._unread_peer: Peer
         """Who holds these."""
         self._accepted_peer: Peer | None = None
-        """Who sent the last request that was accepted with a token."""
+        """Who sent the last request that was accepted, where one connection may have several clients."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection for its address; one too many is refused and closed."""
@@ -111,9 +111,10 @@ class HotPathProtocol(OrdinaryProtocol):
     def peer(self, form: RequestForm) -> Peer:
         """Whose request in this form it is, once it is accepted."""
         peers = self.limits.peers
-        if not (peers.by_token and form.authorization):
+        if not peers.by_request:
             return self.address
-        self._accepted_peer = peers.named(form.authorization)
+        address = self.client[0] if self.client else ""
+        self._accepted_peer = peers.sent_by(address, form.authorization, form.forwarded)
         return self._accepted_peer
 
     def pause_writing(self) -> None:

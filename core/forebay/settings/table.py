@@ -366,6 +366,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Names by which requests may address the process, beside addresses, names of loopback and the advertised "
         "one, or `*`; by default any if other machines may reach it.",
     ),
+    Setting(
+        "trusted_proxies",
+        "names",
+        (),
+        BOTH,
+        "Networks of proxies, comma-separated, and `unix` for the Unix sockets: in their requests "
+        "`X-Forwarded-For`, or `Forwarded`, names the client that limits count.",
+    ),
     Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
     Setting(
         "tls_certificate_file",

@@ -53,6 +53,7 @@ class WorkerSettings:
     drain_ms: int
     shutdown_timeout_ms: int
     allowed_hosts: tuple[str, ...]
+    trusted_proxies: tuple[str, ...]
     cors_allow_origins: tuple[str, ...]
     tls_certificate_file: Path | None
     tls_key_file: Path | None
@@ -88,6 +89,7 @@ class RouterSettings:
     drain_ms: int
     shutdown_timeout_ms: int
     allowed_hosts: tuple[str, ...]
+    trusted_proxies: tuple[str, ...]
     cors_allow_origins: tuple[str, ...]
     tls_certificate_file: Path | None
     tls_key_file: Path | None
