@@ -10,8 +10,8 @@ from forebay.settings import SETTINGS, Setting, Tier
 
 SCHEMA = Path(__file__).parent / "chart" / "values.schema.json"
 SET_BY_THE_CHART: dict[Tier, frozenset[str]] = {
-    "worker": frozenset({"topology", "state_dir", "listen", "advertise", "rack"}),
-    "router": frozenset({"listen", "seeds", "rack"}),
+    "worker": frozenset({"topology", "state_dir", "listen", "socket_group", "advertise", "rack"}),
+    "router": frozenset({"listen", "socket_group", "seeds", "rack"}),
 }
 
 _STRING = {"type": "string"}
@@ -86,7 +86,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
             schema |= {"type": "boolean"}
         case "choice":
             schema |= {"enum": list(setting.choices)}
-        case "names" | "addresses":
+        case "names" | "addresses" | "listeners":
             schema |= {"type": ["array", "string"], "items": _STRING}
         case _:
             schema |= _STRING

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import signal
+import socket
 import struct
 import sys
 
@@ -16,12 +17,25 @@ _SCHED_FLAG_RESET_ON_FORK = 1
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 """``struct sched_attr``: size, policy, flags, niceness, priority, runtime, deadline, period."""
 _SLICE_NS = 100_000
+_CREDENTIALS = struct.Struct("=iII")
+"""``struct ucred``: process, user, group."""
 
 
 def end_with_parent() -> None:
     """Have this process killed when the thread that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def peer_user(connection: socket.socket) -> int | None:
+    """The user's number of the process that connected a Unix socket, None if the kernel does not say."""
+    if sys.platform != "linux":
+        return None
+    try:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return None
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def ask_for_short_slices() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
+from forebay.listen_addresses import tcp_addresses
 from forebay.logs import configure_logs
-from forebay.metadata import is_loopback
-from forebay.rest.server import allow_open_files, bind, serve
+from forebay.rest.listeners import bound, warn_of_anonymous_access
+from forebay.rest.server import allow_open_files, serve
 from forebay.settings import RouterSettings
 from forebay.tls import listener_tls
 from forebay_router.processes.parent import RELAYS, run_processes
@@ -32,8 +35,11 @@ def router(values: dict[str, Any]) -> None:
         run_processes(settings)
 
 
-def run(settings: RouterSettings, place: ProcessSlot) -> None:
-    """Run a router's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
+def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket.socket] = ()) -> None:
+    """Run a router's process until a signal ends it; raises ``ForebayError`` if it cannot start.
+
+    One of several listens on the Unix sockets that it has ``inherited``: they have no SO_REUSEPORT.
+    """
     # The web stack takes a while to import; wrong settings should be reported before that.
     from forebay.fast_path import addressed, guarded, make_protocol
     from forebay.rest.application import cors_options
@@ -46,28 +52,26 @@ def run(settings: RouterSettings, place: ProcessSlot) -> None:
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
     tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
     allow_open_files()
-    listener = bind(settings.listen, shared=not place.is_single)
-    if authenticator is None and not is_loopback(settings.listen.host):
-        log.warning(
-            "listening on %s, which other machines may reach: requests are not authenticated",
-            settings.listen,
+    own = settings.listen if place.is_single else tcp_addresses(settings.listen)
+    with bound(own, settings.socket_group, shared=not place.is_single) as listeners:
+        if authenticator is None:
+            warn_of_anonymous_access(settings.listen)
+        running = Router(settings)
+        log.info("router listens on %s", ", ".join(map(str, settings.listen)))
+        metrics = RouterMetrics(running)
+        hosts = allowed_hosts(settings.listen, settings.allowed_hosts)
+        serve(
+            make_app(running, metrics, authenticator, hosts, place),
+            [*listeners, *inherited],
+            drain_ms=settings.drain_ms,
+            shutdown_timeout_ms=settings.shutdown_timeout_ms,
+            on_drain=running.drain,
+            protocol=make_protocol(
+                addressed(guarded(RouterFastPath(running, metrics), authenticator, metrics.refusals), hosts),
+                cors_options(settings.cors_allow_origins),
+                lambda: running.draining,
+                running.limits,
+            ),
+            tls=tls,
+            relays={} if place.is_single else {relay: meant for meant, relay in RELAYS.items()},
         )
-    running = Router(settings)
-    log.info("router listens on %s", settings.listen)
-    metrics = RouterMetrics(running)
-    hosts = allowed_hosts(settings.listen, settings.allowed_hosts)
-    serve(
-        make_app(running, metrics, authenticator, hosts, place),
-        listener,
-        drain_ms=settings.drain_ms,
-        shutdown_timeout_ms=settings.shutdown_timeout_ms,
-        on_drain=running.drain,
-        protocol=make_protocol(
-            addressed(guarded(RouterFastPath(running, metrics), authenticator, metrics.refusals), hosts),
-            cors_options(settings.cors_allow_origins),
-            lambda: running.draining,
-            running.limits,
-        ),
-        tls=tls,
-        relays={} if place.is_single else {relay: meant for meant, relay in RELAYS.items()},
-    )

@@ -72,7 +72,7 @@ class RouterFastPath:
         self._candidates = CandidateCache(router)
         # Counted without a call: a router's part of a read is some seven microseconds.
         self._requests = router.limits.requests
-        self._by_token = router.limits.peers.by_token
+        self._by_request = router.limits.peers.by_request
         self._outstanding: deque[_Outstanding] = deque()
         self._ticking = False
         self._sent_since_tick = 0
@@ -93,7 +93,7 @@ class RouterFastPath:
             partition, named = prepared.key_of(segment)
         except Problem:
             return None
-        peer = protocol.peer(template) if self._by_token else protocol.address
+        peer = protocol.peer(template) if self._by_request else protocol.address
         requests = self._requests
         if requests.used >= requests.open and (overload := requests.refusal(peer)) is not None:
             self._metrics.count(_PATH, overload.status, prepared.spec.name, overload.name)

@@ -12,8 +12,8 @@ import click
 from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.logs import configure_logs
-from forebay.metadata import is_loopback
-from forebay.rest.server import advertised, allow_open_files, bind, serve
+from forebay.rest.listeners import bound, warn_of_anonymous_access
+from forebay.rest.server import advertised, allow_open_files, serve
 from forebay.settings import WorkerSettings
 from forebay.tls import listener_tls
 
@@ -51,16 +51,14 @@ def run(settings: WorkerSettings) -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
     tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
+    host = advertised(settings.listen, settings.advertise)
     allow_open_files()
-    listener = bind(settings.listen)
-    if authenticator is None and not is_loopback(settings.listen.host):
-        log.warning(
-            "listening on %s, which other machines may reach: requests are not authenticated",
-            settings.listen,
-        )
     with contextlib.ExitStack() as stack:
-        with answering_meanwhile(listener, tls):
-            running = Worker(settings, advertised(settings.listen, settings.advertise))
+        listeners = stack.enter_context(bound(settings.listen, settings.socket_group))
+        if authenticator is None:
+            warn_of_anonymous_access(settings.listen)
+        with answering_meanwhile(listeners, tls):
+            running = Worker(settings, host)
             stack.callback(_stop, running)
             metrics = WorkerMetrics(running)
             hosts = allowed_hosts(settings.listen, settings.allowed_hosts, running.host)
@@ -69,7 +67,7 @@ def run(settings: WorkerSettings) -> None:
         log.info("worker %s serves %s", running.host, running.topology.application_id)
         serve(
             app,
-            listener,
+            listeners,
             drain_ms=settings.drain_ms,
             shutdown_timeout_ms=settings.shutdown_timeout_ms,
             on_drain=running.drain,

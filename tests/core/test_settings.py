@@ -8,6 +8,7 @@ import pytest
 
 from forebay.cli import commands
 from forebay.errors import SettingError
+from forebay.listen_addresses import UnixAddress
 from forebay.metadata import HostInfo
 from forebay.settings import (
     SETTINGS,
@@ -107,7 +108,7 @@ def test_a_config_file_can_give_every_kind_of_value(tmp_path: Path) -> None:
     )
     loaded = RouterSettings(**load_settings("router", {}, {}, config))
     assert loaded.seeds == (HostInfo("one", 1), HostInfo("::1", 2))
-    assert loaded.listen == HostInfo("0.0.0.0", 80)
+    assert loaded.listen == (HostInfo("0.0.0.0", 80),)
     assert loaded.allow_anonymous is True
     assert loaded.log_level == "debug"
     assert loaded.cors_allow_origins == ("*",)
@@ -251,6 +252,14 @@ TIERS = pytest.mark.parametrize(("tier", "flags"), [("worker", WORKER_FLAGS), ("
 
 
 @TIERS
+def test_a_process_listens_at_several_addresses(tier: Tier, flags: dict[str, str]) -> None:
+    listen = load_settings(tier, {**flags, "listen": "unix:/run/r.sock, [::1]:8080"}, {})["listen"]
+    assert listen == (UnixAddress(Path("/run/r.sock")), HostInfo("::1", 8080))
+    with pytest.raises(SettingError, match=r"listen is 0\.0\.0\.0:1, which other machines may reach"):
+        load_settings(tier, {**flags, "listen": "unix:/run/r.sock,0.0.0.0:1"}, {})
+
+
+@TIERS
 @pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.7:1", "127.example.org:1"])
 def test_where_others_may_reach_it_a_process_serves_everybody_only_if_that_is_intended(
     tier: Tier, flags: dict[str, str], listen: str
@@ -261,12 +270,14 @@ def test_where_others_may_reach_it_a_process_serves_everybody_only_if_that_is_in
     assert "--auth-tokens-file" in str(caught.value)
     assert "--allow-anonymous" in str(caught.value)
     for intended in ({"allow_anonymous": "true"}, {"auth_tokens_file": "tokens"}, {"authenticator": "mine"}):
-        assert load_settings(tier, {**open_to_all, **intended}, {})["listen"] == HostInfo.parse(listen)
+        assert load_settings(tier, {**open_to_all, **intended}, {})["listen"] == (HostInfo.parse(listen),)
     assert load_settings(tier, open_to_all, {"FOREBAY_ALLOW_ANONYMOUS": "true"})["allow_anonymous"] is True
 
 
 @TIERS
-@pytest.mark.parametrize("listen", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1", "unix:/r.sock", "unix:/r.sock,localhost:1"]
+)
 def test_on_loopback_everybody_is_this_machines(tier: Tier, flags: dict[str, str], listen: str) -> None:
     assert load_settings(tier, {**flags, "listen": listen}, {})["allow_anonymous"] is False
 
@@ -290,7 +301,7 @@ def test_a_name_that_dns_cannot_have_is_refused() -> None:
 def test_a_tier_starts_with_what_is_required_alone() -> None:
     worker = WorkerSettings(**load_settings("worker", WORKER_FLAGS, {}))
     assert worker.topology == Path("t.toml")
-    assert worker.listen == HostInfo("127.0.0.1", 8080)
+    assert worker.listen == (HostInfo("127.0.0.1", 8080),)
     assert worker.advertise is None
     assert worker.group is None
     router = RouterSettings(**load_settings("router", ROUTER_FLAGS, {}))

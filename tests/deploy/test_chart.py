@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import kubernetes_validate
 import pytest
 import yaml
 from deploy.generate import SCHEMA, SET_BY_THE_CHART, text_of, values_schema
@@ -63,7 +64,7 @@ def settings_of_pod(name: str, pods: dict[str, dict[str, Any]] = PODS) -> dict[s
 def test_a_pod_is_started_probed_and_ended_as_the_code_has_it(name):
     settings = settings_of_pod(name)
     [container] = PODS[name]["spec"]["containers"]
-    assert container["ports"] == [{"name": "http", "containerPort": settings["listen"].port}]
+    assert container["ports"] == [{"name": "http", "containerPort": settings["listen"][0].port}]
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     for probe in {"startupProbe", "livenessProbe"} & container.keys():
         assert container[probe]["httpGet"] == {"path": "/livez", "port": "http"}
@@ -90,6 +91,12 @@ def test_a_pods_files_are_where_its_settings_say():
     assert settings["state_dir"].is_relative_to(mounted["state"])
     text = KUBERNETES["ConfigMap", "forebay-topology"]["data"][settings["topology"].name]
     assert parse_topology(tomllib.loads(text)).stores
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_kubernetes_takes_its_own_objects(version):
+    for item in KUBERNETES.values():
+        kubernetes_validate.validate(item, version, strict=True)
 
 
 def test_whatever_selects_pods_selects_those_of_its_release():

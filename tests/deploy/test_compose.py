@@ -36,7 +36,7 @@ def test_the_service_is_built_from_a_stage_of_the_dockerfile(name):
 @pytest.mark.parametrize("name", [name for name, s in BUILT.items() if s["build"]["target"] == "forebay"])
 def test_a_forebay_command_is_parsed_by_the_real_command_line(name):
     settings = settings_of(SERVICES[name]["command"], SERVICES[name].get("environment", {}))
-    assert settings["listen"].port == 8080
+    assert settings["listen"][0].port == 8080
 
 
 @pytest.mark.parametrize("name", [name for name, s in BUILT.items() if s["build"]["target"] == "demo"])

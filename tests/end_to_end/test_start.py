@@ -48,7 +48,7 @@ def test_a_worker_that_waits_for_its_groups_database_is_alive_and_not_ready(tmp_
 
 def test_connections_that_wait_at_the_end_of_the_start_are_left_to_who_listens_then():
     with bind(HostInfo("127.0.0.1", 0)) as listener:
-        with answering_meanwhile(listener, None):
+        with answering_meanwhile([listener], None):
             address = listener.getsockname()
             assert httpx.get(f"http://127.0.0.1:{address[1]}/livez").json() == {"live": True}
         with socket.create_connection(address, timeout=5) as client:
@@ -63,7 +63,7 @@ def test_over_tls_too_it_is_alive_and_others_are_turned_away(tmp_path):
     tls, trusting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
     authority.issue_cert("localhost").configure_cert(tls)
     authority.configure_trust(trusting)
-    with bind(HostInfo("127.0.0.1", 0)) as listener, answering_meanwhile(listener, tls):
+    with bind(HostInfo("127.0.0.1", 0)) as listener, answering_meanwhile([listener], tls):
         port = listener.getsockname()[1]
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://localhost:{port}/livez")
@@ -73,5 +73,5 @@ def test_over_tls_too_it_is_alive_and_others_are_turned_away(tmp_path):
 def test_an_address_in_use_is_said_before_anything_is_started():
     with bind(HostInfo("127.0.0.1", 0)) as first, bind(HostInfo(*first.getsockname())) as second:
         first.listen()
-        with pytest.raises(ListenAddressInUse, match="in use"), answering_meanwhile(second, None):
+        with pytest.raises(ListenAddressInUse, match="in use"), answering_meanwhile([second], None):
             pass

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.lag import Lag
+from forebay.metadata import HostInfo
 from forebay.settings import WorkerSettings, load_settings
 from forebay_worker.state.offsets import CAUGHT_UP
 from forebay_worker.worker import Worker
@@ -22,7 +23,7 @@ def worker(cluster: Cluster, tmp_path: Path) -> Iterator[Worker]:
         "initial_rebalance_delay_ms": 0,
     }
     settings = WorkerSettings(**load_settings("worker", flags, environment={}))
-    worker = Worker(settings, settings.listen)
+    worker = Worker(settings, HostInfo("127.0.0.1", 8080))
     yield worker
     worker.stop()
 

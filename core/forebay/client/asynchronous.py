@@ -8,6 +8,7 @@ import ssl
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -36,6 +37,7 @@ from forebay.client.proxies import Proxy, proxies_of
 from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
 from forebay.client.results import Answer, Change, Entry, SessionWindow, Version, Window
 from forebay.client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin, shut_down
+from forebay.client.unix_sockets import socket_paths
 from forebay.errors import ClientUnusable, Problem
 from forebay.rest.parameters import DEFAULT_LIMIT
 from forebay.tokens import token_headers
@@ -52,10 +54,12 @@ class AsyncDriver:
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
         proxies: Mapping[str, Proxy] | None = None,
+        sockets: Mapping[str, Path] | None = None,
     ) -> None:
         self._headers = token_headers(token)
         self._own_transport = transport
         self._proxies = proxies or {}
+        self._sockets = sockets or {}
         self._verify = None if transport is not None else httpx.create_ssl_context(verify)
         self._lock = threading.Lock()
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
@@ -68,9 +72,10 @@ class AsyncDriver:
     def _connections(self) -> httpx.AsyncClient:
         if self._verify is None:
             return httpx.AsyncClient(headers=self._headers, transport=self._own_transport)
-        proxied = {origin(url): async_pool(self._verify, proxy) for url, proxy in self._proxies.items()}
+        mounts = {origin(url): async_pool(self._verify, proxy) for url, proxy in self._proxies.items()}
+        mounts |= {url: async_pool(self._verify, None, path) for url, path in self._sockets.items()}
         return httpx.AsyncClient(
-            headers=self._headers, transport=async_pool(self._verify), mounts=proxied, trust_env=False
+            headers=self._headers, transport=async_pool(self._verify), mounts=mounts, trust_env=False
         )
 
     async def connections(self) -> LoopConnections:
@@ -418,9 +423,10 @@ class AsyncClient(AsyncReader):
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        proxies = {} if transport is not None else proxies_of(server_urls(urls))
+        servers = server_urls(urls)
+        proxies = {} if transport is not None else proxies_of(servers)
         reads = ClientReads(Exchange(urls, timeout_ms, proxies=proxies))
-        super().__init__(AsyncDriver(token, verify, transport, proxies), reads)
+        super().__init__(AsyncDriver(token, verify, transport, proxies, socket_paths(servers)), reads)
 
     def session(self) -> AsyncSession:
         """A session: its reads never go back in time. It ends when the client is closed."""

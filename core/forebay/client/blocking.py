@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -34,6 +35,7 @@ from forebay.client.proxies import Proxy, proxies_of
 from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
 from forebay.client.results import Answer, Change, Entry, SessionWindow, Version, Window
 from forebay.client.transports import CLOSED, OTHER_PROCESS, origin, pool, shut_down
+from forebay.client.unix_sockets import socket_paths
 from forebay.errors import ClientUnusable, Problem
 from forebay.rest.parameters import DEFAULT_LIMIT
 from forebay.tokens import token_headers
@@ -50,10 +52,12 @@ class Driver:
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
         proxies: Mapping[str, Proxy] | None = None,
+        sockets: Mapping[str, Path] | None = None,
     ) -> None:
         self._headers = token_headers(token)
         self._own_transport = transport
         self._proxies = proxies or {}
+        self._sockets = sockets or {}
         self._verify = None if transport is not None else httpx.create_ssl_context(verify)
         self._lock = threading.Lock()
         self._pools: list[httpx.HTTPTransport] = []
@@ -78,9 +82,10 @@ class Driver:
         if self._verify is None:
             return httpx.Client(headers=self._headers, transport=self._own_transport)
         direct = pool(self._verify)
-        proxied = {origin(url): pool(self._verify, proxy) for url, proxy in self._proxies.items()}
-        self._pools = [direct, *proxied.values()]
-        return httpx.Client(headers=self._headers, transport=direct, mounts=proxied, trust_env=False)
+        mounts = {origin(url): pool(self._verify, proxy) for url, proxy in self._proxies.items()}
+        mounts |= {url: pool(self._verify, None, path) for url, path in self._sockets.items()}
+        self._pools = [direct, *mounts.values()]
+        return httpx.Client(headers=self._headers, transport=direct, mounts=mounts, trust_env=False)
 
     def on_fork(self) -> None:
         """Leave the parent its connections, and have others made when they are needed."""
@@ -348,9 +353,10 @@ class Client(Reader):
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        proxies = {} if transport is not None else proxies_of(server_urls(urls))
+        servers = server_urls(urls)
+        proxies = {} if transport is not None else proxies_of(servers)
         reads = ClientReads(Exchange(urls, timeout_ms, proxies=proxies))
-        super().__init__(Driver(token, verify, transport, proxies), reads)
+        super().__init__(Driver(token, verify, transport, proxies, socket_paths(servers)), reads)
 
     def session(self) -> Session:
         """A session: its reads never go back in time. It ends when the client is closed."""

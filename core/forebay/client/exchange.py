@@ -17,7 +17,9 @@ import httpx
 from forebay.client.options import query_string
 from forebay.client.problems import problem_of_response
 from forebay.client.proxies import Proxy
+from forebay.client.unix_sockets import http_url
 from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
+from forebay.listen_addresses import UnixAddress, is_unix
 from forebay.rest.changes import KEEP_ALIVE_MS, is_transient
 from forebay.rest.events import EVENTS_MEDIA_TYPE
 from forebay.rest.statuses import OF_THE_SERVER
@@ -137,6 +139,7 @@ class Exchange:
         proxies: Mapping[str, Proxy] | None = None,
     ) -> None:
         self._urls = server_urls(urls)
+        self._http_urls = list(map(http_url, self._urls))
         self._proxies = proxies or {}
         self._timeout_ms = timeout_ms
         self._clock = clock
@@ -171,7 +174,7 @@ class Exchange:
                     yield Discard(response)
                     self.turn_from(server)
                     if has_mismatched:
-                        raise mismatched(str(response.url), mismatch)
+                        raise mismatched(f"{response.url}{self._via(server)}", mismatch)
                     has_mismatched = True
                     continue
                 if response.status_code == 200:
@@ -238,7 +241,7 @@ class Exchange:
             left_ms = deadline_ms - self._now_ms()
             if left_ms <= 0:
                 raise DeadlineExceeded(_in_vain("No server answered in time", attempts), attempts=attempts)
-            reply = yield self._send(request, url, left_ms, max(1, to_ask - len(attempts)))
+            reply = yield self._send(request, self._http_urls[number], left_ms, max(1, to_ask - len(attempts)))
             if isinstance(reply, httpx.Response | Opened):
                 return reply, number
             assert isinstance(reply, httpx.RequestError)
@@ -272,8 +275,11 @@ class Exchange:
         return Send("GET" if request.body is None else "POST", url, request.body, timeout)
 
     def _via(self, server: int) -> str:
-        """What messages about a server add if it is reached through a proxy."""
-        proxy = self._proxies.get(self._urls[server])
+        """What messages about a server add if it is reached through a proxy or a Unix socket."""
+        url = self._urls[server]
+        if is_unix(url):
+            return f", through {url}"
+        proxy = self._proxies.get(url)
         return "" if proxy is None else f", through {proxy}"
 
     def _not_forebay(self, response: httpx.Response, server: int, expected: str) -> Problem:
@@ -292,7 +298,8 @@ def _pause_s(problem: Problem) -> float:
 
 
 def server_urls(urls: str | Sequence[str]) -> list[str]:
-    """One or several URLs as a list, without slashes at the end; raises ``ValueError`` unless they are of HTTP."""
+    """One or several URLs as a list, without slashes at the end; raises ``ValueError`` unless they are of HTTP or
+    of Unix sockets."""
     checked = [_checked(url) for url in ([urls] if isinstance(urls, str) else urls)]
     if not checked:
         raise ValueError("A client needs the URL of at least one router or worker.")
@@ -300,6 +307,8 @@ def server_urls(urls: str | Sequence[str]) -> list[str]:
 
 
 def _checked(url: str) -> str:
+    if is_unix(url):
+        return str(_unix_address(url))
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
@@ -307,6 +316,13 @@ def _checked(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080.")
     return url.rstrip("/")
+
+
+def _unix_address(url: str) -> UnixAddress:
+    try:
+        return UnixAddress.parse(url)
+    except ValueError as error:
+        raise ValueError(f"{error}.") from None
 
 
 def _document(response: httpx.Response) -> dict[str, Any] | None:

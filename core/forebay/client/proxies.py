@@ -13,6 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
+from forebay.listen_addresses import is_unix
 from forebay.metadata import is_loopback
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")
@@ -33,6 +34,8 @@ class Proxy:
 
 def proxy_of(url: str) -> Proxy | None:
     """The proxy for a server, None if it is reached directly; raises ``ValueError`` for one that is not usable."""
+    if is_unix(url):
+        return None
     server = httpx.URL(url)
     if is_loopback(server.host) or proxy_bypass(server.netloc.decode()):
         return None

@@ -15,6 +15,7 @@ import httpx
 from forebay.client.problems import problem_of_response
 from forebay.client.proxies import Proxy, proxy_of
 from forebay.client.transports import pool
+from forebay.client.unix_sockets import http_url, socket_path
 from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
 from forebay.tokens import token_headers
 
@@ -41,6 +42,13 @@ class Server:
             raise ForebayError(str(error)) from None
 
     @property
+    def _http_url(self) -> str:
+        try:
+            return http_url(self.url.rstrip("/"))
+        except ValueError as error:
+            raise ForebayError(f"{error}. Name a router or worker with --url.") from None
+
+    @property
     def _place(self) -> str:
         """What messages call the server."""
         proxy = self._proxy
@@ -56,11 +64,12 @@ class Server:
         if body is not None:
             headers["content-type"] = "application/json"
         try:
-            return _http(self._proxy).request(method, self.url.rstrip("/") + path, headers=headers, content=body)
+            url = self._http_url + path
+            return _http(self._proxy, socket_path(self.url)).request(method, url, headers=headers, content=body)
         except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
             remedy = "Name a router or worker with --url."
             if isinstance(error, httpx.UnsupportedProtocol):
-                remedy = "Begin the --url with http:// or https://."
+                remedy = "Begin the --url with http://, https:// or unix:/."
             elif isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
                 remedy = "If it speaks HTTPS, give an https:// URL with --url."
             nothing = ForebayError(f"Nothing answers at {self._place}: {error}. {remedy}")
@@ -144,6 +153,6 @@ def _token(token_file: Path | None) -> str | None:
 
 
 @functools.cache
-def _http(proxy: Proxy | None) -> httpx.Client:
+def _http(proxy: Proxy | None, socket_path: Path | None) -> httpx.Client:
     # Creating one takes longer than most answers, and --watch asks repeatedly.
-    return httpx.Client(timeout=_TIMEOUT, transport=pool(httpx.create_ssl_context(), proxy))
+    return httpx.Client(timeout=_TIMEOUT, transport=pool(httpx.create_ssl_context(), proxy, socket_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from pathlib import Path
 
 import httpx
 
@@ -27,18 +28,30 @@ NO_LOOP = "An asynchronous client needs a running asyncio event loop."
 # httpx makes its pools with httpcore's own backends and takes no other, hence the private attributes.
 
 
-def pool(verify: ssl.SSLContext, proxy: Proxy | None = None) -> httpx.HTTPTransport:
-    """A blocking pool."""
-    pooled = httpx.HTTPTransport(verify, limits=CONNECTIONS, proxy=None if proxy is None else proxy.url)
+def pool(
+    verify: ssl.SSLContext, proxy: Proxy | None = None, socket_path: Path | None = None
+) -> httpx.HTTPTransport:
+    """A blocking pool, over TCP or to a Unix socket."""
+    pooled = httpx.HTTPTransport(
+        verify, limits=CONNECTIONS, proxy=_url(proxy), uds=None if socket_path is None else str(socket_path)
+    )
     pooled._pool._network_backend = Backend()
     return pooled
 
 
-def async_pool(verify: ssl.SSLContext, proxy: Proxy | None = None) -> httpx.AsyncHTTPTransport:
-    """A pool of one event loop."""
-    pooled = httpx.AsyncHTTPTransport(verify, limits=CONNECTIONS, proxy=None if proxy is None else proxy.url)
+def async_pool(
+    verify: ssl.SSLContext, proxy: Proxy | None = None, socket_path: Path | None = None
+) -> httpx.AsyncHTTPTransport:
+    """A pool of one event loop, over TCP or to a Unix socket."""
+    pooled = httpx.AsyncHTTPTransport(
+        verify, limits=CONNECTIONS, proxy=_url(proxy), uds=None if socket_path is None else str(socket_path)
+    )
     pooled._pool._network_backend = AsyncBackend()
     return pooled
+
+
+def _url(proxy: Proxy | None) -> str | None:
+    return None if proxy is None else proxy.url
 
 
 def origin(url: str) -> str:

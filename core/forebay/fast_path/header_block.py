@@ -11,6 +11,7 @@ import re
 from typing import NamedTuple
 
 from forebay.fast_path.heads import is_host
+from forebay.rest.forwarding import forwarded_chain
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
@@ -29,13 +30,15 @@ _FRAMES = FRAMES_MEDIA_TYPE.encode()
 class HeaderBlock(NamedTuple):
     """The contents of an ordinary block; ``origin`` and ``authorization`` are empty if it has none.
 
-    ``host`` is as received, port and all. ``length`` is the body's, None if no header states it; ``frames``
-    whether frames are accepted, which routers ask workers for: all others get JSON, whatever they accept.
+    ``host`` is as received, port and all; ``forwarded`` the chain of hosts that proxies name. ``length`` is the
+    body's, None if no header states it; ``frames`` whether frames are accepted, which routers ask workers for: all
+    others get JSON, whatever they accept.
     """
 
     origin: bytes
     authorization: bytes
     host: bytes
+    forwarded: bytes
     length: int | None
     frames: bool
 
@@ -76,4 +79,5 @@ def classify_headers(block: bytes) -> HeaderBlock | None:
             return None
         length = int(headers[b"content-length"][0])
     authorization = b"".join(headers.get(b"authorization", ()))
-    return HeaderBlock(b"".join(origins), authorization, headers[b"host"][0], length, frames)
+    forwarded = forwarded_chain(headers.get(b"x-forwarded-for", ()), headers.get(b"forwarded", ()))
+    return HeaderBlock(b"".join(origins), authorization, headers[b"host"][0], forwarded, length, frames)

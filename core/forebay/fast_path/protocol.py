@@ -91,7 +91,7 @@ class FastPathProtocol(SlowPathProtocol):
         self._unread_peer: Peer
         """Who holds these."""
         self._accepted_peer: Peer | None = None
-        """Who sent the last request that was accepted with a token."""
+        """Who sent the last request that was accepted, where one connection may have several clients."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection for its address; one too many is refused and closed."""
@@ -117,9 +117,10 @@ class FastPathProtocol(SlowPathProtocol):
     def peer(self, template: RequestTemplate) -> Peer:
         """Whose request in this form it is, once it is accepted."""
         peers = self.limits.peers
-        if not (peers.by_token and template.authorization):
+        if not peers.by_request:
             return self.address
-        self._accepted_peer = peers.named(template.authorization)
+        address = self.client[0] if self.client else ""
+        self._accepted_peer = peers.sent_by(address, template.authorization, template.forwarded)
         return self._accepted_peer
 
     def pause_writing(self) -> None:

@@ -46,8 +46,8 @@ _ByParts = dict[bytes, dict[bytes, T]]
 class RequestTemplate(NamedTuple):
     """Everything in a recognised request except its key: what clients repeat with every read.
 
-    ``query`` is as received; ``origin`` is the browser's, ``authorization`` and ``host`` are those headers'. Each
-    is empty if absent, which a host never is.
+    ``query`` is as received; ``origin`` is the browser's, ``authorization`` and ``host`` are those headers',
+    ``forwarded`` is the chain of hosts that proxies name. Each is empty if absent, which a host never is.
     """
 
     store: str
@@ -55,6 +55,7 @@ class RequestTemplate(NamedTuple):
     origin: bytes
     authorization: bytes
     host: bytes
+    forwarded: bytes = b""
 
 
 class RecognisedRead(NamedTuple):
@@ -78,18 +79,18 @@ class RecognisedBatch(NamedTuple):
         return "POST", f"/v1/stores/{self.template.store}/batch-get"
 
 
-class _HeaderBlocks(dict[bytes, tuple[bytes, bytes, bytes] | None]):
+class _HeaderBlocks(dict[bytes, tuple[bytes, bytes, bytes, bytes] | None]):
     """Which header blocks are ordinary. Clients repeat theirs, so a bounded number of verdicts is cached.
 
-    The verdict is origin, authorization and host for a block that is ordinary for a request without a body, else
-    None.
+    The verdict is origin, authorization, host and forwarded for a block that is ordinary for a request without a
+    body, else None.
     """
 
-    def __missing__(self, block: bytes) -> tuple[bytes, bytes, bytes] | None:
+    def __missing__(self, block: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
         if len(self) >= _MOST_BLOCKS:
             self.clear()
         headers = classify_headers(block)
-        return self.setdefault(block, None if headers is None or headers.length or headers.frames else headers[:3])
+        return self.setdefault(block, None if headers is None or headers.length or headers.frames else headers[:4])
 
 
 _BLOCKS = _HeaderBlocks()
@@ -132,7 +133,7 @@ def recognise_batch(data: bytes) -> RecognisedBatch | None:
     if headers is None or headers.length != len(data) - head_end - 4 or headers.length > MOST_BODY_BYTES:
         return None
     store, query = line.groups(b"")
-    template = RequestTemplate(store.decode(), query, headers.origin, headers.authorization, headers.host)
+    template = RequestTemplate(store.decode(), query, *headers[:4])
     return RecognisedBatch(template, data[head_end + 4 :], headers.frames, len(data))
 
 

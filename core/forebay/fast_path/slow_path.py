@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import httptools
@@ -13,7 +14,9 @@ from forebay.fast_path.heads import refusal_of_head
 from forebay.fast_path.pending import render
 from forebay.fast_path.slow_peer import SlowPeerWatch
 from forebay.fast_path.upgrade import head_without_upgrade
+from forebay.linux import peer_user
 from forebay.rest.answers import problem_answer
+from forebay.rest.forwarding import LOCAL_USER
 
 _MOST_HEAD_BYTES = 64 << 10
 """Limit for an incomplete request head, not counting its first chunk."""
@@ -54,6 +57,7 @@ class SlowPathProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, though not for ever."""
         super().connection_made(transport)
+        self.client = self.client or _local_client(transport)
         self._slow_peer = SlowPeerWatch(self.loop, transport)
         self._be_patient()
 
@@ -246,6 +250,15 @@ class SlowPathProtocol(HttpToolsProtocol):
         else:
             super().shutdown()
             self._watch_close()
+
+
+def _local_client(transport: asyncio.Transport) -> tuple[str, int] | None:
+    """Who connected a Unix socket: a user of this machine, in place of an address."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.family != socket.AF_UNIX:
+        return None
+    user = peer_user(connection)
+    return None if user is None else (f"{LOCAL_USER}{user}", 0)
 
 
 def _has_raw_target(data: memoryview) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from forebay.listen_addresses import ListenAddress, exposed_addresses
 from forebay.metadata import HostInfo, is_address, is_loopback
 
 _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
@@ -40,12 +41,14 @@ class AllowedHosts:
 ANY_HOST = AllowedHosts(None)
 
 
-def allowed_hosts(listen: HostInfo, names: tuple[str, ...], advertised: HostInfo | None = None) -> AllowedHosts:
+def allowed_hosts(
+    listen: Iterable[ListenAddress], names: tuple[str, ...], advertised: HostInfo | None = None
+) -> AllowedHosts:
     """Those of a process by its settings; without any, all where other machines may reach it, else loopback's.
 
     The host that it advertises is among them: routers address it so.
     """
-    if "*" in names or not (names or is_loopback(listen.host)):
+    if "*" in names or (exposed_addresses(listen) and not names):
         return ANY_HOST
     return AllowedHosts(names if advertised is None else (*names, advertised.host))
 

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from forebay.clock import boot_ms
 from forebay.errors import Overloaded
+from forebay.rest.forwarding import TrustedProxies, forwarded_chain
 from forebay.settings import RouterSettings, WorkerSettings
 
 _LEFT_TO_OTHERS = 8
@@ -38,11 +39,15 @@ class Peer:
 class Peers:
     """The clients that hold something, by token or address.
 
-    Tokens count only ``by_token``: of requests that nobody authenticates, any number could be sent.
+    Tokens count only ``by_token``: of requests that nobody authenticates, any number could be sent. Clients of
+    trusted ``proxies`` count by their own addresses.
     """
 
-    def __init__(self, *, by_token: bool) -> None:
+    def __init__(self, *, by_token: bool, proxies: TrustedProxies) -> None:
         self.by_token = by_token
+        self.proxies = proxies
+        self.by_request = by_token or proxies.any
+        """Whether requests on one connection may be of several clients."""
         self._known: WeakValueDictionary[bytes | str, Peer] = WeakValueDictionary()
 
     def named(self, name: bytes | str) -> Peer:
@@ -54,18 +59,31 @@ class Peers:
 
     def of(self, scope: Scope) -> Peer:
         """The peer that sent an accepted request."""
-        if self.by_token:
-            for name, value in scope["headers"]:
-                if name == b"authorization":
-                    # Kept for what the connection counts: the answer, until it is read.
-                    peer = scope[_PEER] = self.named(value)
-                    return peer
         client = scope.get("client")
-        return self.named(client[0] if client else "")
+        address = client[0] if client else ""
+        if not self.by_request:
+            return self.named(address)
+        # Kept for what the connection counts: the answer, until it is read.
+        peer = scope[_PEER] = self.sent_by(
+            address,
+            b"".join(_values(scope, b"authorization")),
+            forwarded_chain(_values(scope, b"x-forwarded-for"), _values(scope, b"forwarded")),
+        )
+        return peer
+
+    def sent_by(self, address: str, authorization: bytes, chain: bytes) -> Peer:
+        """The peer of an accepted request, by the connection's address and what the request's headers say."""
+        if self.by_token and authorization:
+            return self.named(authorization)
+        return self.named(self.proxies.client(address, chain) if chain else address)
+
+
+def _values(scope: Scope, name: bytes) -> list[bytes]:
+    return [value for header, value in scope["headers"] if header == name]
 
 
 def accepted_peer(scope: Mapping[str, Any]) -> Peer | None:
-    """The peer that was found to have sent a request with a token, None if none was."""
+    """The peer that was found to have sent a request, None if only its connection tells."""
     found: Peer | None = scope.get(_PEER)
     return found
 
@@ -166,7 +184,10 @@ class Limits:
     """A process's limits: requests in flight, waiting reads, memory for requests, event streams, connections."""
 
     def __init__(self, settings: WorkerSettings | RouterSettings) -> None:
-        self.peers = Peers(by_token=settings.authenticator is not None or settings.auth_tokens_file is not None)
+        self.peers = Peers(
+            by_token=settings.authenticator is not None or settings.auth_tokens_file is not None,
+            proxies=TrustedProxies(settings.trusted_proxies),
+        )
         self.requests = Limit(
             "requests",
             settings.max_in_flight,

@@ -13,18 +13,20 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady
+from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady, SettingError
 from forebay.identity import IDENTITY_PATH
 from forebay.linux import ask_for_short_slices
+from forebay.listen_addresses import ListenAddress, tcp_addresses
 from forebay.metadata import HostInfo
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import respond
+from forebay.rest.unix_listeners import is_unix_listener
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +72,14 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def advertised(listen: HostInfo, advertise: HostInfo | None) -> HostInfo:
-    """The address that others use: as given, else the listen address, else the host's full name."""
+def advertised(listen: Iterable[ListenAddress], advertise: HostInfo | None) -> HostInfo:
+    """The address that others use: as given, else the first listen address of TCP, with the host's full name if
+    that is a wildcard. Raises ``SettingError`` if there is none."""
     if advertise is not None:
         return advertise
-    return HostInfo(socket.getfqdn(), listen.port) if listen.is_unspecified else listen
+    for address in tcp_addresses(listen):
+        return HostInfo(socket.getfqdn(), address.port) if address.is_unspecified else address
+    raise SettingError("listen has no address that routers reach: add one of HOST:PORT, or give --advertise.")
 
 
 class Draining:
@@ -134,9 +139,11 @@ class HttpServer(uvicorn.Server):
         """Start listening; raises ``ListenAddressInUse`` if another process has done so since the address was
         bound."""
         assert sockets is not None
-        addresses = [HostInfo(*listener.getsockname()[:2]) for listener in sockets]
-        await super().startup(sockets)
-        for listener, address in zip(sockets, addresses, strict=True):
+        listeners = [listener for listener in sockets if not is_unix_listener(listener)]
+        addresses = [HostInfo(*listener.getsockname()[:2]) for listener in listeners]
+        await super().startup(listeners)
+        await self._serve_unix([listener for listener in sockets if is_unix_listener(listener)])
+        for listener, address in zip(listeners, addresses, strict=True):
             # uvloop does not report that, and closes the socket.
             if not _listens(listener):
                 await self.lifespan.shutdown()
@@ -144,6 +151,20 @@ class HttpServer(uvicorn.Server):
         # Existing objects stay. Scanning all of them for garbage repeatedly would hold up every read for 50 ms
         # each time.
         gc.freeze()
+
+    async def _serve_unix(self, listeners: Iterable[socket.socket]) -> None:
+        """Serve Unix sockets, without TLS, which uvicorn would speak on every socket."""
+
+        def make_protocol() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        loop = asyncio.get_running_loop()
+        self.servers += [
+            await loop.create_server(make_protocol, sock=listener, backlog=self.config.backlog)
+            for listener in listeners
+        ]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close listeners and connections, and let the application end."""
@@ -202,7 +223,7 @@ def _listens(listener: socket.socket) -> bool:
 
 def serve(
     app: ASGIApp,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     *,
     drain_ms: int,
     shutdown_timeout_ms: int,
@@ -213,7 +234,7 @@ def serve(
 ) -> None:
     """Serve until a signal ends it, then drain and return; raises ``ListenAddressInUse``.
 
-    With ``tls``, the listener speaks HTTPS only. ``relays`` are signals that mean SIGTERM or SIGINT.
+    With ``tls``, listeners of TCP speak HTTPS only. ``relays`` are signals that mean SIGTERM or SIGINT.
     """
     draining = Draining(app)
 
@@ -240,6 +261,8 @@ def serve(
     config.ssl = tls
     # libuv accepts one connection per socket in a turn of the event loop, and a turn under load is long: hundreds
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
-    listeners = [listener, *(listener.dup() for _ in range(_ACCEPTED_IN_A_TURN - 1))]
+    duplicates = [listener.dup() for listener in listeners for _ in range(_ACCEPTED_IN_A_TURN - 1)]
     ask_for_short_slices()
-    HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(sockets=listeners)
+    HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(
+        sockets=[*listeners, *duplicates]
+    )

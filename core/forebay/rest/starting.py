@@ -9,8 +9,8 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,6 +18,7 @@ from forebay.errors import NotReady
 from forebay.metadata import HostInfo
 from forebay.rest.answers import HttpAnswer, json_answer, problem_answer
 from forebay.rest.server import cannot_listen
+from forebay.rest.unix_listeners import is_unix_listener
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +30,30 @@ _LIVE = json_answer({"live": True})
 
 
 @contextmanager
-def answering_meanwhile(listener: socket.socket, tls: ssl.SSLContext | None) -> Iterator[None]:
-    """Answer on a listener until the end of the block; connections that wait to be accepted then are left to it.
+def answering_meanwhile(listeners: Sequence[socket.socket], tls: ssl.SSLContext | None) -> Iterator[None]:
+    """Answer on listeners until the end of the block; connections that wait to be accepted then are left to them.
 
     Raises ``ListenAddressInUse``.
     """
+    with ExitStack() as stack:
+        for listener in listeners:
+            if is_unix_listener(listener):
+                stack.enter_context(_answering(listener, None))
+            else:
+                _listen(listener)
+                stack.enter_context(_answering(listener, tls))
+        yield
+
+
+def _listen(listener: socket.socket) -> None:
     try:
         listener.listen(_BACKLOG)
     except OSError as error:
         raise cannot_listen(HostInfo(*listener.getsockname()[:2]), error) from None
+
+
+@contextmanager
+def _answering(listener: socket.socket, tls: ssl.SSLContext | None) -> Iterator[None]:
     server = _StartingServer(listener, tls)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="starting", daemon=True)
     thread.start()

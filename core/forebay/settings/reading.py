@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import SettingError
-from forebay.metadata import HostInfo, is_loopback
+from forebay.listen_addresses import ListenAddress, exposed_addresses, parse_listen_address
+from forebay.metadata import HostInfo
 from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
 
 _OTHER_VARIABLES = {f"{ENVIRONMENT_PREFIX}{name}" for name in ("URL", "TOKEN")}
@@ -108,9 +109,10 @@ def _check_together(values: Mapping[str, Any]) -> None:
 def _refuse_everybody(values: Mapping[str, Any]) -> None:
     """Refuse to serve whoever reaches an address that is not this machine's alone, unless that is intended."""
     authenticates = values["auth_tokens_file"] is not None or values["authenticator"] is not None
-    if not (authenticates or values["allow_anonymous"] or is_loopback(values["listen"].host)):
+    exposed = exposed_addresses(values["listen"])
+    if exposed and not (authenticates or values["allow_anonymous"]):
         raise SettingError(
-            f"listen is {values['listen']}, which other machines may reach, and requests would not be "
+            f"listen is {exposed[0]}, which other machines may reach, and requests would not be "
             "authenticated: name the tokens that are accepted with --auth-tokens-file, or let everybody read with "
             "--allow-anonymous."
         )
@@ -154,6 +156,11 @@ def parse_setting(setting: Setting, raw: Any, source: str) -> Any:
             if not items:
                 raise SettingError(f"{source}: no address given; give HOST:PORT,….")
             return tuple(_address(item, source) for item in items)
+        case "listeners":
+            items = _items(raw)
+            if not items:
+                raise SettingError(f"{source}: no address given; give HOST:PORT or unix:/PATH, ….")
+            return tuple(_listen_address(item, source) for item in items)
         case "path":
             # A shell expands it on a command line, but not in a variable or a file.
             return Path(text).expanduser()
@@ -168,5 +175,12 @@ def _items(raw: Any) -> list[str]:
 def _address(text: str, source: str) -> HostInfo:
     try:
         return HostInfo.parse(text)
+    except ValueError as error:
+        raise SettingError(f"{source}: {error}.") from None
+
+
+def _listen_address(text: str, source: str) -> ListenAddress:
+    try:
+        return parse_listen_address(text)
     except ValueError as error:
         raise SettingError(f"{source}: {error}.") from None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 ENVIRONMENT_PREFIX = "FOREBAY_"
 
 Tier = Literal["worker", "router"]
-Kind = Literal["text", "path", "address", "addresses", "integer", "boolean", "names", "choice"]
+Kind = Literal["text", "path", "address", "addresses", "listeners", "integer", "boolean", "names", "choice"]
 
 WORKER: frozenset[Tier] = frozenset({"worker"})
 ROUTER: frozenset[Tier] = frozenset({"router"})
@@ -84,7 +84,20 @@ SETTINGS: tuple[Setting, ...] = (
         ROUTER,
         "The application whose workers are asked; by default that of the seeds, if all belong to one.",
     ),
-    Setting("listen", "address", "127.0.0.1:8080", BOTH, "Address to listen on."),
+    Setting(
+        "listen",
+        "listeners",
+        "127.0.0.1:8080",
+        BOTH,
+        "Where to listen, comma-separated: `HOST:PORT`, or `unix:/PATH` for a Unix socket, which takes no TLS.",
+    ),
+    Setting(
+        "socket_group",
+        "text",
+        None,
+        BOTH,
+        "Group whose members may connect to the Unix sockets, a name or a number; by default that of the process.",
+    ),
     Setting(
         "processes",
         "integer",
@@ -99,8 +112,8 @@ SETTINGS: tuple[Setting, ...] = (
         "address",
         None,
         WORKER,
-        "Address under which others reach this worker; by default the listen address, or the host's full "
-        "name if that is a wildcard.",
+        "Address under which others reach this worker; by default the first listen address of TCP, or the host's "
+        "full name if that is a wildcard.",
     ),
     Setting(
         "rack",
@@ -352,6 +365,14 @@ SETTINGS: tuple[Setting, ...] = (
         BOTH,
         "Names by which requests may address the process, beside addresses, names of loopback and the advertised "
         "one, or `*`; by default any if other machines may reach it.",
+    ),
+    Setting(
+        "trusted_proxies",
+        "names",
+        (),
+        BOTH,
+        "Networks of proxies, comma-separated, and `unix` for the Unix sockets: in their requests "
+        "`X-Forwarded-For`, or `Forwarded`, names the client that limits count.",
     ),
     Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
     Setting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.listen_addresses import ListenAddress
 from forebay.metadata import HostInfo
 
 
@@ -16,7 +17,8 @@ class WorkerSettings:
     changelog: str
     state_dir: Path
     group: str | None
-    listen: HostInfo
+    listen: tuple[ListenAddress, ...]
+    socket_group: str | None
     advertise: HostInfo | None
     rack: str | None
     num_standby_replicas: int
@@ -51,6 +53,7 @@ class WorkerSettings:
     drain_ms: int
     shutdown_timeout_ms: int
     allowed_hosts: tuple[str, ...]
+    trusted_proxies: tuple[str, ...]
     cors_allow_origins: tuple[str, ...]
     tls_certificate_file: Path | None
     tls_key_file: Path | None
@@ -67,7 +70,8 @@ class RouterSettings:
 
     seeds: tuple[HostInfo, ...]
     application_id: str | None
-    listen: HostInfo
+    listen: tuple[ListenAddress, ...]
+    socket_group: str | None
     processes: int
     rack: str | None
     request_timeout_ms: int
@@ -85,6 +89,7 @@ class RouterSettings:
     drain_ms: int
     shutdown_timeout_ms: int
     allowed_hosts: tuple[str, ...]
+    trusted_proxies: tuple[str, ...]
     cors_allow_origins: tuple[str, ...]
     tls_certificate_file: Path | None
     tls_key_file: Path | None

@@ -1,7 +1,7 @@
 """A router of several processes: their parent starts them, signals them to end, and replaces those that die.
 
-Only they listen on the address, with SO_REUSEPORT: the kernel spreads connections over the live ones, and none
-waits for a dead one.
+Only they listen on an address of TCP, with SO_REUSEPORT: the kernel spreads connections over the live ones, and
+none waits for a dead one. The parent listens on a Unix socket, and they inherit it: whichever is idle accepts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from forebay.errors import ForebayError
+from forebay.listen_addresses import tcp_addresses, unix_addresses
 from forebay.metadata import HostInfo
+from forebay.rest.listeners import bound
 from forebay.rest.server import bind, cannot_listen
 from forebay.settings import RouterSettings
 from forebay_router.processes.peer_processes import ProcessSlot
@@ -44,11 +46,18 @@ _STEADY_AFTER_S = 10.0
 def run_processes(settings: RouterSettings) -> None:
     """Run a router of several processes until a signal ends it; raises ``ForebayError`` if it cannot start."""
     received = _receive()
-    with claim(settings.listen), tempfile.TemporaryDirectory(prefix="forebay-router-") as directory:
+    with contextlib.ExitStack() as stack:
+        for address in tcp_addresses(settings.listen):
+            stack.enter_context(claim(address))
+        listeners = stack.enter_context(bound(unix_addresses(settings.listen), settings.socket_group))
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-router-"))
         places = [ProcessSlot(number, settings.processes, Path(directory)) for number in range(settings.processes)]
-        children = [ManagedProcess(settings, place) for place in places]
+        children = [ManagedProcess(settings, place, listeners) for place in places]
         try:
             _watch(children, received)
+            for listener in listeners:
+                # Connections would wait for this process, which accepts none.
+                listener.close()
             _end(children, settings.shutdown_timeout_ms / 1000, received)
         finally:
             for child in children:
@@ -84,9 +93,10 @@ def pause_before_restart_s(lived_s: float, last_pause_s: float) -> float:
 class ManagedProcess:
     """One process of the router, and its successors after it dies."""
 
-    def __init__(self, settings: RouterSettings, place: ProcessSlot) -> None:
+    def __init__(self, settings: RouterSettings, place: ProcessSlot, listeners: Sequence[socket.socket]) -> None:
         self._settings = settings
         self._place = place
+        self._descriptors = [listener.fileno() for listener in listeners]
         self._pause_s = 0.0
         self._start()
 
@@ -97,11 +107,13 @@ class ManagedProcess:
         command = [sys.executable, "-P", "-m", "forebay_router.child"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with _blocked():
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, env=environment, pass_fds=self._descriptors
+            )
         assert self._process.stdin is not None
         # One that is already dead is noticed at the next check.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(pickle.dumps((self._settings, self._place, os.getpid())))
+            pipe.write(pickle.dumps((self._settings, self._place, os.getpid(), self._descriptors)))
 
     @property
     def running(self) -> bool:

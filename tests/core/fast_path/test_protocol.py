@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import re
 import socket
 import time
@@ -233,6 +234,24 @@ async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_i
                 received[peer] += len(piece)
     assert received[slow] >= LARGE
     assert received[gone] < LARGE
+    server.close()
+    await server.wait_closed()
+
+
+async def test_over_a_unix_socket_the_client_is_the_user_who_connected(tmp_path):
+    loop, clients = asyncio.get_running_loop(), []
+
+    def read(segment: bytes, protocol: FastPathProtocol) -> HttpAnswer:
+        clients.append((protocol.address.name, protocol.client))
+        return HttpAnswer(200, b"", b"here")
+
+    kind = bound(read)
+    server = await loop.create_unix_server(lambda: kind(*wiring(), loop), tmp_path / "s")
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+    writer.write(REQUEST)
+    assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+    assert clients == [(f"user {os.getuid()}", (f"user {os.getuid()}", 0))]
+    writer.close()
     server.close()
     await server.wait_closed()
 

@@ -1,13 +1,17 @@
 """By which hosts requests may address a process."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.listen_addresses import UnixAddress
 from forebay.metadata import HostInfo
 from forebay.rest.hosts import ANY_HOST, allowed_hosts
 
-LOOPBACK, EVERYWHERE = HostInfo("127.0.0.1", 8080), HostInfo("0.0.0.0", 8080)
+SOCKET = UnixAddress(Path("/run/forebay/router.sock"))
+LOOPBACK, EVERYWHERE = (SOCKET, HostInfo("127.0.0.1", 8080)), (SOCKET, HostInfo("0.0.0.0", 8080))
 OWN = [
     b"localhost",
     b"LocalHost:8080",
@@ -31,6 +35,12 @@ OTHERS += [
 @pytest.mark.parametrize("host", OWN + ADDRESSES)
 def test_on_loopback_this_machines_names_and_addresses_are_allowed(host):
     assert allowed_hosts(LOOPBACK, ()).allows(host)
+
+
+@pytest.mark.parametrize("host", OTHERS)
+def test_on_a_unix_socket_the_same_are_allowed(host):
+    assert allowed_hosts([SOCKET], ()).allows(b"localhost")
+    assert not allowed_hosts([SOCKET], ()).allows(host)
 
 
 @pytest.mark.parametrize("host", OTHERS)

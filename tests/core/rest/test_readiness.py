@@ -31,7 +31,7 @@ async def readyz(tokens: Path | None, headers: dict[str, str]) -> httpx.Response
         ready=not_ready,
         metrics=no_metrics,
         authenticator=None if tokens is None else TokensFile(tokens),
-        hosts=allowed_hosts(HostInfo("127.0.0.1", 1), ("here",)),
+        hosts=allowed_hosts([HostInfo("127.0.0.1", 1)], ("here",)),
         refusals=Counter(),
         max_key_bytes=4_096,
         max_answer_bytes=1 << 20,

@@ -22,7 +22,7 @@ async def lifespan(app):
 
 with bind(HostInfo("127.0.0.1", 0)) as listener:
     times = {"drain_ms": 0, "shutdown_timeout_ms": 1500}
-    serve(FastAPI(lifespan=lifespan), listener, **times, on_drain=lambda: None, protocol=asyncio.Protocol)
+    serve(FastAPI(lifespan=lifespan), [listener], **times, on_drain=lambda: None, protocol=asyncio.Protocol)
     print("served", flush=True)
     threading.Event().wait(60)
 """
@@ -52,7 +52,7 @@ def again():
 
 with bind(HostInfo("127.0.0.1", 0)) as listener:
     times = {"drain_ms": 60_000, "shutdown_timeout_ms": 120_000}
-    serve(FastAPI(lifespan=lifespan), listener, **times, on_drain=again, protocol=asyncio.Protocol)
+    serve(FastAPI(lifespan=lifespan), [listener], **times, on_drain=again, protocol=asyncio.Protocol)
 """
 
 
@@ -80,7 +80,7 @@ def refuse(thread):
 threading.Timer.start = refuse
 with bind(HostInfo("127.0.0.1", 0)) as listener:
     times = {"drain_ms": 0, "shutdown_timeout_ms": 1500}
-    serve(FastAPI(lifespan=lifespan), listener, **times, on_drain=lambda: None, protocol=asyncio.Protocol)
+    serve(FastAPI(lifespan=lifespan), [listener], **times, on_drain=lambda: None, protocol=asyncio.Protocol)
 """
 
 
@@ -98,7 +98,7 @@ def test_of_two_that_start_at_one_address_one_says_so_and_ends():
         with pytest.raises(ListenAddressInUse, match=f"Cannot listen on {listen}: Address already in use"):
             serve(
                 FastAPI(),
-                second,
+                [second],
                 drain_ms=0,
                 shutdown_timeout_ms=2000,
                 on_drain=lambda: None,
@@ -136,7 +136,7 @@ with bind(HostInfo("127.0.0.1", 0)) as listener:
     listener.listen(100)
     clients = [socket.create_connection(listener.getsockname()) for _ in range(80)]
     times = {"drain_ms": 0, "shutdown_timeout_ms": 5000}
-    serve(FastAPI(), listener, **times, on_drain=lambda: None, protocol=Counted)
+    serve(FastAPI(), [listener], **times, on_drain=lambda: None, protocol=Counted)
 """
 
 

@@ -1,0 +1,30 @@
+"""Where a process listens, as it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from forebay.listen_addresses import UnixAddress, exposed_addresses, parse_listen_address
+from forebay.metadata import HostInfo
+
+SOCKET = UnixAddress(Path("/run/forebay/router.sock"))
+
+
+@pytest.mark.parametrize("text", ["unix:/run/forebay/router.sock", "unix:///run/forebay/router.sock"])
+def test_a_unix_socket_is_written_as_a_url(text):
+    assert parse_listen_address(text) == SOCKET
+    assert str(SOCKET) == "unix:/run/forebay/router.sock"
+
+
+@pytest.mark.parametrize(
+    "text", ["unix:", "unix:router.sock", "unix://host/router.sock", "unix:/run/", "unix:/" + 107 * "a"]
+)
+def test_what_is_no_path_of_a_socket_is_refused(text):
+    with pytest.raises(ValueError, match="unix:"):
+        parse_listen_address(text)
+    assert UnixAddress.parse("unix:/" + 106 * "a")
+
+
+def test_only_addresses_of_tcp_are_exposed():
+    everywhere = HostInfo("0.0.0.0", 8080)
+    assert exposed_addresses([SOCKET, HostInfo("127.0.0.1", 8080), everywhere]) == [everywhere]
