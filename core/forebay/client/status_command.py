@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from rich.text import Text
 from forebay.client.server import Server, server_options
 from forebay.errors import ForebayError
 from forebay.lag import UNLIMITED, Lag, Tolerance
+from forebay.output import Output, json_output
 from forebay.terminal import terminal
 
 _MOST_NAMED = 3
@@ -28,7 +28,6 @@ _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"
 @server_options
 @click.option("--watch", is_flag=True, help="Keep showing it as it changes, until Ctrl-C.")
 @click.option("--interval-ms", default=500, show_default=True, type=click.IntRange(min=50), help="With --watch.")
-@click.option("--json", "as_json", is_flag=True, help="Print /v1/lags unchanged.")
 @click.option(
     "--check", is_flag=True, help="Exit with 1 unless every partition has an active within these bounds."
 )
@@ -38,32 +37,28 @@ _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"
 @click.option("--max-record-lag", type=click.IntRange(min=0), help="With --check: records it may be behind.")
 @click.option("--max-time-lag-ms", type=click.IntRange(min=0), help="With --check: its time behind the log.")
 @click.option("--max-age-ms", type=click.IntRange(min=0), help="With --check: its time behind the source.")
+@json_output
 def status(
     server: Server,
     watch: bool,
     interval_ms: int,
-    as_json: bool,
+    output: Output,
     check: bool,
     standbys: int,
     **bounds: int | None,
 ) -> None:
     """Show which worker holds which task, in which role, and how far behind it is."""
-    if watch and (as_json or check):
+    if watch and (output.as_json or check):
         raise ForebayError("--watch goes on for ever; leave it out, or --json and --check.")
     tolerance = Tolerance(**bounds)
     if (tolerance != UNLIMITED or standbys) and not check:
         raise ForebayError("Bounds and --standbys are checked with --check; add it.")
-    console = terminal(markup=True)
     if watch:
-        _watch(server, console, interval_ms / 1000)
+        _watch(server, terminal(), interval_ms / 1000)
         return
-    if as_json:
-        document = server.described("/v1/lags")
-        lags = document.get("lags", [])
-        console.print_json(json.dumps(document))
-    else:
-        lags = server.lags()
-        console.print(status_view(lags))
+    document = server.described("/v1/lags")
+    lags = document.get("lags", [])
+    output.show(document, status_view(lags))
     if check:
         _check(shortcomings(server.partitions(), lags, tolerance, standbys))
 
@@ -169,7 +164,7 @@ def status_table(lags: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _cell(rows: list[dict[str, Any]]) -> str:
+def _cell(rows: list[dict[str, Any]]) -> Text:
     role = max((row["role"] for row in rows), key=["standby", "active", "restoring"].index)
     records = [row["record_lag"] for row in rows]
     times = [row["time_lag_ms"] for row in rows]
@@ -177,4 +172,4 @@ def _cell(rows: list[dict[str, Any]]) -> str:
     late = "?" if None in times else f"{max(times):,} ms"
     ages = [row["age_ms"] for row in rows if row["age_ms"] is not None]
     age = f" / {max(ages):,} ms" if ages else ""
-    return f"[{_ROLE_STYLES[role]}]{role}[/] {behind} / {late}{age}"
+    return Text.assemble((role, _ROLE_STYLES[role]), f" {behind} / {late}{age}")

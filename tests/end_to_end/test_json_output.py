@@ -1,0 +1,123 @@
+"""``--json`` of every command, as docs/commands.md says."""
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from forebay.cli import commands
+from tests.cluster import Cluster, running_cluster
+from tests.core.state_tap.running_query import RunningQuery
+from tests.test_docs import DOCS, leaves, section
+
+TOPOLOGY = """
+application_id = "test"
+
+[[subtopology]]
+name = "tapped"
+partitions = 3
+
+[[subtopology.store]]
+name = "tapped"
+
+[subtopology.store.spark_state]
+fields = [{ name = "count", position = 0, function = "count" }, { name = "sum", position = 1, function = "sum" }]
+"""
+RUN_UNTIL_STOPPED = {"worker", "router", "spark follow"}
+OF_THE_SERVER = {"query", "status"}
+MEMBERS = dict(
+    re.findall(
+        r"^\| `forebay ([a-z -]+)` \| (.+) \|$",
+        section((DOCS / "commands.md").read_text(), "## For programs"),
+        re.M,
+    )
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with running_cluster(tmp_path, topology_text=TOPOLOGY) as cluster:
+        yield cluster
+
+
+def test_the_flag_is_on_every_command_that_prints_a_result_and_each_is_documented():
+    flagged = {words for words, command in leaves(commands) if "--json" in options(command)}
+    assert flagged == {words for words, _ in leaves(commands)} - RUN_UNTIL_STOPPED
+    assert MEMBERS.keys() == flagged
+
+
+def options(command: click.Command) -> list[str]:
+    return [option for parameter in command.params for option in parameter.opts]
+
+
+def test_each_document_has_the_members_that_are_documented(cluster, spark_4_0, tmp_path):
+    query = RunningQuery(spark_4_0.path("aggregation-changelog"), tmp_path / "checkpoint")
+    query.end_all()
+    topology = ("--topology", str(cluster.topology_path))
+    log = (*topology, "--changelog", cluster.changelog.url)
+    state = (*topology, "--state-dir", str(cluster.directory / "state-0"))
+    cluster.put("tapped", {b"a": b"1"}, writer="gone")
+    worker = cluster.start_worker()
+    url = ("--url", f"http://{worker}")
+    assert printed("query", *url, "tapped", "a")["value"] == 1
+    assert {row["store"] for row in printed("status", *url)["lags"]} == {"tapped"}
+    cluster.kill(worker, signal.SIGTERM)
+    move = TOPOLOGY.replace("[[subtopology]]", OTHER + "[[subtopology]]", 1)
+    documents = {
+        "topology show": printed("topology show", *topology),
+        "topology apply": printed("topology apply", *log),
+        "changelog ls": printed("changelog ls", *log),
+        "changelog retire-writer": printed("changelog retire-writer", *log, "tapped", "gone"),
+        "changelog compact": printed("changelog compact", *log, "tapped"),
+        "changelog reset": printed("changelog reset", *log, "tapped", "--yes"),
+        "spark describe": printed("spark describe", str(query.path)),
+        "spark bootstrap": printed("spark bootstrap", *log, "--checkpoint", str(query.path)),
+    }
+    cluster.topology_path.write_text(move)
+    documents |= {
+        "state ls": printed("state ls", *state),
+        "state relocate": printed("state relocate", *state),
+        "state rm": printed("state rm", *state, "1_0"),
+    }
+    assert documents.keys() == MEMBERS.keys() - OF_THE_SERVER
+    for words, document in documents.items():
+        assert named(document) <= set(re.findall(r"`(\w+)`", MEMBERS[words])), words
+        assert document.keys() == top_level(MEMBERS[words]), words
+    assert [store["place"] for store in documents["state ls"]["stores"]] == ["elsewhere"] * 3
+    assert [move["target"] for move in documents["state relocate"]["moves"]] == ["1_0", "1_1", "1_2"]
+    assert documents["state rm"]["removed"] == [{"task": "1_0", "store": "tapped"}]
+
+
+OTHER = """[[subtopology]]
+name = "other"
+partitions = 1
+
+[[subtopology.store]]
+name = "other"
+
+"""
+
+
+def printed(words: str, *arguments: str) -> Any:
+    """The document that a command prints, and nothing else."""
+    outcome = CliRunner().invoke(commands, [*words.split(), *arguments, "--json"], catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return json.loads(outcome.stdout)
+
+
+def named(document: dict[str, Any]) -> set[str]:
+    """The members of a document, and of the items of its lists."""
+    items = [item for value in document.values() if isinstance(value, list) for item in value]
+    return set(document).union(*(item for item in items if isinstance(item, dict)))
+
+
+def top_level(documented: str) -> set[str]:
+    """The members before and between the lists' items."""
+    without_notes = re.sub(r" \([^)]*\)", "", documented)
+    return set(re.findall(r"`(\w+)`", re.sub(r":[^;]*", "", without_notes)))
