@@ -32,6 +32,10 @@ class Output:
         for renderable in shown:
             terminal().print(renderable, soft_wrap=isinstance(renderable, str | Text))
 
+    def show_line(self, text: str, shown: str) -> None:
+        """Print one of many results: its JSON text, which has no line ends, or its line for people."""
+        click.echo(printable(text if self.as_json else shown))
+
 
 def printable(text: str) -> str:
     """A text with lone surrogates escaped, since no terminal accepts them as they are."""

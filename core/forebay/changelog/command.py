@@ -30,7 +30,7 @@ def changelog() -> None:
 @json_output
 def list_logs(topology: Path, changelog: str, output: Output) -> None:
     """Show every store's log: partitions, records' ends, identity."""
-    opened, loaded = _open(topology, changelog)
+    opened, loaded = open_logs(topology, changelog)
     logs = [_log_document(opened, spec) for spec in loaded.stores.values()]
     output.show({"logs": logs}, _logs_table(logs, "lost" if isinstance(opened, SqliteChangelog) else "?"))
     unsuitable = [log["problem"] for log in logs if log["state"] == "unsuitable"]
@@ -84,8 +84,8 @@ def _logs_table(logs: list[dict[str, Any]], unknown: str) -> Table:
 @json_output
 def compact(topology: Path, changelog: str, store: str, output: Output, **durations: Any) -> None:
     """Remove from the log of STORE what is no longer needed; younger records and tombstones stay."""
-    opened, loaded = _open(topology, changelog)
-    spec = _spec(loaded, store)
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
     if not isinstance(opened, SqliteChangelog):
         raise SettingError(
             "Kafka compacts its topics itself; see the topic's cleanup.policy and related settings."
@@ -106,8 +106,8 @@ def reset(topology: Path, changelog: str, store: str, yes: bool, output: Output)
     Stop the query that writes it first, and start it from a new checkpoint, or from then on the store contains
     only what changes later.
     """
-    opened, loaded = _open(topology, changelog)
-    spec = _spec(loaded, store)
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
     if spec.foreign:
         raise SettingError(
             f"{store!r} is foreign: its topic {spec.topic!r} belongs to others, so forebay does not empty it."
@@ -131,8 +131,8 @@ def reset(topology: Path, changelog: str, store: str, yes: bool, output: Output)
 @json_output
 def retire_writer(topology: Path, changelog: str, store: str, writer: str, output: Output) -> None:
     """Remove a WRITER of STORE that is gone for good from the store's age."""
-    opened, loaded = _open(topology, changelog)
-    spec = _spec(loaded, store)
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
     if spec.foreign:
         raise SettingError(
             f"{store!r} is foreign: its topic {spec.topic!r} belongs to others, so forebay writes nothing to it."
@@ -142,11 +142,13 @@ def retire_writer(topology: Path, changelog: str, store: str, writer: str, outpu
     output.show(document, f"{writer} no longer counts towards the age of {store}")
 
 
-def _open(topology: Path, changelog: str) -> tuple[Changelog, Topology]:
+def open_logs(topology: Path, changelog: str) -> tuple[Changelog, Topology]:
+    """The changelog and the topology of a command; raises ``ForebayError``, and creates nothing."""
     return open_changelog(changelog, create=False), load_topology(topology)
 
 
-def _spec(topology: Topology, store: str) -> StoreSpec:
+def store_spec(topology: Topology, store: str) -> StoreSpec:
+    """A store of the topology; raises ``SettingError``."""
     if store not in topology.stores:
         raise SettingError(f"There is no store {store!r} in the topology; there are {', '.join(topology.stores)}.")
     return topology.stores[store]
