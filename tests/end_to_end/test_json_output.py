@@ -83,6 +83,8 @@ def test_each_document_has_the_members_that_are_documented(cluster, spark_4_0, t
         "spark describe": printed("spark describe", str(query.path)),
         "spark bootstrap": printed("spark bootstrap", *log, "--checkpoint", str(query.path)),
     }
+    (tmp_path / "new.toml").write_text(move)
+    documents["topology diff"] = printed("topology diff", str(cluster.topology_path), str(tmp_path / "new.toml"))
     cluster.topology_path.write_text(move)
     documents |= {
         "state ls": printed("state ls", *state),
