@@ -126,12 +126,13 @@ def server_options(function: Callable[..., None]) -> Callable[..., None]:
     )
     @functools.wraps(function)
     def command(url: str, token_file: Path | None, **rest: Any) -> None:
-        function(server=Server(url, _token(token_file)), **rest)
+        function(server=Server(url, token_of(token_file)), **rest)
 
     return command
 
 
-def _token(token_file: Path | None) -> str | None:
+def token_of(token_file: Path | None) -> str | None:
+    """The token in a file, or in the environment without one; raises ``ForebayError`` if it is none."""
     try:
         if token_file is None:
             token = os.environ.get(_TOKEN) or None
