@@ -102,6 +102,12 @@ class Server:
         rows: list[dict[str, Any]] = self.described("/v1/lags").get("lags", [])
         return rows
 
+    def findings(self) -> list[dict[str, Any]]:
+        """The findings of ``/v1/health``, none where this token may not read them; raises ``ForebayError``."""
+        answer = self.get("/v1/health")
+        found: list[dict[str, Any]] = self.document(answer).get("findings", [])
+        return found
+
     def partitions(self) -> dict[str, int]:
         """How many partitions each store has; raises ``ForebayError``."""
         return {store["name"]: store["partitions"] for store in self.described("/v1/stores").get("stores", [])}

@@ -21,6 +21,7 @@ from forebay.output import Output, json_output
 from forebay.terminal import terminal
 
 _MOST_NAMED = 3
+_SEVERITY_STYLES = {"error": "bold red", "warning": "yellow"}
 _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"}
 
 
@@ -56,9 +57,8 @@ def status(
     if watch:
         _watch(server, terminal(), interval_ms / 1000)
         return
-    document = server.described("/v1/lags")
-    lags = document.get("lags", [])
-    output.show(document, status_view(lags))
+    lags, findings = server.lags(), server.findings()
+    output.show({"lags": lags, "findings": findings}, status_view(lags, findings))
     if check:
         _check(shortcomings(server.partitions(), lags, tolerance, standbys))
 
@@ -105,13 +105,13 @@ def _wanting(replicas: list[tuple[str, Lag]], tolerance: Tolerance, standbys: in
 
 
 def _watch(server: Server, console: Console, interval_s: float) -> None:
-    shown: RenderableType = status_view(server.lags())
+    shown: RenderableType = status_view(server.lags(), server.findings())
     with contextlib.suppress(KeyboardInterrupt), _screen(console) as show:
         while True:
             show(shown)
             time.sleep(interval_s)
             try:
-                shown = status_view(server.lags())
+                shown = status_view(server.lags(), server.findings())
             except ForebayError as error:
                 # The server may be restarting, which is what --watch is used for.
                 shown = Text(str(error))
@@ -127,9 +127,18 @@ def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
         yield lambda shown: live.update(shown, refresh=True)
 
 
-def status_view(lags: list[dict[str, Any]]) -> RenderableType:
-    """The table of tasks, and below it why records are not applied, each reason once."""
-    return Group(status_table(lags), *(Text(line, style="red") for line in failures(lags)))
+def status_view(lags: list[dict[str, Any]], findings: list[dict[str, Any]]) -> RenderableType:
+    """The table of tasks, below it why records are not applied, each reason once, and what else is wrong."""
+    # Of those the lines of failures state each reason once for all replicas.
+    others = [finding for finding in findings if finding["kind"] != "replica-failed"]
+    lines = [
+        Text.assemble(
+            (f"{finding['severity']}: ", _SEVERITY_STYLES[finding["severity"]]),
+            f"{finding['detail']} {finding['remedy']}",
+        )
+        for finding in others
+    ]
+    return Group(status_table(lags), *(Text(line, style="red") for line in failures(lags)), *lines)
 
 
 def failures(lags: list[dict[str, Any]]) -> list[str]:

@@ -21,6 +21,5 @@ class Check(NamedTuple):
 
 
 def of_error(kind: str, error: ForebayError, remedy: str, severity: str = "error") -> Finding:
-    """The finding of an error: its message begins with what happened, and may go on with the remedy."""
-    what, dot, rest = str(error).partition(". ")
-    return Finding(kind, severity, what + dot.strip(), rest or remedy)
+    """The finding of an error; ``remedy`` is for one whose message has none."""
+    return Finding.of_message(kind, severity, str(error), remedy)
