@@ -1,8 +1,12 @@
 """``--json`` of every command, as docs/commands.md says."""
 
 import json
+import os
+import pty
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from click.testing import CliRunner
 
 from forebay.cli import commands
 from tests.cluster import Cluster, running_cluster
+from tests.commands import forebay
 from tests.core.state_tap.running_query import RunningQuery
 from tests.test_docs import DOCS, leaves, section
 
@@ -99,6 +104,34 @@ def test_each_document_has_the_members_that_are_documented(cluster, spark_4_0, t
     assert [store["place"] for store in documents["state ls"]["stores"]] == ["elsewhere"] * 3
     assert [move["target"] for move in documents["state relocate"]["moves"]] == ["1_0", "1_1", "1_2"]
     assert documents["state rm"]["removed"] == [{"task": "1_0", "store": "tapped"}]
+
+
+def test_long_work_shows_a_bar_on_a_terminal_and_nowhere_else(cluster):
+    cluster.put("tapped", {b"a": b"1"})
+    command = ["changelog", "compact", "tapped", "--topology", cluster.topology_path]
+    command += ["--changelog", cluster.changelog.url, "--json"]
+    assert forebay(*command).stderr == ""
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "forebay", *map(str, command)], stdout=subprocess.PIPE, stderr=slave
+    ) as compacting:
+        os.close(slave)
+        assert compacting.stdout is not None
+        assert json.load(compacting.stdout)["store"] == "tapped"
+    shown = os.read(master, 65_536).decode()
+    os.close(master)
+    assert "compacting tapped" in shown
+    assert "3/3" in shown
+
+
+def test_a_shell_completes_commands_and_flags():
+    def completions(words: str) -> list[str]:
+        environment = {"_FOREBAY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "2"}
+        outcome = CliRunner().invoke(commands, [], env=environment, prog_name="forebay")
+        return [line.partition(",")[2] for line in outcome.stdout.splitlines()]
+
+    assert {"tail", "stat"} <= set(completions("forebay changelog "))
+    assert "--json" in completions("forebay doctor --j")
 
 
 OTHER = """[[subtopology]]

@@ -14,6 +14,7 @@ from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
 from forebay.output import Output, json_output
+from forebay.progress import progress
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec, Topology, load_topology
 
@@ -90,7 +91,8 @@ def compact(topology: Path, changelog: str, store: str, output: Output, **durati
         raise SettingError(
             "Kafka compacts its topics itself; see the topic's cleanup.policy and related settings."
         )
-    removed = opened.compact(spec, CompactionLimits(**durations))
+    with progress(f"compacting {store}", spec.partitions) as advance:
+        removed = opened.compact(spec, CompactionLimits(**durations), lambda: advance(1))
     document = {"store": store, "topic": spec.topic, "removed_records": removed}
     output.show(document, f"{removed} records removed from {spec.topic}")
 

@@ -21,6 +21,7 @@ from forebay.clock import epoch_ms
 from forebay.console.health import duration
 from forebay.errors import SettingError, TopicRefused
 from forebay.output import Output, json_output
+from forebay.progress import progress
 from forebay.tasks import TopicPartition
 from forebay.topology import StoreSpec
 
@@ -122,11 +123,14 @@ def stat(topology: Path, changelog: str, stores: Sequence[str], partition: int |
 def _log_document(opened: Changelog, spec: StoreSpec, partition: int | None) -> dict[str, Any]:
     found = []
     topic_partitions = _topic_partitions(opened, spec, partition)
-    with _consumer(opened, replay=True) as consumer:
+    offsets = sum(opened.end_offsets(topic_partitions).values())
+    with _consumer(opened, replay=True) as consumer, progress(f"reading {spec.name}", offsets) as advance:
         for tp in topic_partitions:
-            statistics = LogStatistics(tp.partition)
+            statistics, position = LogStatistics(tp.partition), 0
             for batch in batches_to_end(consumer, tp):
                 statistics.add(batch)
+                advance(batch.position - position)
+                position = batch.position
             found.append(statistics.document(epoch_ms()))
     identity = opened.identity(spec.topic)
     return {"store": spec.name, "topic": spec.topic, "identity": identity, "partitions": found}

@@ -181,4 +181,13 @@ def _cell(rows: list[dict[str, Any]]) -> Text:
     late = "?" if None in times else f"{max(times):,} ms"
     ages = [row["age_ms"] for row in rows if row["age_ms"] is not None]
     age = f" / {max(ages):,} ms" if ages else ""
-    return Text.assemble((role, _ROLE_STYLES[role]), f" {behind} / {late}{age}")
+    return Text.assemble((role, _ROLE_STYLES[role]), f" {behind} / {late}{age}{_restored(rows)}")
+
+
+def _restored(rows: list[dict[str, Any]]) -> str:
+    """How far the restores of a task are, while any is under way."""
+    records = [row["restored_records"] for row in rows if row.get("restored_records") is not None]
+    if not records:
+        return ""
+    left = [row["restore_seconds_left"] for row in rows if row.get("restore_seconds_left") is not None]
+    return f", {sum(records):,} restored{f', {max(left):,} s left' if left else ''}"

@@ -14,6 +14,7 @@ from rich.table import Table
 from forebay.cli import worker_settings
 from forebay.errors import ConfigurationError
 from forebay.output import Output, json_output
+from forebay.progress import progress
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import Topology, load_topology
 from forebay_worker.state.checkpoint import CheckpointError, CheckpointFile
@@ -72,7 +73,8 @@ def relocate_command(topology: Path, state_dir: Path, dry_run: bool, output: Out
             plan, flight = plan_for(directory, expected), in_flight(directory.path)
             before = _pending_lines(flight)
         else:
-            done = relocate(directory, expected)
+            with progress("steps of moving stores") as advance:
+                done = relocate(directory, expected, lambda step: advance(1))
             plan, flight = done.plan, done.settled
             before = [f"Finished the move of {flight.source} to {flight.target}."] if flight else []
     document = {
