@@ -1,5 +1,6 @@
 """``--json`` of every command, as docs/commands.md says."""
 
+import contextlib
 import json
 import os
 import pty
@@ -106,22 +107,38 @@ def test_each_document_has_the_members_that_are_documented(cluster, spark_4_0, t
     assert documents["state rm"]["removed"] == [{"task": "1_0", "store": "tapped"}]
 
 
-def test_long_work_shows_a_bar_on_a_terminal_and_nowhere_else(cluster):
-    cluster.put("tapped", {b"a": b"1"})
-    command = ["changelog", "compact", "tapped", "--topology", cluster.topology_path]
-    command += ["--changelog", cluster.changelog.url, "--json"]
-    assert forebay(*command).stderr == ""
+def on_terminal(*command: object) -> tuple[Any, str]:
+    """The document that a command prints, and what a terminal gets of its standard error."""
     master, slave = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "forebay", *map(str, command)], stdout=subprocess.PIPE, stderr=slave
-    ) as compacting:
+    arguments = [sys.executable, "-m", "forebay", *map(str, command), "--json"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=slave) as running:
         os.close(slave)
-        assert compacting.stdout is not None
-        assert json.load(compacting.stdout)["store"] == "tapped"
-    shown = os.read(master, 65_536).decode()
+        assert running.stdout is not None
+        document = json.load(running.stdout)
+    shown = b""
+    # Once all is read that a terminal had from a process that has ended, reading it is an error.
+    with contextlib.suppress(OSError):
+        while some := os.read(master, 65_536):
+            shown += some
     os.close(master)
+    return document, shown.decode()
+
+
+def test_long_work_shows_a_bar_on_a_terminal_and_nowhere_else(cluster, spark_4_0, tmp_path):
+    log = ("--topology", cluster.topology_path, "--changelog", cluster.changelog.url)
+    cluster.put("tapped", {b"a": b"1"})
+    assert forebay("changelog", "compact", "tapped", *log).stderr == ""
+    document, shown = on_terminal("changelog", "compact", "tapped", *log)
+    assert document["store"] == "tapped"
     assert "compacting tapped" in shown
     assert "3/3" in shown
+    query = RunningQuery(spark_4_0.path("aggregation-changelog"), tmp_path / "checkpoint")
+    last = query.end_all()
+    document, shown = on_terminal("spark", "bootstrap", *log, "--checkpoint", query.path, "--take-over")
+    assert document["batch_id"] == last
+    assert "records written" in shown
+    assert re.search(r"[1-9]\d*/\?", shown)
+    assert "INFO tapped: " in shown
 
 
 def test_a_shell_completes_commands_and_flags():
