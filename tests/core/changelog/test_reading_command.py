@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.reading_command import changelog
 from forebay.changelog.record_documents import record_document, record_json, record_line
+from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import SettingError
 from forebay.topology import StoreSpec
 from tests.cluster import heed_interrupts, wait_until
@@ -77,6 +78,17 @@ def test_a_tail_that_follows_prints_each_new_record_until_it_is_interrupted(clus
         assert line.endswith('Z  "after"  {"n": 1}\n')
         tail.send_signal(signal.SIGINT)
         assert tail.wait(10) == 0
+
+
+def test_the_last_records_are_found_beyond_what_compaction_removed(cluster):
+    spec = cluster.topology.stores["counts"]
+    for key in (b"b", *[b"a"] * 9):
+        cluster.put("counts", {key: b"1"})
+    partition = cluster.partition(spec, b"b")
+    assert partition == cluster.partition(spec, b"a")
+    cluster.changelog.compact(spec, CompactionLimits(0, 0))
+    left = tailed(cluster, "counts", "--partition", str(partition), "--last", "3")
+    assert [record.get("key") for record in left] == ["b", "a", None]
 
 
 def test_what_does_not_go_together_is_refused_and_a_stat_shows_tables(cluster):
