@@ -273,7 +273,11 @@ class StreamsMetadataState:
                 f"The partitioner of the store {store!r} is 'unknown', so the partition of a key is not known.",
                 store=store,
             )
-        partition = chosen.partition(plain_key, spec.partitions)
+        return self.partition_metadata(store, chosen.partition(plain_key, spec.partitions))
+
+    def partition_metadata(self, store: str, partition: int) -> KeyQueryMetadata:
+        """The same for a key whose partition is known."""
+        spec = self._spec(store)
         active, standbys = self._map().by_topic_partition.get(TopicPartition(spec.topic, partition), (None, ()))
         return KeyQueryMetadata(active, standbys, partition)
 

@@ -9,10 +9,8 @@ from rich.console import Console
 _PIPED_COLUMNS = 1_000
 
 
-def terminal(*, markup: bool = False) -> Console:
-    """As wide as the terminal; without one, names are not broken to fit.
-
-    Without ``markup``, text that looks like markup is printed unchanged.
-    """
+def terminal() -> Console:
+    """As wide as the terminal; without one, names are not broken to fit. What looks like markup is printed
+    unchanged."""
     width = None if sys.stdout.isatty() else _PIPED_COLUMNS
-    return Console(width=width, markup=markup, emoji=False, highlight=False)
+    return Console(width=width, markup=False, emoji=False, highlight=False)

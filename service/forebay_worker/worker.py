@@ -259,7 +259,7 @@ class Worker:
         """What the machine or the group refuses, or that the worker is not ready."""
         problem = self.readiness()
         if self.storage_fault is not None:
-            return [Finding("storage_fault", "error", self.storage_fault, "The message names the remedy.")]
+            return [Finding.of_message("storage_fault", "error", self.storage_fault, "See the worker's log.")]
         if problem is None:
             return []
         return [Finding("not-ready", "warning", problem.detail, "Wait until its replicas are caught up.")]

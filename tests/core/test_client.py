@@ -803,6 +803,49 @@ def test_what_is_no_url_is_refused(urls):
         Client(urls)
 
 
+# Stores, metadata, lags
+
+
+class FirstPartition:
+    """A partitioner of one's own."""
+
+    def partition(self, key: bytes, partitions: int) -> int:
+        return 0
+
+
+def test_the_look_ups_of_the_metadata_agree_with_who_answers(served, client):
+    cluster, _ = served
+    stores = client.stores()
+    assert stores.keys() == cluster.topology.stores.keys()
+    assert stores["names"] == cluster.topology.stores["names"]
+    metadata = client.metadata()
+    assert {str(host.host) for host in metadata.all_metadata()} == set(cluster.workers)
+    assert metadata.all_metadata_for_store("names")
+    found = metadata.key_query_metadata_for_key("names", "k0007")
+    answer = client.get("names", "k0007", require_active=True)
+    assert (str(found.active_host), found.partition) == (answer.host, answer.partition)
+    assert metadata.metadata_for_key("names", "k0007").host == found.active_host
+    assert [one.host for one in metadata.standby_metadata_for_key("names", "k0007")] == list(found.standby_hosts)
+    assert metadata.key_query_metadata_for_key("names", "k0007", FirstPartition()).partition == 0
+    # By a serializer of one's own.
+    assert metadata.key_query_metadata("names", b"k0007") == found
+    raised(errors.UnknownStore, lambda: metadata.all_metadata_for_store("nope"))
+
+
+def test_lags_are_those_of_every_replica_or_of_one_stores(served, client):
+    cluster, _ = served
+    spec = cluster.topology.stores["names"]
+    of_names = client.lags("names")
+    assert sorted((row.partition, row.role) for row in of_names) == sorted(
+        (partition, role) for partition in range(spec.partitions) for role in ("active", "standby")
+    )
+    assert {row.store for row in client.lags()} == cluster.topology.stores.keys()
+    for row in of_names:
+        assert (row.lag.record_lag, row.failure, row.host in cluster.workers) == (0, None, True)
+        assert row.end_offset > 0
+    raised(errors.UnknownStore, lambda: client.lags("nope"))
+
+
 def test_both_clients_take_the_same():
     for blocking, awaiting in ((Client, AsyncClient), (Session, AsyncSession)):
         for name, method in inspect.getmembers(blocking, inspect.isfunction):

@@ -22,6 +22,11 @@ def rows(address: str) -> list[dict[str, Any]]:
     return [row for row in lags if row["store"] == "counts"]
 
 
+def failed_of_health(cluster: Cluster, address: str) -> list[dict[str, Any]]:
+    findings = cluster.get(address, "/v1/health")["findings"]
+    return [finding for finding in findings if finding["kind"] == "replica-failed"]
+
+
 def take_away(cluster: Cluster, topic: str) -> Path:
     """Remove a topic as an operator's mistake does; returns where a copy of it is."""
     if cluster.kafka is not None:
@@ -55,6 +60,9 @@ def test_a_topic_that_is_gone(either_cluster):
     shown = " ".join(forebay("status", "--url", f"http://{router}").stdout.split())
     assert "not applied: counts-0 on" in shown
     assert "is gone" in shown
+    wait_until(lambda: failed_of_health(cluster, router), "the finding")
+    assert "is gone" in failed_of_health(cluster, router)[0]["detail"]
+    assert failed_of_health(cluster, router)[0]["remedy"]
     metrics = httpx.get(f"http://{worker}/metrics").text.splitlines()
     failed = [line for line in metrics if line.startswith("forebay_replica_failed{") and 'store="counts"' in line]
     assert {line.split()[-1] for line in failed} == {"1.0"}

@@ -158,3 +158,20 @@ def test_a_check_names_every_partition_without_an_active_within_the_bounds(clust
     cluster.kill(worker, signal.SIGKILL)
     gone = [f"{name}, partition {n}: no active replica" for name, n in partitions]
     wait_until(lambda: check(router) == gone, "word of the worker being away")
+
+
+def test_a_status_says_what_is_wrong_and_the_remedy(cluster):
+    worker = cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    cluster.kill(worker, signal.SIGKILL)
+    shown = ""
+
+    def told() -> bool:
+        nonlocal shown
+        shown = forebay("status", "--url", f"http://{router}").stdout
+        return f"error: The worker {worker} does not answer. Start it again." in shown
+
+    wait_until(told, "word of the worker being away")
+    document = json.loads(forebay("status", "--json", "--url", f"http://{router}").stdout)
+    assert "worker-silent" in [finding["kind"] for finding in document["findings"]]

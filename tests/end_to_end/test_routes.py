@@ -238,3 +238,34 @@ def test_a_replica_is_listed_with_its_lag(served, tier):
     rows = httpx.get(f"http://{served[tier]}/v1/lags").json()["lags"]
     assert len(rows) == 4 * 2
     assert all(row.keys() == ROW for row in rows)
+
+
+@pytest.mark.parametrize("tier", PATHS)
+@pytest.mark.parametrize("path", [path for path in {**ROUTES, **READS} if path.startswith("/v1/")])
+def test_a_parameter_that_a_path_does_not_have_is_refused_by_name(served, tier, path):
+    route = {**ROUTES, **READS}[path]
+    answer = ask(served[tier], route, f"{route.right.partition('?')[0]}?misspelt=1")
+    if path.endswith("/changes"):
+        answer = httpx.get(f"http://{served[tier]}{route.right}?misspelt=1")
+    assert (answer.status_code, answer.json()["parameter"]) == (400, "misspelt")
+    assert answer.json()["type"] == "urn:forebay:problem:bad-parameter"
+    documented = PATHS[tier][path]["post" if route.body else "get"]["responses"]["400"]["description"]
+    assert "`bad-parameter`" in documented
+
+
+@pytest.mark.parametrize("tier", PATHS)
+def test_the_lags_of_one_store_and_the_holders_of_a_partition_can_be_asked_for(served, tier):
+    url = f"http://{served[tier]}/v1"
+    assert {row["store"] for row in httpx.get(f"{url}/lags?store=hours").json()["lags"]} == {"hours"}
+    assert httpx.get(f"{url}/lags?store=nope").json()["type"] == "urn:forebay:problem:unknown-store"
+    key = f"{url}/metadata/stores/counts/keys/k"
+    assert [httpx.get(f"{key}?partition={n}").json()["partition"] for n in (0, 1)] == [0, 1]
+    for wrong in ("2", "x"):
+        refused = httpx.get(f"{key}?partition={wrong}")
+        assert (refused.status_code, refused.json()["parameter"]) == (400, "partition")
+    named = {tier: {"lags": ["store"], "metadata_for_key": ["partition"]} for tier in PATHS}
+    for operation in (operations.get("get", {}) for operations in PATHS[tier].values()):
+        expected = named[tier].get(operation.get("operationId"))
+        if expected is not None:
+            queries = [one["name"] for one in operation["parameters"] if one["in"] == "query"]
+            assert queries == expected

@@ -1,6 +1,7 @@
 """A worker and the state that it finds on its disk, or has to fetch from the log."""
 
 import os
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -46,6 +47,8 @@ def test_status_and_metrics_tell_how_a_restore_gets_on(tmp_path):
         told = row(worker)
         assert told["restored_records"] < 60_000
         assert {"restored_records_per_second", "restore_seconds_left"} <= told.keys()
+        shown = forebay("status", "--url", f"http://{worker}").stdout
+        assert re.search(r"restoring .* [\d,]+ restored", shown), shown
         metrics = httpx.get(f"http://{worker}/metrics").text
         assert 'forebay_restored_records{partition="0",store="large"}' in metrics
         assert 'forebay_restored_records_per_second{partition="0",store="large"}' in metrics

@@ -959,7 +959,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "store-of-another-kind",
         "a store of another kind or codec is set aside",
-        "forebay_worker.state.store_factory:_difference",
+        "forebay_worker.state.origin:difference",
         "if value != wanted[name]",
         'if value != wanted[name] and name == "log"',
         ("service/state/test_stores.py::test_a_store_that_was_built_as_another_is_set_aside_and_begun_anew",),

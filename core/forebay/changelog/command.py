@@ -13,8 +13,9 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
+from forebay.output import Output, json_output
+from forebay.progress import progress
 from forebay.tasks import TopicPartition
-from forebay.terminal import terminal
 from forebay.topology import StoreSpec, Topology, load_topology
 
 _LIMITS = CompactionLimits()
@@ -27,31 +28,41 @@ def changelog() -> None:
 
 @changelog.command("ls")
 @worker_settings("topology", "changelog")
-def list_logs(topology: Path, changelog: str) -> None:
+@json_output
+def list_logs(topology: Path, changelog: str, output: Output) -> None:
     """Show every store's log: partitions, records' ends, identity."""
-    opened, loaded = _open(topology, changelog)
+    opened, loaded = open_logs(topology, changelog)
+    logs = [_log_document(opened, spec) for spec in loaded.stores.values()]
+    output.show({"logs": logs}, _logs_table(logs, "lost" if isinstance(opened, SqliteChangelog) else "?"))
+    unsuitable = [log["problem"] for log in logs if log["state"] == "unsuitable"]
+    if unsuitable:
+        raise ChangelogError(" ".join(unsuitable))
+
+
+def _log_document(opened: Changelog, spec: StoreSpec) -> dict[str, Any]:
+    """One log of ``forebay changelog ls --json``; the end of a partition that cannot be read is null."""
+    document = {"store": spec.name, "topic": spec.topic, "partitions": spec.partitions}
+    try:
+        opened.ensure(spec, create=False)
+    except ChangelogUnreachable:
+        raise
+    except ChangelogError as error:
+        state = "missing" if isinstance(error, TopicMissing) else "unsuitable"
+        return {**document, "state": state, "end_offsets": None, "identity": None, "problem": str(error)}
+    partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
+    known = opened.end_offsets(partitions)
+    ends, identity = [known.get(tp) for tp in partitions], opened.identity(spec.topic)
+    return {**document, "state": "present", "end_offsets": ends, "identity": identity, "problem": None}
+
+
+def _logs_table(logs: list[dict[str, Any]], unknown: str) -> Table:
     table = Table()
     for column in ("store", "topic", "partitions", "end offsets", "identity"):
         table.add_column(column, overflow="fold")
-    unsuitable: list[str] = []
-    for spec in loaded.stores.values():
-        try:
-            opened.ensure(spec, create=False)
-        except ChangelogUnreachable:
-            raise
-        except ChangelogError as error:
-            missing = isinstance(error, TopicMissing)
-            table.add_row(spec.name, spec.topic, str(spec.partitions), "", "missing" if missing else "unsuitable")
-            unsuitable += [] if missing else [str(error)]
-            continue
-        partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
-        ends = opened.end_offsets(partitions)
-        unknown = "lost" if isinstance(opened, SqliteChangelog) else "?"
-        shown = ", ".join(str(ends.get(tp, unknown)) for tp in partitions)
-        table.add_row(spec.name, spec.topic, str(spec.partitions), shown, opened.identity(spec.topic))
-    terminal().print(table)
-    if unsuitable:
-        raise ChangelogError(" ".join(unsuitable))
+    for log in logs:
+        ends = ", ".join(unknown if end is None else str(end) for end in log["end_offsets"] or ())
+        table.add_row(log["store"], log["topic"], str(log["partitions"]), ends, log["identity"] or log["state"])
+    return table
 
 
 @changelog.command("compact")
@@ -71,29 +82,34 @@ def list_logs(topology: Path, changelog: str) -> None:
     show_default=True,
     help="Tombstones younger than this stay; a worker that was away for longer is rebuilt.",
 )
-def compact(topology: Path, changelog: str, store: str, **durations: Any) -> None:
+@json_output
+def compact(topology: Path, changelog: str, store: str, output: Output, **durations: Any) -> None:
     """Remove from the log of STORE what is no longer needed; younger records and tombstones stay."""
-    opened, loaded = _open(topology, changelog)
-    spec = _spec(loaded, store)
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
     if not isinstance(opened, SqliteChangelog):
         raise SettingError(
             "Kafka compacts its topics itself; see the topic's cleanup.policy and related settings."
         )
-    click.echo(f"{opened.compact(spec, CompactionLimits(**durations))} records removed from {spec.topic}")
+    with progress(f"compacting {store}", spec.partitions) as advance:
+        removed = opened.compact(spec, CompactionLimits(**durations), lambda: advance(1))
+    document = {"store": store, "topic": spec.topic, "removed_records": removed}
+    output.show(document, f"{removed} records removed from {spec.topic}")
 
 
 @changelog.command("reset")
 @worker_settings("topology", "changelog")
 @click.argument("store")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def reset(topology: Path, changelog: str, store: str, yes: bool) -> None:
+@json_output
+def reset(topology: Path, changelog: str, store: str, yes: bool, output: Output) -> None:
     """Empty the log of STORE and give it a new identity; every replica is rebuilt.
 
     Stop the query that writes it first, and start it from a new checkpoint, or from then on the store contains
     only what changes later.
     """
-    opened, loaded = _open(topology, changelog)
-    spec = _spec(loaded, store)
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
     if spec.external:
         raise SettingError(
             f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay does not empty it."
@@ -103,32 +119,38 @@ def reset(topology: Path, changelog: str, store: str, yes: bool) -> None:
             f"This empties {spec.topic}, and with it every replica of {store}; a query that goes on writes only "
             "what changes from now on. Continue?",
             abort=True,
+            err=True,
         )
     identity = opened.reset(spec)
-    click.echo(f"{store} is now empty, with the new identity {identity}")
+    document = {"store": store, "topic": spec.topic, "identity": identity}
+    output.show(document, f"{store} is now empty, with the new identity {identity}")
 
 
 @changelog.command("retire-writer")
 @worker_settings("topology", "changelog")
 @click.argument("store")
 @click.argument("writer")
-def retire_writer(topology: Path, changelog: str, store: str, writer: str) -> None:
+@json_output
+def retire_writer(topology: Path, changelog: str, store: str, writer: str, output: Output) -> None:
     """Remove a WRITER of STORE that is gone for good from the store's age."""
-    opened, loaded = _open(topology, changelog)
-    spec = _spec(loaded, store)
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
     if spec.external:
         raise SettingError(
             f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay writes nothing to it."
         )
     opened.retire_writer(spec.topic, writer)
-    click.echo(f"{writer} no longer counts towards the age of {store}")
+    document = {"store": store, "topic": spec.topic, "writer": writer}
+    output.show(document, f"{writer} no longer counts towards the age of {store}")
 
 
-def _open(topology: Path, changelog: str) -> tuple[Changelog, Topology]:
+def open_logs(topology: Path, changelog: str) -> tuple[Changelog, Topology]:
+    """The changelog and the topology of a command; raises ``ForebayError``, and creates nothing."""
     return open_changelog(changelog, create=False), load_topology(topology)
 
 
-def _spec(topology: Topology, store: str) -> StoreSpec:
+def store_spec(topology: Topology, store: str) -> StoreSpec:
+    """A store of the topology; raises ``SettingError``."""
     if store not in topology.stores:
         raise SettingError(f"There is no store {store!r} in the topology; there are {', '.join(topology.stores)}.")
     return topology.stores[store]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
 
 from forebay.changelog.urls import open_changelog
 from forebay.cli import worker_settings
-from forebay.terminal import terminal
-from forebay.topology import StoreSpec, load_topology
+from forebay.output import Output, json_output
+from forebay.topology import StoreSpec, Topology, load_topology
 
 
 @click.group()
@@ -20,9 +21,31 @@ def topology() -> None:
 
 @topology.command("show")
 @worker_settings("topology")
-def show(topology: Path) -> None:
+@json_output
+def show(topology: Path, output: Output) -> None:
     """Show how forebay reads every store, or say what is wrong."""
     loaded = load_topology(topology)
+    output.show(topology_document(loaded), _table(loaded))
+
+
+def topology_document(topology: Topology) -> dict[str, Any]:
+    """What ``forebay topology show --json`` prints."""
+    return {
+        "application_id": topology.application_id,
+        "fingerprint": topology.fingerprint,
+        "subtopologies": [
+            {
+                "ordinal": sub.ordinal,
+                "name": sub.name,
+                "partitions": sub.partitions,
+                "stores": [spec.document() for spec in sub.stores],
+            }
+            for sub in topology.subtopologies
+        ],
+    }
+
+
+def _table(loaded: Topology) -> Table:
     table = Table(title=f"{loaded.application_id}, fingerprint {loaded.fingerprint}", title_justify="left")
     for column in ("sub-topology", "partitions", "store", "kind", "key", "value", "partitioner", "topic", "more"):
         table.add_column(column, overflow="fold")
@@ -31,7 +54,7 @@ def show(topology: Path) -> None:
             place = f"{sub.ordinal} {sub.name}"
             row = (spec.name, spec.kind, spec.key, spec.value, spec.partitioner, spec.topic, _more(spec))
             table.add_row(place, str(sub.partitions), *row)
-    terminal().print(table)
+    return table
 
 
 def _more(spec: StoreSpec) -> str:
@@ -48,13 +71,19 @@ def _more(spec: StoreSpec) -> str:
 
 @topology.command("apply")
 @worker_settings("topology", "changelog")
-def apply(topology: Path, changelog: str) -> None:
+@json_output
+def apply(topology: Path, changelog: str, output: Output) -> None:
     """Create missing topics, the workers' own too; refuse unsuitable ones, with a remedy."""
     loaded = load_topology(topology)
     opened = open_changelog(changelog)
     for spec in loaded.stores.values():
         opened.ensure(spec)
-        click.echo(f"{spec.name}: {spec.topic}, {spec.partitions} partitions")
     of_group = opened.ensure_group(loaded.application_id)
+    logs = [
+        {"store": spec.name, "topic": spec.topic, "partitions": spec.partitions} for spec in loaded.stores.values()
+    ]
+    lines = [f"{log['store']}: {log['topic']}, {log['partitions']} partitions" for log in logs]
     if of_group is not None:
-        click.echo(f"the workers' assignments: {of_group}, 1 partition")
+        lines.append(f"the workers' assignments: {of_group}, 1 partition")
+    document = {"application_id": loaded.application_id, "logs": logs, "group_topic": of_group}
+    output.show(document, *lines)

@@ -7,7 +7,7 @@ the matching class of ``forebay.errors``, with the problem's members and its ``l
 from forebay.client.asynchronous import AsyncChanges, AsyncClient, AsyncItems, AsyncSession
 from forebay.client.blocking import Changes, Client, Items, Session
 from forebay.client.options import ALL_KEYS, ReadOptions, Time
-from forebay.client.results import Answer, Change, Entry, Page, SessionWindow, Version, Window
+from forebay.client.results import Answer, Change, Entry, Page, ReplicaLag, SessionWindow, Version, Window
 from forebay.rest.answers import ReplicaInfo
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Page",
     "ReadOptions",
     "ReplicaInfo",
+    "ReplicaLag",
     "Session",
     "SessionWindow",
     "Time",

@@ -16,6 +16,7 @@ import httpx
 
 from forebay.client import processes
 from forebay.client.changes import Following
+from forebay.client.descriptions import Descriptions
 from forebay.client.exchange import (
     Close,
     Discard,
@@ -35,12 +36,14 @@ from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Ti
 from forebay.client.positions import Positions
 from forebay.client.proxies import Proxy, proxies_of
 from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
-from forebay.client.results import Answer, Change, Entry, SessionWindow, Version, Window
+from forebay.client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
 from forebay.client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin, shut_down
 from forebay.client.unix_sockets import socket_paths
 from forebay.errors import ClientUnusable, Problem
+from forebay.metadata import StreamsMetadataState
 from forebay.rest.parameters import DEFAULT_LIMIT
 from forebay.tokens import token_headers
+from forebay.topology import StoreSpec
 
 T = TypeVar("T")
 
@@ -425,12 +428,33 @@ class AsyncClient(AsyncReader):
     ) -> None:
         servers = server_urls(urls)
         proxies = {} if transport is not None else proxies_of(servers)
-        reads = ClientReads(Exchange(urls, timeout_ms, proxies=proxies))
+        exchange = Exchange(urls, timeout_ms, proxies=proxies)
+        reads = ClientReads(exchange)
+        self._descriptions = Descriptions(exchange)
         super().__init__(AsyncDriver(token, verify, transport, proxies, socket_paths(servers)), reads)
 
     def session(self) -> AsyncSession:
         """A session: its reads never go back in time. It ends when the client is closed."""
         return AsyncSession(self._driver, self._reads)
+
+    async def stores(self, *, timeout_ms: int | None = None) -> dict[str, StoreSpec]:
+        """Every store by name: kind, codecs, partitions."""
+        return await self._driver.run(self._descriptions.stores(timeout_ms))
+
+    async def metadata(self, *, timeout_ms: int | None = None) -> StreamsMetadataState:
+        """Which worker holds what as of now, with the look-ups of KIP-535, which make no further request.
+
+        A worker's or router's own lags are those of ``lags``; there are no local ones. Raises ``NotReady`` from a
+        look-up before the first assignment.
+        """
+        return await self._driver.run(self._descriptions.metadata(timeout_ms))
+
+    async def lags(self, store: str | None = None, *, timeout_ms: int | None = None) -> list[ReplicaLag]:
+        """Every replica that the server knows, or those of a store, and how far behind each is.
+
+        Raises ``UnknownStore``. A worker knows its own replicas only.
+        """
+        return await self._driver.run(self._descriptions.lags(store, timeout_ms))
 
     async def aclose(self) -> None:
         """Close the connections; there are no more changes of the keys that are followed."""

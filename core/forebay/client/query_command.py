@@ -14,14 +14,15 @@ from urllib.parse import quote, urlencode
 import click
 import httpx
 from rich.highlighter import JSONHighlighter
+from rich.text import Text
 
 from forebay.client import Answer, Client, ReplicaInfo
 from forebay.client.problems import problem_of_response
 from forebay.client.reads import REWRITTEN
 from forebay.client.server import Server, server_options
 from forebay.errors import ForebayError, Problem
+from forebay.output import Output, json_output, printable
 from forebay.rest.scans import posted_cursor
-from forebay.terminal import terminal
 from forebay.topology import StoreSpec
 
 _KINDS = ("windows", "sessions", "versions")
@@ -52,7 +53,8 @@ _OF_LISTS = ("from", "to", "prefix", "reverse", "limit", "cursor", "allow_partia
 @click.option("--min-position", metavar="TOKEN", help="Read at least up to this position.")
 @click.option("--wait-ms", type=int, help="How long a replica may wait to meet the bounds or the position.")
 @click.option("--timeout-ms", type=int, help="Total time for the request.")
-def query(store: str, key: str | None, server: Server, follow: bool, **options: Any) -> None:
+@json_output
+def query(store: str, key: str | None, server: Server, follow: bool, output: Output, **options: Any) -> None:
     """Read one KEY of a STORE and print the answer, or list a page of it, without KEY of all keys.
 
     Exit status 1 if there is no answer.
@@ -80,7 +82,7 @@ def query(store: str, key: str | None, server: Server, follow: bool, **options: 
         found = server.get(target) if posted is None else server.ask("POST", target, posted.decode())
         server.document(found)
         text, had = found.text, found.status_code == 200
-    _print(text)
+    output.show_text(text, _coloured(text))
     if not had:
         sys.exit(1)
 
@@ -124,18 +126,13 @@ def _with(path: str, parameters: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(parameters, errors='surrogateescape')}" if parameters else path
 
 
-def _print(text: str) -> None:
-    """Print a JSON document, in colour on a terminal; its numbers unchanged, even if longer than Python's."""
+def _coloured(text: str) -> Text:
+    """A JSON document as a terminal shows it; its numbers unchanged, even if longer than Python's."""
     mark = secrets.token_hex(8)
     document = json.loads(text, parse_float=lambda number: mark + number)
     shown = json.dumps(document, indent=2, ensure_ascii=False)
     shown = re.sub(f'"{mark}([^"]*)"', r"\1", shown)
-    terminal().print(JSONHighlighter()(_printable(shown)), soft_wrap=True)
-
-
-def _printable(document: str) -> str:
-    """A JSON document with lone surrogates escaped, since no terminal accepts them as they are."""
-    return document.encode("utf-8", "backslashreplace").decode()
+    return JSONHighlighter()(printable(shown))
 
 
 def _single(server: Server, batch: httpx.Response) -> tuple[str, bool]:
@@ -156,9 +153,9 @@ def _follow(server: Server, store: str, key: str, options: dict[str, Any]) -> No
         try:
             for change in client.changes(store, _key_value(server, store, key), **options):
                 document = change.document() if isinstance(change, Problem) else _answer_document(change)
-                click.echo(_printable(json.dumps(document, ensure_ascii=False)))
+                click.echo(printable(json.dumps(document, ensure_ascii=False)))
         except Problem as problem:
-            click.echo(_printable(json.dumps(problem.document(), ensure_ascii=False)))
+            click.echo(printable(json.dumps(problem.document(), ensure_ascii=False)))
             sys.exit(1)
 
 

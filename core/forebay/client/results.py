@@ -76,6 +76,23 @@ class Version:
 
 
 @dataclass(frozen=True)
+class ReplicaLag:
+    """One replica of a partition: its worker, its role, and how far behind it is."""
+
+    store: str
+    partition: int
+    task: str
+    role: str
+    """``active``, ``restoring`` or ``standby``."""
+    host: str
+    end_offset: int | None
+    """The end of what can be read of its log, None while that is unknown."""
+    lag: Lag
+    failure: str | None
+    """Why records are not applied, None while they are."""
+
+
+@dataclass(frozen=True)
 class Page(Generic[T]):
     """One answer of a list: its items, the cursor of the next page if any, and where they came from.
 
@@ -102,6 +119,13 @@ def lag_of(document: Document) -> Lag:
 def answer_of(document: Document) -> Answer:
     """The answer in a document."""
     return Answer(document["store"], document["key"], document["value"], *provenance_of(document))
+
+
+def replica_lag_of(row: Document) -> ReplicaLag:
+    """A row of ``/v1/lags``."""
+    store, partition, task, role, host = (row[name] for name in ("store", "partition", "task", "role", "host"))
+    lag = Lag(*(row.get(figure) for figure in Lag._fields))
+    return ReplicaLag(store, partition, task, role, host, row.get("end_offset"), lag, row.get("failure"))
 
 
 def change_of(event: Event) -> Change:

@@ -111,6 +111,12 @@ class Server:
         rows: list[dict[str, Any]] = self.described("/v1/lags").get("lags", [])
         return rows
 
+    def findings(self) -> list[dict[str, Any]]:
+        """The findings of ``/v1/health``, none where this token may not read them; raises ``ForebayError``."""
+        answer = self.get("/v1/health")
+        found: list[dict[str, Any]] = self.document(answer).get("findings", [])
+        return found
+
     def partitions(self) -> dict[str, int]:
         """How many partitions each store has; raises ``ForebayError``."""
         return {store["name"]: store["partitions"] for store in self.described("/v1/stores").get("stores", [])}
@@ -135,12 +141,13 @@ def server_options(function: Callable[..., None]) -> Callable[..., None]:
     )
     @functools.wraps(function)
     def command(url: str, token_file: Path | None, **rest: Any) -> None:
-        function(server=Server(url, _token(token_file)), **rest)
+        function(server=Server(url, token_of(token_file)), **rest)
 
     return command
 
 
-def _token(token_file: Path | None) -> str | None:
+def token_of(token_file: Path | None) -> str | None:
+    """The token in a file, or in the environment without one; raises ``ForebayError`` if it is none."""
     try:
         if token_file is None:
             token = os.environ.get(_TOKEN) or None

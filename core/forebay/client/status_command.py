@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +17,11 @@ from rich.text import Text
 from forebay.client.server import Server, server_options
 from forebay.errors import ForebayError
 from forebay.lag import UNLIMITED, Lag, Tolerance
+from forebay.output import Output, json_output
 from forebay.terminal import terminal
 
 _MOST_NAMED = 3
+_SEVERITY_STYLES = {"error": "bold red", "warning": "yellow"}
 _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"}
 
 
@@ -28,7 +29,6 @@ _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"
 @server_options
 @click.option("--watch", is_flag=True, help="Keep showing it as it changes, until Ctrl-C.")
 @click.option("--interval-ms", default=500, show_default=True, type=click.IntRange(min=50), help="With --watch.")
-@click.option("--json", "as_json", is_flag=True, help="Print /v1/lags unchanged.")
 @click.option(
     "--check", is_flag=True, help="Exit with 1 unless every partition has an active within these bounds."
 )
@@ -38,32 +38,27 @@ _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"
 @click.option("--max-record-lag", type=click.IntRange(min=0), help="With --check: records it may be behind.")
 @click.option("--max-time-lag-ms", type=click.IntRange(min=0), help="With --check: its time behind the log.")
 @click.option("--max-age-ms", type=click.IntRange(min=0), help="With --check: its time behind the source.")
+@json_output
 def status(
     server: Server,
     watch: bool,
     interval_ms: int,
-    as_json: bool,
+    output: Output,
     check: bool,
     standbys: int,
     **bounds: int | None,
 ) -> None:
     """Show which worker holds which task, in which role, and how far behind it is."""
-    if watch and (as_json or check):
+    if watch and (output.as_json or check):
         raise ForebayError("--watch goes on for ever; leave it out, or --json and --check.")
     tolerance = Tolerance(**bounds)
     if (tolerance != UNLIMITED or standbys) and not check:
         raise ForebayError("Bounds and --standbys are checked with --check; add it.")
-    console = terminal(markup=True)
     if watch:
-        _watch(server, console, interval_ms / 1000)
+        _watch(server, terminal(), interval_ms / 1000)
         return
-    if as_json:
-        document = server.described("/v1/lags")
-        lags = document.get("lags", [])
-        console.print_json(json.dumps(document))
-    else:
-        lags = server.lags()
-        console.print(status_view(lags))
+    lags, findings = server.lags(), server.findings()
+    output.show({"lags": lags, "findings": findings}, status_view(lags, findings))
     if check:
         _check(shortcomings(server.partitions(), lags, tolerance, standbys))
 
@@ -110,13 +105,13 @@ def _wanting(replicas: list[tuple[str, Lag]], tolerance: Tolerance, standbys: in
 
 
 def _watch(server: Server, console: Console, interval_s: float) -> None:
-    shown: RenderableType = status_view(server.lags())
+    shown: RenderableType = status_view(server.lags(), server.findings())
     with contextlib.suppress(KeyboardInterrupt), _screen(console) as show:
         while True:
             show(shown)
             time.sleep(interval_s)
             try:
-                shown = status_view(server.lags())
+                shown = status_view(server.lags(), server.findings())
             except ForebayError as error:
                 # The server may be restarting, which is what --watch is used for.
                 shown = Text(str(error))
@@ -132,9 +127,18 @@ def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
         yield lambda shown: live.update(shown, refresh=True)
 
 
-def status_view(lags: list[dict[str, Any]]) -> RenderableType:
-    """The table of tasks, and below it why records are not applied, each reason once."""
-    return Group(status_table(lags), *(Text(line, style="red") for line in failures(lags)))
+def status_view(lags: list[dict[str, Any]], findings: list[dict[str, Any]]) -> RenderableType:
+    """The table of tasks, below it why records are not applied, each reason once, and what else is wrong."""
+    # Of those the lines of failures state each reason once for all replicas.
+    others = [finding for finding in findings if finding["kind"] != "replica-failed"]
+    lines = [
+        Text.assemble(
+            (f"{finding['severity']}: ", _SEVERITY_STYLES[finding["severity"]]),
+            f"{finding['detail']} {finding['remedy']}",
+        )
+        for finding in others
+    ]
+    return Group(status_table(lags), *(Text(line, style="red") for line in failures(lags)), *lines)
 
 
 def failures(lags: list[dict[str, Any]]) -> list[str]:
@@ -169,7 +173,7 @@ def status_table(lags: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _cell(rows: list[dict[str, Any]]) -> str:
+def _cell(rows: list[dict[str, Any]]) -> Text:
     role = max((row["role"] for row in rows), key=["standby", "active", "restoring"].index)
     records = [row["record_lag"] for row in rows]
     times = [row["time_lag_ms"] for row in rows]
@@ -177,4 +181,13 @@ def _cell(rows: list[dict[str, Any]]) -> str:
     late = "?" if None in times else f"{max(times):,} ms"
     ages = [row["age_ms"] for row in rows if row["age_ms"] is not None]
     age = f" / {max(ages):,} ms" if ages else ""
-    return f"[{_ROLE_STYLES[role]}]{role}[/] {behind} / {late}{age}"
+    return Text.assemble((role, _ROLE_STYLES[role]), f" {behind} / {late}{age}{_restored(rows)}")
+
+
+def _restored(rows: list[dict[str, Any]]) -> str:
+    """How far the restores of a task are, while any is under way."""
+    records = [row["restored_records"] for row in rows if row.get("restored_records") is not None]
+    if not records:
+        return ""
+    left = [row["restore_seconds_left"] for row in rows if row.get("restore_seconds_left") is not None]
+    return f", {sum(records):,} restored{f', {max(left):,} s left' if left else ''}"

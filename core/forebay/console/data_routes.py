@@ -20,7 +20,7 @@ from forebay.console.timeline import Timeline
 from forebay.errors import BadParameter, NotReady, Problem, UnknownStore
 from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
-from forebay.rest.parameters import natural_parameters
+from forebay.rest.parameters import natural_parameters, text_parameters
 from forebay.rest.schemas import HEALTH_SCHEMA, HISTORY_SCHEMA, REPLICAS_SCHEMA, TIMELINE_SCHEMA, Schema
 from forebay.topology import StoreSpec
 
@@ -127,14 +127,16 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None, sa
             openapi_extra={"parameters": documented} if documented else None,
         )
 
-    @get("/v1/health", "health", HEALTH_SCHEMA)
-    async def health() -> Response:
+    @get("/v1/health", "health", HEALTH_SCHEMA, BadParameter)
+    async def health(request: Request) -> Response:
         """What is served, within what age, by how many workers; what is wrong, and the remedy."""
+        text_parameters(request.scope["query_string"])
         return respond(json_answer(console.health()))
 
-    @get("/v1/timeline", "timeline", TIMELINE_SCHEMA)
-    async def timeline() -> Response:
+    @get("/v1/timeline", "timeline", TIMELINE_SCHEMA, BadParameter)
+    async def timeline(request: Request) -> Response:
         """What changed of late: assignments, promotions, restores, workers."""
+        text_parameters(request.scope["query_string"])
         return respond(json_answer({"events": console.timeline.documents()}))
 
     @get(

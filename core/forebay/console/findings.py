@@ -22,6 +22,15 @@ class Finding(NamedTuple):
     partitions: tuple[int, ...] = ()
     """Those concerned, or the first of them."""
 
+    @classmethod
+    def of_message(cls, kind: str, severity: str, message: str, otherwise: str) -> Finding:
+        """The finding of an error's message: its first sentence says what happened, the others are the remedy.
+
+        ``otherwise`` is the remedy if the message has none.
+        """
+        what, stop, rest = message.partition(". ")
+        return cls(kind, severity, what + stop.strip(), rest or otherwise)
+
     def document(self) -> dict[str, Any]:
         """The finding as JSON values."""
         return {**self._asdict(), "partitions": list(self.partitions)}
@@ -66,6 +75,7 @@ _RULES = (
         "If it lasts, the workers cannot read the end of the log. See their logs.",
     ),
 )
+_SEE_TROUBLESHOOTING = "docs/troubleshooting.md describes the remedy for each cause."
 _MOST_SILENT = 8
 _MOST_NAMED = 5
 
@@ -90,14 +100,9 @@ def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Findi
 
 def _failures(survey: StoreSurvey) -> Iterator[Finding]:
     for partition, replica in survey.failures:
-        yield Finding(
-            "replica-failed",
-            "error",
-            f"{survey.store}-{partition} on {replica.host} cannot apply records: {replica.failure}",
-            "The page on troubleshooting describes the remedy for each cause.",
-            survey.store,
-            (partition,),
-        )
+        message = f"{survey.store}-{partition} on {replica.host} cannot apply records: {replica.failure}"
+        finding = Finding.of_message("replica-failed", "error", message, _SEE_TROUBLESHOOTING)
+        yield finding._replace(store=survey.store, partitions=(partition,))
 
 
 def _finding(concerned: list[StoreSurvey], rule: _Rule) -> Finding:

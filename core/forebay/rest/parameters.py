@@ -100,19 +100,35 @@ def split_query(query: bytes) -> Iterator[QueryItem]:
         yield QueryItem(name.decode("utf-8", "replace"), value, received)
 
 
+def text_parameters(query: bytes, *known: str) -> dict[str, str]:
+    """The values of a query, by name; raises ``BadParameter`` for other names than the known ones."""
+    given = _split(query)
+    unknown = sorted(given.keys() - set(known))
+    if unknown:
+        raise _unknown_parameter(unknown[0], known)
+    return {name: raw.decode("utf-8", "replace") for name, raw in given.items()}
+
+
 def natural_parameters(query: bytes, **defaults: int) -> dict[str, int]:
     """The whole numbers of a query, by name; raises ``BadParameter`` for others than those with a default."""
-    given = _split(query)
-    unknown = sorted(given.keys() - defaults.keys())
-    if unknown:
-        raise _unknown_parameter(unknown[0], defaults)
-    return {**defaults, **{name: _natural(name, raw.decode("utf-8", "replace")) for name, raw in given.items()}}
+    given = text_parameters(query, *defaults)
+    return {**defaults, **{name: _natural(name, text) for name, text in given.items()}}
+
+
+def partition_parameter(query: bytes, partitions: int) -> int | None:
+    """The partition that a query names, None if none; raises ``BadParameter`` unless there is such a one."""
+    named = text_parameters(query, "partition").get("partition")
+    if named is None:
+        return None
+    partition = _natural("partition", named)
+    if partition >= partitions:
+        raise BadParameter(f"partition={partition}: the store has {partitions}, from 0.", parameter="partition")
+    return partition
 
 
 def _unknown_parameter(name: str, known: Iterable[str]) -> BadParameter:
-    return BadParameter(
-        f"There is no parameter {name!r} here; this path accepts {', '.join(sorted(known))}.", parameter=name
-    )
+    accepted = ", ".join(sorted(known)) or "none"
+    return BadParameter(f"There is no parameter {name!r} here; this path accepts {accepted}.", parameter=name)
 
 
 def _split(query: bytes) -> dict[str, bytes]:

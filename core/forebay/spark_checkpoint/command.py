@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import click
 from rich.table import Table as Grid
 
+from forebay.output import Output, json_output
 from forebay.spark_checkpoint.checkpoint import Checkpoint
 from forebay.spark_checkpoint.description import (
     OperatorDescription,
@@ -20,7 +20,6 @@ from forebay.spark_checkpoint.description import (
 )
 from forebay.spark_checkpoint.errors import CheckpointMissing, StateUnsupported, VersionPurged
 from forebay.spark_checkpoint.store_files import CHANGELOG_SETTING
-from forebay.terminal import terminal
 
 _MICROSECONDS = 1_000
 _KNOWN_AGE = "known to a tap that is given the sources, by --source kafka://…"
@@ -34,15 +33,11 @@ def spark() -> None:
 
 @spark.command("describe")
 @click.argument("checkpoint")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def describe(checkpoint: str, as_json: bool) -> None:
+@json_output
+def describe(checkpoint: str, output: Output) -> None:
     """Show the operators, variables and fields in CHECKPOINT, a path or URL, and how to declare stores of them."""
     document = checkpoint_document(Checkpoint.open(checkpoint))
-    if as_json:
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-        return
-    for line in _lines(document):
-        terminal().print(line)
+    output.show(document, *_lines(document))
 
 
 def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import click
 from forebay.changelog import Wake, open_changelog
 from forebay.cli import worker_settings
 from forebay.errors import SettingError
+from forebay.output import Output, json_output
+from forebay.progress import progress
 from forebay.spark_checkpoint.command import spark
 from forebay.state_tap.source_ends import EndsReader, SourceEnds
 from forebay.state_tap.tap import StateTap
@@ -82,12 +84,19 @@ def follow(
 @_CHECKPOINT
 @_STORES
 @_TAKE_OVER
-def bootstrap(topology: Path, changelog: str, checkpoint: str, names: Sequence[str], take_over: bool) -> None:
+@json_output
+def bootstrap(
+    topology: Path, changelog: str, checkpoint: str, names: Sequence[str], take_over: bool, output: Output
+) -> None:
     """Write a query's whole state to the logs of stores once, as its newest batch left it."""
-    tap = _tap(
-        topology, changelog, checkpoint, names, ends=SourceEnds(None), poll_interval_ms=1, take_over=take_over
-    )
-    click.echo(f"the logs have the state of batch {tap.bootstrap()}")
+    # Logs are written beside the bar only if they are set up below it.
+    with progress("records written") as advance:
+        tap = _tap(
+            topology, changelog, checkpoint, names, ends=SourceEnds(None), poll_interval_ms=1, take_over=take_over
+        )
+        batch = tap.bootstrap(advance)
+    document = {"batch_id": batch, "stores": [spec.name for spec in _specs(topology, names)]}
+    output.show(document, f"the logs have the state of batch {batch}")
 
 
 def _tap(topology: Path, changelog: str, checkpoint: str, names: Sequence[str], **options: Any) -> StateTap:

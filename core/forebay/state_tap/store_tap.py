@@ -48,6 +48,7 @@ class StoreTap:
         *,
         take_over: bool = False,
         writer: str | None = None,
+        on_written: Callable[[int], None] = lambda records: None,
     ) -> None:
         assert spec.spark_state is not None
         self.spec = spec
@@ -57,6 +58,7 @@ class StoreTap:
         self._clock_ms = clock_ms
         self._take_over = take_over
         self._writer = writer or spec.name
+        self._on_written = on_written
         self._position: TapPosition | None = None
         self._conversion: Conversion | None = None
         self._content: ContentIndex | None = None
@@ -290,6 +292,7 @@ class StoreTap:
             rows=rows.by_partition(),
             heartbeat=position.heartbeat(None).value(),
         )
+        self._on_written(rows.count)
 
 
 class _Rows:

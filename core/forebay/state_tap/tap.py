@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from forebay.changelog import Changelog, Wake
 from forebay.clock import epoch_ms
@@ -69,10 +69,11 @@ class StateTap:
             if checkpoint is not None:
                 self._follow(checkpoint)
 
-    def bootstrap(self) -> int:
+    def bootstrap(self, on_written: Callable[[int], None] = lambda records: None) -> int:
         """Make the logs equal to the state as it is now; returns the batch that left it so.
 
-        Raises ``CheckpointMissing`` if no batch has ended.
+        ``on_written`` is called with how many records were written each time. Raises ``CheckpointMissing`` if no
+        batch has ended.
         """
         checkpoint = Checkpoint.open(self._url)
         batches = checkpoint.batches()
@@ -80,7 +81,7 @@ class StateTap:
             raise CheckpointMissing(
                 f"{checkpoint.files.url} has no batch that has ended. Run the query until its first batch has."
             )
-        for tap in self._taps(checkpoint):
+        for tap in self._taps(checkpoint, on_written):
             tap.begin(batches[-1])
             while tap.batch is not None and tap.batch < batches[-1]:
                 tap.follow(tap.batch + 1)
@@ -100,11 +101,11 @@ class StateTap:
         self._stopping.wait(_RETRY_S)
         return None
 
-    def _taps(self, checkpoint: Checkpoint) -> list[StoreTap]:
-        return [
-            StoreTap(checkpoint, spec, self._changelog, self._clock_ms, take_over=self._take_over)
-            for spec in self._specs
-        ]
+    def _taps(
+        self, checkpoint: Checkpoint, on_written: Callable[[int], None] = lambda records: None
+    ) -> list[StoreTap]:
+        options: dict[str, Any] = {"take_over": self._take_over, "on_written": on_written}
+        return [StoreTap(checkpoint, spec, self._changelog, self._clock_ms, **options) for spec in self._specs]
 
     def _follow(self, checkpoint: Checkpoint) -> None:
         """Follow one history of the checkpoint; returns when it is stopped or set back."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import RenderableType
 from rich.table import Table
 
 from forebay.cli import worker_settings
 from forebay.errors import ConfigurationError
+from forebay.output import Output, json_output
+from forebay.progress import progress
 from forebay.tasks import TaskId, TopicPartition
-from forebay.terminal import terminal
 from forebay.topology import Topology, load_topology
 from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.layout import SET_ASIDE, store_path
 from forebay_worker.state.relocate import UnfinishedMove, in_flight, plan_for, relocate, settle
-from forebay_worker.state.relocation import Plan, StoreContent, StoreOnDisk
+from forebay_worker.state.relocation import Left, Move, Plan, StoreContent, StoreOnDisk
 
 
 def _task(ctx: click.Context, param: click.Parameter, value: str) -> TaskId:
@@ -36,45 +39,63 @@ def state() -> None:
 
 @state.command()
 @worker_settings("topology", "state_dir")
-def ls(topology: Path, state_dir: Path) -> None:
+@json_output
+def ls(topology: Path, state_dir: Path, output: Output) -> None:
     """List every store found, its committed offset, and whether it lies where the topology expects it."""
     with _opened(topology, state_dir) as (directory, expected):
         found = list(directory.stores_on_disk())
         contents = {on_disk: read_content(directory.store_path(*on_disk)) for on_disk in found}
-        plan = plan_for(directory, expected)
-        _print(_stores_table(directory.path, contents, expected, plan))
-        aside = directory.set_asides()
-        if aside:
-            _print(_aside_table(directory.path / SET_ASIDE, aside))
-        _print_pending(in_flight(directory.path))
+        stores = _store_documents(contents, expected, plan_for(directory, expected))
+        aside = [
+            {"task": str(task), "store": store, "directory": path.name}
+            for task, store, path in directory.set_asides()
+        ]
+        pending = in_flight(directory.path)
+        document = {
+            "directory": str(directory.path),
+            "stores": stores,
+            "set_aside": aside,
+            "unfinished": _flight_document(pending),
+        }
+        shown: list[RenderableType] = [_stores_table(directory.path, stores)]
+        shown += [_aside_table(directory.path / SET_ASIDE, aside)] if aside else []
+        output.show(document, *shown, *_pending_lines(pending))
 
 
 @state.command(name="relocate")
 @worker_settings("topology", "state_dir")
 @click.option("--dry-run", is_flag=True, help="Only show what would be done.")
-def relocate_command(topology: Path, state_dir: Path, dry_run: bool) -> None:
+@json_output
+def relocate_command(topology: Path, state_dir: Path, dry_run: bool, output: Output) -> None:
     """Move every store to its ordinal in the topology; nothing is ever overwritten."""
     with _opened(topology, state_dir) as (directory, expected):
         if dry_run:
-            _print_pending(in_flight(directory.path))
-            plan = plan_for(directory, expected)
+            plan, flight = plan_for(directory, expected), in_flight(directory.path)
+            before = _pending_lines(flight)
         else:
-            done = relocate(directory, expected)
-            plan = done.plan
-            if done.settled is not None:
-                _print(f"Finished the move of {done.settled.source} to {done.settled.target}.")
-        if plan.moves or plan.left:
-            _print(_plan_table(plan))
-        aside = sum(move.target is None for move in plan.moves)
-        counts = f"{len(plan.moves) - aside} relocated, {aside} set aside, {len(plan.left)} left"
-        _print(f"Dry run, nothing was moved: would be {counts}." if dry_run else f"Stores: {counts}.")
+            with progress("steps of moving stores") as advance:
+                done = relocate(directory, expected, lambda step: advance(1))
+            plan, flight = done.plan, done.settled
+            before = [f"Finished the move of {flight.source} to {flight.target}."] if flight else []
+    document = {
+        "dry_run": dry_run,
+        "unfinished": _flight_document(flight),
+        "moves": [_move_document(move) for move in plan.moves],
+        "left": [_left_document(left) for left in plan.left],
+    }
+    aside = sum(move.target is None for move in plan.moves)
+    counts = f"{len(plan.moves) - aside} relocated, {aside} set aside, {len(plan.left)} left"
+    summary = f"Dry run, nothing was moved: would be {counts}." if dry_run else f"Stores: {counts}."
+    tables = [_plan_table(plan)] if plan.moves or plan.left else []
+    output.show(document, *before, *tables, summary)
 
 
 @state.command()
 @worker_settings("topology", "state_dir")
 @click.argument("task", callback=_task)
 @click.argument("store", required=False)
-def rm(topology: Path, state_dir: Path, task: TaskId, store: str | None) -> None:
+@json_output
+def rm(topology: Path, state_dir: Path, task: TaskId, store: str | None, output: Output) -> None:
     """Remove a STORE of a TASK, or all of them, set-aside ones too; the worker rebuilds what it needs from the
     log."""
     with _opened(topology, state_dir) as (directory, expected):
@@ -93,7 +114,8 @@ def rm(topology: Path, state_dir: Path, task: TaskId, store: str | None) -> None
         for name in going:
             directory.delete_store(task, name)
             directory.discard_set_aside(name, task.partition)
-            _print(f"Removed {store_path(task, name)}.")
+    removed = [{"task": str(task), "store": name} for name in going]
+    output.show({"removed": removed}, *(f"Removed {store_path(task, name)}." for name in going))
 
 
 @contextmanager
@@ -119,29 +141,65 @@ def _keep_lines(checkpoint: CheckpointFile, topics: set[str]) -> None:
         checkpoint.keep(topics)
 
 
-def _stores_table(path: Path, contents: dict[StoreOnDisk, StoreContent], expected: Topology, plan: Plan) -> Table:
-    places = {(move.source, move.store): _place(move.target) for move in plan.moves}
-    places |= {(left.task, left.store): left.reason for left in plan.left}
-    table = _table(f"stores in {path}", "task", "store", "log", "committed offset", "place")
+def _store_documents(
+    contents: dict[StoreOnDisk, StoreContent], expected: Topology, plan: Plan
+) -> list[dict[str, Any]]:
+    planned = {(move.source, move.store): _move_document(move) for move in plan.moves}
+    planned |= {(left.task, left.store): _left_document(left) for left in plan.left}
+    documents = []
     for (task, store), content in contents.items():
         known = content.identity or expected.stores.get(store)
         offset = content.offsets.get(TopicPartition(known.topic, task.partition)) if known else None
-        table.add_row(
-            str(task),
-            store,
-            content.identity.log if content.identity else "?",
-            "?" if offset is None else f"{offset:,}",
-            places.get((task, store), "right"),
+        documents.append(
+            {
+                "task": str(task),
+                "store": store,
+                "log": content.identity.log if content.identity else None,
+                "committed_offset": offset,
+                "place": "right",
+                "target": str(task),
+                "reason": None,
+                **planned.get((task, store), {}),
+            }
         )
+    return documents
+
+
+def _stores_table(path: Path, stores: list[dict[str, Any]]) -> Table:
+    table = _table(f"stores in {path}", "task", "store", "log", "committed offset", "place")
+    for store in stores:
+        offset = "?" if store["committed_offset"] is None else f"{store['committed_offset']:,}"
+        table.add_row(store["task"], store["store"], store["log"] or "?", offset, _place(store))
     return table
 
 
-def _aside_table(path: Path, aside: list[tuple[TaskId, str, Path]]) -> Table:
+def _aside_table(path: Path, aside: list[dict[str, Any]]) -> Table:
     title = f"set aside in {path}, removed once the store is rebuilt or by `forebay state rm TASK STORE`"
     table = _table(title, "task", "store", "directory")
-    for task, store, directory in aside:
-        table.add_row(str(task), store, directory.name)
+    for store in aside:
+        table.add_row(store["task"], store["store"], store["directory"])
     return table
+
+
+def _move_document(move: Move) -> dict[str, Any]:
+    place, target = ("aside", None) if move.target is None else ("elsewhere", str(move.target))
+    return {
+        "task": str(move.source),
+        "store": move.store,
+        "place": place,
+        "target": target,
+        "reason": move.reason,
+    }
+
+
+def _left_document(left: Left) -> dict[str, Any]:
+    return {
+        "task": str(left.task),
+        "store": left.store,
+        "place": "unknown",
+        "target": None,
+        "reason": left.reason,
+    }
 
 
 def _plan_table(plan: Plan) -> Table:
@@ -153,13 +211,19 @@ def _plan_table(plan: Plan) -> Table:
     return table
 
 
-def _place(target: TaskId | None) -> str:
-    return "would be set aside" if target is None else f"belongs to {target}"
+def _place(store: dict[str, Any]) -> str:
+    texts = {"right": "right", "aside": "would be set aside", "elsewhere": f"belongs to {store['target']}"}
+    return texts.get(store["place"], str(store["reason"]))
 
 
-def _print_pending(pending: UnfinishedMove | None) -> None:
-    if pending is not None:
-        _print(f"Unfinished, and finished first: the move of {pending.source} to {pending.target}.")
+def _pending_lines(pending: UnfinishedMove | None) -> list[str]:
+    if pending is None:
+        return []
+    return [f"Unfinished, and finished first: the move of {pending.source} to {pending.target}."]
+
+
+def _flight_document(flight: UnfinishedMove | None) -> dict[str, Any] | None:
+    return None if flight is None else {"source": str(flight.source), "target": str(flight.target)}
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -167,7 +231,3 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold", justify="right" if column == "committed offset" else "left")
     return table
-
-
-def _print(shown: Table | str) -> None:
-    terminal().print(shown, soft_wrap=isinstance(shown, str))

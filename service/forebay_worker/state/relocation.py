@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from forebay.tasks import TaskId, TopicPartition
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.layout import SET_ASIDE, store_path
+from forebay_worker.state.origin import difference, store_identity
 from forebay_worker.state.rocksdb import StoreIdentity
 
 StoreOnDisk = tuple[TaskId, str]
@@ -115,9 +116,7 @@ def plan_relocation(
 def usable_offset(content: StoreContent, spec: StoreSpec, partition: int) -> int | None:
     """The committed offset; None without one, or if the store was built from something else."""
     found = content.identity
-    if found is not None and found != StoreIdentity(
-        found.log, spec.topic, partition, spec.kind, spec.key, spec.value
-    ):
+    if found is not None and difference(found, store_identity(found.log, spec, partition)) is not None:
         return None
     return content.offsets.get(TopicPartition(spec.topic, partition))
 

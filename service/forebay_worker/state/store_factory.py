@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import write_durably
 from forebay_worker.state.inspection import IDENTITY_NAME, read_identity
 from forebay_worker.state.memory import MemoryStore
+from forebay_worker.state.origin import difference, store_identity
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
 from forebay_worker.state.storage_faults import in_use, storage_fault
 
@@ -78,7 +79,7 @@ class StoreFactory:
         store, existed = self._rocksdb(path, task, spec)
 
         def identify(log: str) -> None:
-            store.set_identity(_identity(log, task, spec))
+            store.set_identity(store_identity(log, spec, task.partition))
 
         with _closed_on_error(store):
             found = store.identity
@@ -111,7 +112,7 @@ class StoreFactory:
         log_identity, found = self._log_now(task, spec), _identity_of_supplied(path)
         if found is not None:
             log_identity = log_identity or found.log
-            other = _difference(found, _identity(log_identity, task, spec))
+            other = difference(found, store_identity(log_identity, spec, task.partition))
             if other is not None:
                 raise StoreCorrupted(other)
         existed = path.exists()
@@ -128,7 +129,9 @@ class StoreFactory:
 
         def identify(log: str) -> None:
             if store.persistent:
-                write_durably(path / IDENTITY_NAME, json.dumps(_identity(log, task, spec).document()))
+                write_durably(
+                    path / IDENTITY_NAME, json.dumps(store_identity(log, spec, task.partition).document())
+                )
 
         with _closed_on_error(store):
             if log_identity is not None:
@@ -249,25 +252,11 @@ def _require_offset(store: StateStore, tp: TopicPartition) -> None:
 def _require_same_origin(store: RocksDbStore, found: StoreIdentity | None, task: TaskId, spec: StoreSpec) -> None:
     """Raise ``StoreCorrupted`` if a store was built from something else, or does not record from what."""
     if found is not None:
-        other = _difference(found, _identity(found.log, task, spec))
+        other = difference(found, store_identity(found.log, spec, task.partition))
         if other is not None:
             raise StoreCorrupted(other)
     elif store.committed_offset(TopicPartition(spec.topic, task.partition)) is not None:
         raise StoreCorrupted("it does not record which log it was built from")
-
-
-def _difference(found: StoreIdentity, expected: StoreIdentity) -> str | None:
-    """What a store on disk has another of than it should, None if nothing."""
-    wanted = asdict(expected)
-    others = [
-        f"{name} {value!r} instead of {wanted[name]!r}"
-        for name, value in asdict(found).items()
-        if value != wanted[name]
-    ]
-    if not others:
-        return None
-    remedy = "; a store of another kind or codec needs a name of its own" if found.log == expected.log else ""
-    return f"it was built with {', '.join(others)}{remedy}"
 
 
 def _require_own_directory(existed: bool, path: Path, spec: StoreSpec) -> None:
@@ -290,16 +279,4 @@ def _supplier(supplier: str) -> StoreSupplier:
     raise TopologyError(
         f"There is no store supplier {supplier!r}: use 'rocksdb', 'memory', or the name of an installed entry "
         f"point in the group {STORE_ENTRY_POINTS!r}."
-    )
-
-
-def _identity(log_identity: str, task: TaskId, spec: StoreSpec) -> StoreIdentity:
-    return StoreIdentity(
-        log_identity,
-        spec.topic,
-        task.partition,
-        spec.kind,
-        spec.key,
-        spec.value,
-        timestamp_after_max_ms=spec.timestamp_after_max_ms,
     )

@@ -79,7 +79,7 @@ def test_partitions_that_a_worker_does_not_hold_are_not_counted_there():
 
 def test_what_is_wrong_is_found_with_its_partitions_the_gravest_first():
     def replicas(partition: int) -> list[ReplicaState]:
-        return {0: [A._replace(live=False)], 1: [B], 2: [A._replace(failure="no codec")]}[partition]
+        return {0: [A._replace(live=False)], 1: [B], 2: [A._replace(failure="no codec. Install it.")]}[partition]
 
     survey, _ = surveyed(Known(replicas, workers={"a:1": False, "b:1": True}))
     found = gravest_first(findings_of(survey.newest, knows_all_replicas=True))
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_found_with_its_partitions_the_gravest_first():
         ("partitions-unheld", "error", (0,)),
         ("partitions-standby", "warning", (1,)),
     ]
-    assert "no codec" in found[1].detail
+    assert (found[1].detail, found[1].remedy) == ("s-2 on a:1 cannot apply records: no codec.", "Install it.")
     assert found[2].detail.startswith("s: 1 of 3 partitions is held by no worker")
     assert all(finding.remedy for finding in found)
 

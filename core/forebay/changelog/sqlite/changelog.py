@@ -9,7 +9,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -248,10 +248,13 @@ class SqliteChangelog:
             connection.execute("UPDATE topic SET identity = ? WHERE name = ?", (identity, topic))
         return identity
 
-    def compact(self, spec: StoreSpec, limits: CompactionLimits = _LIMITS) -> int:
+    def compact(
+        self, spec: StoreSpec, limits: CompactionLimits = _LIMITS, on_partition: Callable[[], None] = lambda: None
+    ) -> int:
         """Remove from a store's log what is no longer needed; returns the number of records removed.
 
-        Raises ``ChangelogError`` if a partition could not be compacted, after compacting all others.
+        ``on_partition`` is called after each partition. Raises ``ChangelogError`` if a partition could not be
+        compacted, after compacting all others.
         """
         removed, failures = 0, []
         for partition in range(self.partitions(spec.topic)):
@@ -260,6 +263,7 @@ class SqliteChangelog:
                 removed += compact(path, spec, limits, _now_ms())
             except (sqlite3.Error, RecordDamaged) as error:
                 failures.append(f"{path}: {error}")
+            on_partition()
         if failures:
             raise ChangelogError(
                 f"{len(failures)} of the partitions of {spec.topic!r} could not be compacted; try again later. "

@@ -1,0 +1,1 @@
+"""What ``forebay doctor`` checks: this machine, the changelog, and the processes that are to answer."""

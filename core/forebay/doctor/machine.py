@@ -1,0 +1,135 @@
+"""Checks of this machine: Python, Java, open files, disks, files of tokens."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from forebay import __version__
+from forebay.console.findings import Finding
+from forebay.doctor.check import Check, of_error
+from forebay.errors import SettingError
+from forebay.tokens import TokensFile
+from forebay.topology import Topology
+
+_OPTIONAL = ("pyspark", "pyarrow", "confluent-kafka", "aiokafka")
+_JAVA = (17, 23)
+"""Spark 4.0 fails on others."""
+_FILES_PER_STORE = 10
+_FILES_FOR_CONNECTIONS = 4_096
+_LEAST_FREE = 0.1
+_LEAST_FREE_BYTES = 1 << 30
+_FULL_BYTES = 64 << 20
+_OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def check_versions() -> Check:
+    """Which Python and which packages there are."""
+    installed = ", ".join(f"{name} {_version(name) or 'absent'}" for name in _OPTIONAL)
+    return Check("versions", f"forebay {__version__}, Python {platform.python_version()}, {installed}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def check_java() -> Check:
+    """Whether Spark, where it is installed, finds a Java that it runs on."""
+    if _version("pyspark") is None:
+        return Check("java", "not needed: pyspark is not installed here")
+    home = os.environ.get("JAVA_HOME")
+    command = shutil.which(f"{home}/bin/java" if home else "java")
+    found = None if command is None else _java_version(command)
+    return java_verdict(command, found)
+
+
+def _java_version(command: str) -> int | None:
+    done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    major = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    return None if major is None else int(major[1])
+
+
+def java_verdict(command: str | None, major: int | None) -> Check:
+    """The check of a Java command, None without one, and its major version, None if it tells none."""
+    least, most = _JAVA
+    if major is not None and least <= major <= most:
+        return Check("java", f"Java {major} at {command}")
+    what = "There is no Java" if command is None else f"{command} is Java {major or 'of an unknown version'}"
+    detail = f"{what}; Spark 4.0 runs on {least} to {most}."
+    remedy = "Install one, on Debian openjdk-17-jre-headless, or set JAVA_HOME to one that is installed."
+    return Check("java", what, (Finding("java-unsuitable", "error", detail, remedy),))
+
+
+def check_open_files(topology: Topology | None) -> Check:
+    """Whether a worker may open as many files as its stores and connections may need."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return open_files_verdict(most, topology)
+
+
+def open_files_verdict(most: int, topology: Topology | None) -> Check:
+    """The check of the hard limit, for a worker that holds all of a topology at worst."""
+    stores = 0 if topology is None else sum(spec.partitions for spec in topology.stores.values())
+    needed = _FILES_FOR_CONNECTIONS + _FILES_PER_STORE * stores
+    detail = f"{most:,} open files allowed, up to {needed:,} needed"
+    if most == resource.RLIM_INFINITY or most >= needed:
+        return Check("open files", detail)
+    remedy = "Raise the hard limit: LimitNOFILE= of a systemd unit, --ulimit nofile of a container, or ulimit -Hn."
+    return Check("open files", detail, (Finding("open-files", "warning", f"Only {detail}.", remedy),))
+
+
+def check_disk(name: str, directory: Path) -> Check:
+    """Whether a directory may be written, and its disk has room."""
+    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        detail = f"{there} cannot be written by this user."
+        remedy = "Run as the user that owns it, or make it writable."
+        return Check(name, str(there), (Finding("directory-not-writable", "error", detail, remedy),))
+    usage = shutil.disk_usage(there)
+    return disk_verdict(name, there, usage.free, usage.total)
+
+
+def disk_verdict(name: str, directory: Path, free_bytes: int, total_bytes: int) -> Check:
+    """The check of a directory's disk."""
+    detail = f"{directory} has {free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB free"
+    if free_bytes >= max(_LEAST_FREE_BYTES, _LEAST_FREE * total_bytes):
+        return Check(name, detail)
+    severity = "error" if free_bytes < _FULL_BYTES else "warning"
+    remedy = "Free some space, or use a larger disk: a full one stops what is written."
+    return Check(name, detail, (Finding("disk-full", severity, f"{detail}.", remedy),))
+
+
+def check_secrets(paths: Iterable[Path]) -> Check:
+    """Whether only their user may read the files of tokens that are sent."""
+    findings = []
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            detail = f"The token file {path} cannot be read: {error.strerror}."
+            findings.append(Finding("token-file", "error", detail, "Name one that exists with --token-file."))
+            continue
+        if mode & _OF_OTHERS:
+            detail = f"Others on this machine may read or change {path}."
+            findings.append(Finding("token-file", "warning", detail, f"Run: chmod 600 {path}"))
+    return Check("token files", ", ".join(map(str, paths)) or "none given", tuple(findings))
+
+
+def check_accepted_tokens(path: Path) -> Check:
+    """Whether a file of the tokens that a process accepts can be used, and who may read it."""
+    [*findings] = check_secrets([path]).findings
+    try:
+        TokensFile(path)
+    except SettingError as error:
+        findings.append(of_error("tokens-unusable", error, "Make a token with: openssl rand -hex 32"))
+    return Check("accepted tokens", str(path), tuple(findings))

@@ -1,0 +1,53 @@
+"""What a command prints: tables and sentences for people, or JSON for programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from forebay.terminal import terminal
+
+
+class Output:
+    """A command's standard output; its shape for programs is that of docs/commands.md."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def show(self, document: Mapping[str, Any], *shown: RenderableType) -> None:
+        """Print a result: the document under ``--json``, otherwise what is shown of it to people."""
+        self.show_text(json.dumps(document, indent=2, ensure_ascii=False), *shown)
+
+    def show_text(self, text: str, *shown: RenderableType) -> None:
+        """The same for a document that is JSON text already, which is printed as it is."""
+        if self.as_json:
+            click.echo(printable(text))
+            return
+        for renderable in shown:
+            terminal().print(renderable, soft_wrap=isinstance(renderable, str | Text))
+
+    def show_line(self, text: str, shown: str) -> None:
+        """Print one of many results: its JSON text, which has no line ends, or its line for people."""
+        click.echo(printable(text if self.as_json else shown))
+
+
+def printable(text: str) -> str:
+    """A text with lone surrogates escaped, since no terminal accepts them as they are."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def json_output(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that prints a result the flag ``--json``; it is called with the ``output``."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON; its members do not change their meaning.")
+    @functools.wraps(function)
+    def command(as_json: bool, **rest: Any) -> None:
+        function(output=Output(as_json), **rest)
+
+    return command

@@ -1,0 +1,35 @@
+"""From what a store on disk was built, and whether that is what the topology asks for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from forebay.topology import StoreSpec
+from forebay_worker.state.rocksdb import StoreIdentity
+
+
+def store_identity(log: str, spec: StoreSpec, partition: int) -> StoreIdentity:
+    """The identity of one partition of a store that is built from a log."""
+    return StoreIdentity(
+        log,
+        spec.topic,
+        partition,
+        spec.kind,
+        spec.key,
+        spec.value,
+        timestamp_after_max_ms=spec.timestamp_after_max_ms,
+    )
+
+
+def difference(found: StoreIdentity, expected: StoreIdentity) -> str | None:
+    """What a store on disk has another of than it should, so that it is rebuilt; None if nothing."""
+    wanted = asdict(expected)
+    others = [
+        f"{name} {value!r} instead of {wanted[name]!r}"
+        for name, value in asdict(found).items()
+        if value != wanted[name]
+    ]
+    if not others:
+        return None
+    remedy = "; a store of another kind or codec needs a name of its own" if found.log == expected.log else ""
+    return f"it was built with {', '.join(others)}{remedy}"

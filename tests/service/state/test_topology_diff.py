@@ -1,0 +1,103 @@
+"""What ``forebay topology diff`` says of each change in the table of docs/topology.md."""
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from forebay.topology import Topology, parse_topology
+from forebay_worker.state.topology_diff import Outcome, topology_diff
+
+OLD = """
+application_id = "app"
+
+[[subtopology]]
+name = "first"
+partitions = 4
+
+[[subtopology.store]]
+name = "orders"
+{orders}
+
+[[subtopology]]
+name = "second"
+partitions = 4
+
+[[subtopology.store]]
+name = "totals"
+"""
+
+
+def topology(text: str = OLD, orders: str = "") -> Topology:
+    return parse_topology(tomllib.loads(text.format(orders=orders)))
+
+
+def outcomes(old: Topology, new: Topology) -> dict[str, Any]:
+    return {one.store: one for one in topology_diff(old, new)}
+
+
+WINDOW = 'kind = "window"\nwindow_size_ms = {size}\nretention_ms = 100000\n{more}'
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome", "why"),
+    [
+        ("", "max_age_ms = 5", Outcome.KEPT, ""),
+        ("", 'topic = "other"', Outcome.REBUILT, "topic 'app-orders-changelog' instead of 'other'"),
+        ("", 'value = "string"', Outcome.REBUILT, "value 'json' instead of 'string'"),
+        ("", 'key = "int64"', Outcome.REBUILT, "key 'string' instead of 'int64'"),
+        ("", 'supplier = "memory"', Outcome.REBUILT, "forebay state rm"),
+        ("", 'partitioner = "unknown"', Outcome.MISREAD, "another partitioner"),
+        (
+            WINDOW.format(size=5, more=""),
+            WINDOW.format(size=6, more=""),
+            Outcome.MISREAD,
+            "another window_size_ms",
+        ),
+        (
+            WINDOW.format(size=5, more=""),
+            WINDOW.format(size=5, more="timestamp_after_max_ms = 9"),
+            Outcome.REBUILT,
+            "timestamp_after_max_ms None instead of 9",
+        ),
+    ],
+)
+def test_a_changed_field_has_the_outcome_that_the_page_describes(before, after, outcome, why):
+    found = outcomes(topology(orders=before), topology(orders=after))
+    assert found["orders"].outcome is outcome
+    assert why in (found["orders"].reason or "")
+    assert found["orders"].changed
+    assert (found["totals"].outcome, found["totals"].changed) == (Outcome.KEPT, ())
+
+
+def test_a_store_that_goes_to_another_ordinal_is_moved_and_others_are_new_or_left():
+    head, first, second = OLD.format(orders="").split("[[subtopology]]\n")
+    swapped = f"{head}[[subtopology]]\n{second}[[subtopology]]\n{first}"
+    found = outcomes(topology(), topology(swapped))
+    assert {name: (one.outcome, one.old_ordinal, one.new_ordinal) for name, one in found.items()} == {
+        "orders": (Outcome.MOVED, 0, 1),
+        "totals": (Outcome.MOVED, 1, 0),
+    }
+    renamed = outcomes(topology(), topology(OLD.replace('"totals"', '"sums"')))
+    assert {name: one.outcome for name, one in renamed.items()} == {
+        "sums": Outcome.NEW,
+        "totals": Outcome.LEFT,
+        "orders": Outcome.KEPT,
+    }
+
+
+def test_another_count_of_partitions_is_refused_unless_the_log_is_another():
+    fewer = OLD.replace("partitions = 4", "partitions = 2", 1)
+    assert outcomes(topology(), topology(fewer))["orders"].outcome is Outcome.REFUSED
+    assert "its log has 4 partitions" in outcomes(topology(), topology(fewer))["orders"].reason
+    other = outcomes(topology(), topology(fewer, orders='topic = "other"'))
+    assert other["orders"].outcome is Outcome.REBUILT
+
+
+def test_another_application_shares_nothing():
+    found = outcomes(topology(), topology(OLD.replace('"app"', '"other"').replace('"totals"', '"sums"')))
+    assert {name: one.outcome for name, one in found.items()} == {
+        "orders": Outcome.REBUILT,
+        "sums": Outcome.REBUILT,
+        "totals": Outcome.LEFT,
+    }
