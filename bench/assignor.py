@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, assign
 
 SUBTOPOLOGIES = 100

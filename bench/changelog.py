@@ -11,7 +11,7 @@ from bench.records import records
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 RECORDS = 200_000
 BATCH_RECORDS = 20_000

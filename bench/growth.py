@@ -19,7 +19,7 @@ from bench.records import VALUE_BYTES, records
 from bench.wrk import Load, Requests, load
 
 from forebay.changelog.sqlite import partition as sqlite_partition
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from tests.cluster import Cluster
 
 CONNECTIONS = 32

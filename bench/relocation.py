@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.comparison import Effort
 from bench.figures import Row, interleaved
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay.topology import Topology, load_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.relocate import relocate

@@ -17,10 +17,10 @@ from typing import Any, cast
 import uvloop
 from bench.deployment import STORE, topology
 
-from forebay.identity import IDENTITY_PATH, Identity
 from forebay.metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
+from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.documents import metadata_document, stores_document
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, load_topology
 
 _APPLICATION, _FINGERPRINT = "bench", "f" * 16

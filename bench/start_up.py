@@ -8,9 +8,9 @@ from collections.abc import Callable
 from bench.comparison import Effort
 from bench.figures import Row, Target, interleaved
 
+from forebay.state_store import CommittedOffset
 from forebay.stored_keys import USER_TAG
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, load_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_record import RECORD_NAME, read_positions, record_positions

@@ -19,7 +19,7 @@ from bench.process import Family
 
 from forebay.changelog import Heartbeat
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 CHANGES = {1_000: 20, 100_000: 8, 2_000_000: 3}
 """By how many keys a batch changes, how many batches follow the first, which is copied."""

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.metadata import Generation, HostInfo
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.group.assignor import Assignment, Placement
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 
 ROUNDS = 5
 MOVING_SHARE = 0.05

@@ -12,7 +12,7 @@ from forebay.changelog import Changelog, Heartbeat
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 Row = tuple[bytes, bytes | None, int]

@@ -1,6 +1,6 @@
 """Tokens by their holders, as long as the tokens file wants them."""
 
-from forebay.tokens import LEAST_TOKEN_CHARACTERS
+from forebay.bearer_tokens import LEAST_TOKEN_CHARACTERS
 
 
 def token_of(holder: str) -> str:

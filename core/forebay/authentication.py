@@ -8,9 +8,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from forebay.bearer_tokens import TokensFile
 from forebay.errors import Forbidden, SettingError
 from forebay.log_throttle import LogThrottle
-from forebay.tokens import TokensFile
 
 log = logging.getLogger(__name__)
 

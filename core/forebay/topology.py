@@ -19,7 +19,7 @@ from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
 from forebay.spark_state import SparkState, parse_spark_state
 from forebay.stored_keys import StoredKeys
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.toml_tables import (
     NAME,
     NAME_RULE,

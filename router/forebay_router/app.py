@@ -38,7 +38,7 @@ from forebay.rest.answers import problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES
 from forebay.rest.changes import resumed
-from forebay.rest.departure import for_client
+from forebay.rest.client_disconnect import for_client
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.hosts import ANY_HOST, AllowedHosts
 from forebay.rest.parameters import ReadParameters, parse_parameters

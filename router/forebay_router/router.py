@@ -14,9 +14,9 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
-from forebay.identity import Identity
 from forebay.lag import Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
+from forebay.process_identity import Identity
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.limits import Limits, Peer
 from forebay.rest.parameters import Prefer, ReadParameters

@@ -38,7 +38,7 @@ from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES, KeyResult, batch_answer, read_batch_keys
 from forebay.rest.changes import resumed
-from forebay.rest.departure import for_client
+from forebay.rest.client_disconnect import for_client
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.hosts import ANY_HOST, AllowedHosts
 from forebay.rest.limits import Peer
@@ -58,7 +58,7 @@ from forebay.rest.routes import (
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay.rest.schemas import WORKER_STATUS_SCHEMA
 from forebay_worker.metrics import WorkerMetrics
-from forebay_worker.reads.admission import Refused
+from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.reads.changes import KeyChanges
 from forebay_worker.reads.scans import MOST_PAGE_BYTES
 from forebay_worker.worker import Worker

@@ -13,7 +13,7 @@ from forebay.rest.batches import batch_answer, read_batch_keys
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
-from forebay_worker.reads.admission import Refused
+from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.worker import Worker
 
 _KNOWN = KEY_PARAMETERS | {"partition"}

@@ -14,21 +14,21 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
-from forebay.identity import Identity
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo, StreamsMetadataState
+from forebay.process_identity import Identity
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.limits import Limits
 from forebay.settings import WorkerSettings
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay.topology import StoreSpec, load_topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import HealthMonitor
 from forebay_worker.group.membership_factory import open_membership
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
-from forebay_worker.reads.admission import Admission
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.reads.bounded_waits import BoundedWaits
+from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.state.directory import StateDirectory

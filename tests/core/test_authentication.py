@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from forebay.authentication import make_authenticator
+from forebay.bearer_tokens import TokensFile
 from forebay.errors import Forbidden, SettingError
-from forebay.tokens import TokensFile
 from tests.installed import install_authenticator
 from tests.tokens import token_of
 

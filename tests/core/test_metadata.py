@@ -17,7 +17,7 @@ from forebay.metadata import (
     cluster_map,
 )
 from forebay.partitioning import Murmur2Partitioner
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)

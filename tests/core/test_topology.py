@@ -8,7 +8,7 @@ import pytest
 from forebay.errors import TopologyError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.spark_state import SparkState, StateColumn
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec, Topology, load_topology, parse_topology
 
 GOOD = """

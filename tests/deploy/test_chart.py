@@ -21,9 +21,9 @@ from helm_python.chart import Chart, lint
 from helm_python.config import Config
 from helm_python.errors import HelmError
 
+from forebay.bearer_tokens import TokensFile
 from forebay.errors import Unauthenticated
 from forebay.settings import settings_for
-from forebay.tokens import TokensFile
 from forebay.topology import parse_topology
 from tests.deploy.command_lines import settings_of
 

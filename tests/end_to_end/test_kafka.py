@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from examples.broker import ROOT, Broker, java
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from tests.cluster import Cluster, restore_processes, running_cluster, wait_until
 from tests.conftest import need_kafka
 

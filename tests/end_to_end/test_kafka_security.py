@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from examples.broker import Broker
 from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from tests.cluster import Cluster, running_cluster, wait_until
 from tests.conftest import need_kafka
 from tests.core.changelog.kafka_topics import Reader

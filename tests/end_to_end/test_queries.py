@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from forebay.changelog.sqlite import partition as sqlite_partition
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from tests.cluster import Cluster, running_cluster
 
 TOPOLOGY = """

@@ -21,7 +21,7 @@ from forebay.changelog.sqlite.partition import has_retired, heartbeat_key
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import parse_topology
 from tests.cluster import wait_until
 

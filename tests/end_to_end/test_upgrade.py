@@ -18,11 +18,11 @@ from forebay.position import decode_position
 from forebay.rest.batches import read_batch_frames
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanPage, make_scan
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.replica_headers import reported_in
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
-from forebay_worker.state.checkpoint import CheckpointFile
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
+from forebay_worker.state.checkpoint_file import CheckpointFile
 from tests.cluster import Cluster, running_cluster
 from tests.fixtures.content import IN_LOG_ALONE, READS, T0_MS, TOPOLOGY
 from tests.installed import install_file_store

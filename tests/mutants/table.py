@@ -57,10 +57,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "end-offset-max-age-unused",
         "a read with a bound on records needs an observation of the end younger than end_offset_max_age_ms",
-        "forebay_worker.reads.admission:Admission._provable",
+        "forebay_worker.reads.bounds_check:Admission._provable",
         "self._end_offset_max_age_ms",
         'float("inf")',
-        ("service/reads/test_admission.py::test_an_old_end_offset_proves_no_record_lag",),
+        ("service/reads/test_bounds_check.py::test_an_old_end_offset_proves_no_record_lag",),
     ),
     Mutant(
         "time-rounded-down",
@@ -272,10 +272,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "diverged-log-read",
         "what was built from another log is not read",
-        "forebay_worker.reads.admission:Admission.admit",
+        "forebay_worker.reads.bounds_check:Admission.admit",
         "if replica.diverged:",
         "if False:",
-        ("service/reads/test_admission.py::test_a_diverged_replica_is_refused_without_lag",),
+        ("service/reads/test_bounds_check.py::test_a_diverged_replica_is_refused_without_lag",),
     ),
     Mutant(
         "diverged-log-with-lag",
@@ -283,7 +283,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.replica:Replica.invalidate",
         "self.progress = EMPTY_PROGRESS",
         "pass",
-        ("service/reads/test_admission.py::test_a_diverged_replica_is_refused_without_lag",),
+        ("service/reads/test_bounds_check.py::test_a_diverged_replica_is_refused_without_lag",),
     ),
     # Roles.
     Mutant(
@@ -313,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "require-active-of-restoring",
         "require_active is answered by a running active only",
-        "forebay_worker.reads.admission:Admission._hold",
+        "forebay_worker.reads.bounds_check:Admission._hold",
         'admitted.role != "active"',
         'admitted.role == "standby"',
         ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
@@ -346,7 +346,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "record-lag-zero-where-checked",
         "a bound is checked against the lag that the answer states",
-        "forebay_worker.reads.admission:Admission._hold",
+        "forebay_worker.reads.bounds_check:Admission._hold",
         "lag := self._provable(admitted)",
         "lag := self._provable(admitted)._replace(record_lag=0)",
         ("end_to_end/test_bounds.py::test_a_replica_behind_answers_within_its_lag_alone",),
@@ -354,15 +354,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "bounds-of-the-read-before",
         "every read is held to its own bounds",
-        "forebay_worker.reads.admission:Admission.admit",
+        "forebay_worker.reads.bounds_check:Admission.admit",
         "admitted.tolerated_by is not parameters",
         "admitted.tolerated_by is None",
-        ("service/reads/test_admission.py::test_reads_of_one_moment_are_each_held_to_their_own_bounds",),
+        ("service/reads/test_bounds_check.py::test_reads_of_one_moment_are_each_held_to_their_own_bounds",),
     ),
     Mutant(
         "ceiling-ignored-by-worker",
         "no read exceeds the worker's ceiling",
-        "forebay_worker.reads.admission:Admission.tolerance",
+        "forebay_worker.reads.bounds_check:Admission.tolerance",
         "tolerance if self._ceiling == UNLIMITED else tolerance.held_to(self._ceiling)",
         "tolerance",
         ("end_to_end/test_ceilings.py::test_a_read_is_held_to_the_ceiling_however_wide_its_own_bound",),
@@ -411,15 +411,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "position-in-a-replay",
         "a position is reached by the consistent position",
-        "forebay_worker.reads.admission:Admission.require_position",
+        "forebay_worker.reads.bounds_check:Admission.require_position",
         "(replica.progress.consistent_position or 0) < offset",
         "replica.progress.position < offset",
-        ("service/reads/test_admission.py::test_a_position_is_not_reached_in_the_middle_of_a_replay",),
+        ("service/reads/test_bounds_check.py::test_a_position_is_not_reached_in_the_middle_of_a_replay",),
     ),
     Mutant(
         "position-not-required",
         "min_position is answered by who has reached it",
-        "forebay_worker.reads.admission:Admission.require_position",
+        "forebay_worker.reads.bounds_check:Admission.require_position",
         "if (replica.progress.consistent_position or 0) < offset:",
         "if False:",
         ("end_to_end/test_bounds.py::test_a_position_of_what_is_ahead_is_not_reached_behind",),
@@ -427,7 +427,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "position-of-any-log",
         "a position of another log is a conflict",
-        "forebay_worker.reads.admission:Admission.require_position",
+        "forebay_worker.reads.bounds_check:Admission.require_position",
         "wanted.log != log_digest(replica.log)",
         "False",
         ("end_to_end/test_reads.py::test_a_position_of_another_log_is_a_conflict",),
@@ -435,18 +435,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "token-of-what-was-applied",
         "a token is an upper bound of what was read",
-        "forebay_worker.reads.admission:Admission._replica_info",
+        "forebay_worker.reads.bounds_check:Admission._replica_info",
         "replica.progress.applying_to",
         "replica.progress.position",
-        ("service/reads/test_admission.py::test_a_token_covers_what_is_being_applied",),
+        ("service/reads/test_bounds_check.py::test_a_token_covers_what_is_being_applied",),
     ),
     Mutant(
         "token-from-before-the-value",
         "a token is taken after the value",
-        "forebay_worker.reads.admission:Admission.replica_info",
+        "forebay_worker.reads.bounds_check:Admission.replica_info",
         "replica.progress is admitted.progress",
         "admitted.replica_info is not None",
-        ("service/reads/test_admission.py::test_token_is_taken_after_the_value_lag_before",),
+        ("service/reads/test_bounds_check.py::test_token_is_taken_after_the_value_lag_before",),
     ),
     Mutant(
         "applying-to-not-published",
@@ -538,7 +538,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.misses:why_unproven",
         "if replica.repartitioned:",
         "if False:",
-        ("service/reads/test_admission.py::test_misses_are_refused_where_the_log_has_other_partitions",),
+        ("service/reads/test_bounds_check.py::test_misses_are_refused_where_the_log_has_other_partitions",),
     ),
     Mutant(
         "misplaced-keys-not-checked",
@@ -562,7 +562,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "miss-in-another-partition",
         "a key is missing only where it would be",
-        "forebay_worker.reads.admission:Admission.agreed_partition",
+        "forebay_worker.reads.bounds_check:Admission.agreed_partition",
         "requested is not None and requested != found",
         "False",
         ("end_to_end/test_reads.py::test_a_worker_does_not_look_for_a_key_in_another_partition",),
@@ -694,7 +694,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.values:require_versions",
         "parameters.as_of_ms is not None and",
         "False and",
-        ("service/reads/test_admission.py::test_a_time_is_refused_where_no_versions_are_kept",),
+        ("service/reads/test_bounds_check.py::test_a_time_is_refused_where_no_versions_are_kept",),
     ),
     Mutant(
         "stream-out-of-its-bounds",
@@ -774,7 +774,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.scans:Scans._page",
         "if cursor is not None and cursor.position is not None:",
         "if False:",
-        ("service/reads/test_admission.py::test_a_later_page_needs_the_position_of_the_one_before",),
+        ("service/reads/test_bounds_check.py::test_a_later_page_needs_the_position_of_the_one_before",),
     ),
     Mutant(
         "missing-partition-comes-back",
@@ -856,7 +856,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "line-looks-younger",
         "no line of a checkpoint looks younger than it is",
-        "forebay_worker.state.checkpoint:CheckpointFile.add",
+        "forebay_worker.state.checkpoint_file:CheckpointFile.add",
         "self._date(min(",
         "self._date(max(",
         ("service/state/test_stores.py::test_no_line_looks_younger_than_it_is_whichever_was_written_last",),
@@ -888,7 +888,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "checkpoint-ahead-of-content",
         "a checkpoint never gets ahead of what is durable",
-        "forebay_worker.state.checkpointed:CheckpointedStore._write",
+        "forebay_worker.state.checkpointed_store:CheckpointedStore._write",
         "self._inner.flush()",
         "pass",
         (
@@ -899,7 +899,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "legacy-consistent-at-open",
         "a legacy store is at no point of history before the end at its opening",
-        "forebay_worker.state.checkpointed:CheckpointedStore.__init__",
+        "forebay_worker.state.checkpointed_store:CheckpointedStore.__init__",
         "pending_end=max(end_offset, position)",
         "pending_end=None",
         (
@@ -910,7 +910,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "checkpoint-interval",
         "a checkpoint is written once its interval has passed (KIP-116)",
-        "forebay_worker.state.checkpointed:CheckpointedStore.commit",
+        "forebay_worker.state.checkpointed_store:CheckpointedStore.commit",
         "self._clock() - self._written_boot_ms >= self._interval_ms",
         "False",
         (
@@ -921,7 +921,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "checkpoint-number-of-records",
         "or once 10,000 records were written",
-        "forebay_worker.state.checkpointed:CheckpointedStore.commit",
+        "forebay_worker.state.checkpointed_store:CheckpointedStore.commit",
         "due or self._records_since >= RECORDS_PER_CHECKPOINT",
         "due",
         (
@@ -932,7 +932,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "checkpoint-at-close",
         "and at a clean close",
-        "forebay_worker.state.checkpointed:CheckpointedStore.close",
+        "forebay_worker.state.checkpointed_store:CheckpointedStore.close",
         "self._write()",
         "pass",
         (
@@ -1006,7 +1006,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "relocation-none",
         "a store moves to the ordinal of its sub-topology",
-        "forebay_worker.state.relocation:plan_relocation",
+        "forebay_worker.state.relocation_plan:plan_relocation",
         "if keeper != target:",
         "if False:",
         ("end_to_end/test_state.py::test_state_moves_with_its_store_when_the_topology_is_reordered",),
@@ -1017,7 +1017,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.relocate:_finish",
         "_forget_line(flight.source, flight.topic_partition)",
         "pass",
-        ("service/state/test_relocation.py::test_every_permutation_of_four_ordinals_killed_after_each_step",),
+        ("service/state/test_relocation_plan.py::test_every_permutation_of_four_ordinals_killed_after_each_step",),
     ),
     Mutant(
         "relocation-overwrites",
@@ -1025,7 +1025,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.relocate:_rename",
         "if os.path.lexists(flight.target):",
         "if False:",
-        ("service/state/test_relocation.py::test_what_appears_in_a_place_after_the_plan_is_not_overwritten",),
+        ("service/state/test_relocation_plan.py::test_what_appears_in_a_place_after_the_plan_is_not_overwritten",),
     ),
     Mutant(
         "relocation-though-off",
@@ -1033,16 +1033,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.relocate:refuse_misplaced",
         "if moves:",
         "if False:",
-        ("service/state/test_relocation.py::test_with_relocation_off_a_start_refuses_with_the_plan",),
+        ("service/state/test_relocation_plan.py::test_with_relocation_off_a_start_refuses_with_the_plan",),
     ),
     Mutant(
         "relocation-keeps-the-older",
         "of two copies of one log the one with the larger offset stays",
-        "forebay_worker.state.relocation:_surpasses",
+        "forebay_worker.state.relocation_plan:_surpasses",
         "rival_offset > offset",
         "rival_offset < offset",
         (
-            "service/state/test_relocation.py::"
+            "service/state/test_relocation_plan.py::"
             "test_of_two_stores_for_one_place_one_stays_and_the_other_is_set_aside",
         ),
     ),
@@ -1137,10 +1137,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "message-of-a-newer-version",
         "a message that needs a newer reader is refused",
-        "forebay_worker.group.wire:_read",
+        "forebay_worker.group.messages:_read",
         'document["least"] > VERSION',
         "False",
-        ("service/group/test_wire.py::test_a_message_beyond_this_reader_is_refused_with_what_to_do",),
+        ("service/group/test_messages.py::test_a_message_beyond_this_reader_is_refused_with_what_to_do",),
     ),
     Mutant(
         "active-not-caught-up",
@@ -1320,7 +1320,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.relocate:relocate",
         "_write_journal(directory.path, flight)",
         "pass",
-        ("service/state/test_relocation.py::test_a_move_is_journalled_and_made_durable_in_order",),
+        ("service/state/test_relocation_plan.py::test_a_move_is_journalled_and_made_durable_in_order",),
     ),
     Mutant(
         "executor-of-another-machine",
@@ -1573,7 +1573,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "misdirection-without-a-direction",
         "a worker without the partition tells who has it",
-        "forebay_worker.reads.admission:Admission.replica",
+        "forebay_worker.reads.bounds_check:Admission.replica",
         "None if active is None else str(active)",
         "None",
         ("end_to_end/test_reads.py::test_a_workers_partition_that_is_elsewhere_is_misdirected",),
@@ -1889,7 +1889,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "subscription-member-renamed",
         "group messages of an earlier version are understood",
-        "forebay_worker.group.wire:SubscriptionInfo.decode",
+        "forebay_worker.group.messages:SubscriptionInfo.decode",
         'document["offsets"]',
         'document["positions"]',
         ("end_to_end/test_upgrade.py::test_an_old_group_message_is_understood",),
@@ -2025,10 +2025,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "token-of-a-word",
         "a token that can be guessed is refused",
-        "forebay.tokens:_read_digests",
+        "forebay.bearer_tokens:_read_digests",
         "len(token) < LEAST_TOKEN_CHARACTERS",
         "len(token) < 0",
-        ("core/test_tokens.py::test_a_malformed_file_is_told_with_its_line_and_no_secret",),
+        ("core/test_bearer_tokens.py::test_a_malformed_file_is_told_with_its_line_and_no_secret",),
     ),
     Mutant(
         "secret-of-all-unnoticed",

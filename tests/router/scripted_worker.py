@@ -6,8 +6,8 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from forebay.identity import Identity
 from forebay.metadata import HostInfo
+from forebay.process_identity import Identity
 
 
 def answer(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> bytes:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from forebay.changelog.eventfd import Wake
 from forebay.errors import ChangelogError, TopicMissing
 from forebay.lag import EndOffset
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 Record = tuple[int, bytes, bytes | None, int, bool]

@@ -15,7 +15,7 @@ from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
 from forebay.output import Output, json_output
 from forebay.progress import progress
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, Topology, load_topology
 
 _LIMITS = CompactionLimits()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from forebay.changelog.base import Batch, Consumer, Record
 from forebay.changelog.eventfd import Wake
 from forebay.errors import ChangelogError, ChangelogUnreachable
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 _RECORDS_PER_POLL = 10_000
 _PATIENCE_S = 60.0

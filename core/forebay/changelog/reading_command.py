@@ -22,7 +22,7 @@ from forebay.console.health import duration
 from forebay.errors import SettingError, TopicRefused
 from forebay.output import Output, json_output
 from forebay.progress import progress
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 _RECORDS_PER_POLL = 1_000

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
+from forebay.bearer_tokens import token_headers
 from forebay.client import processes
 from forebay.client.changes import Following
 from forebay.client.descriptions import Descriptions
@@ -40,7 +41,6 @@ from forebay.client.unix_sockets import socket_paths
 from forebay.errors import ClientUnusable, Problem
 from forebay.metadata import StreamsMetadataState
 from forebay.rest.parameters import DEFAULT_LIMIT
-from forebay.tokens import token_headers
 from forebay.topology import StoreSpec
 
 T = TypeVar("T")

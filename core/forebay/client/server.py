@@ -12,12 +12,12 @@ from typing import Any
 import click
 import httpx
 
+from forebay.bearer_tokens import token_headers
 from forebay.client.problems import problem_of_response
 from forebay.client.proxies import Proxy, proxy_of
 from forebay.client.transports import pool
 from forebay.client.unix_sockets import http_url, socket_path
 from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
-from forebay.tokens import token_headers
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TOKEN = "FOREBAY_TOKEN"

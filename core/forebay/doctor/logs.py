@@ -6,7 +6,7 @@ from forebay.changelog import Changelog, open_changelog
 from forebay.console.findings import Finding
 from forebay.doctor.check import Check, of_error
 from forebay.errors import ChangelogUnreachable, ForebayError, TopicMissing
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, Topology
 
 _APPLY = "Run: forebay topology apply"

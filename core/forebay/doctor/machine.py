@@ -14,10 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from forebay import __version__
+from forebay.bearer_tokens import TokensFile
 from forebay.console.findings import Finding
 from forebay.doctor.check import Check, of_error
 from forebay.errors import SettingError
-from forebay.tokens import TokensFile
 from forebay.topology import Topology
 
 _OPTIONAL = ("pyspark", "pyarrow", "confluent-kafka", "aiokafka")

@@ -18,8 +18,8 @@ from forebay.errors import (
     UnknownPartitioner,
     UnknownStore,
 )
-from forebay.identity import IDENTITY_PATH, Identity
 from forebay.metadata import StreamsMetadataState
+from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
 from forebay.rest.documents import (

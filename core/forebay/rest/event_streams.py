@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from forebay.errors import BadRequest, NotReady, Problem
-from forebay.rest.departure import left
+from forebay.rest.client_disconnect import left
 from forebay.rest.events import COMMENT, EVENTS_MEDIA_TYPE, Event
 from forebay.rest.guard import later_refusal
 from forebay.rest.limits import Limit, Peer

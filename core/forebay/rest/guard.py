@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
 from forebay.errors import BadRequest, HostNotAllowed, Problem
-from forebay.identity import IDENTITY_PATH
+from forebay.process_identity import IDENTITY_PATH
 from forebay.rest.answers import problem_answer
 from forebay.rest.hosts import AllowedHosts
 

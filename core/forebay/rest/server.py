@@ -20,10 +20,10 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady, SettingError
-from forebay.identity import IDENTITY_PATH
 from forebay.linux import ask_for_short_slices
 from forebay.listen_addresses import ListenAddress, tcp_addresses
 from forebay.metadata import HostInfo
+from forebay.process_identity import IDENTITY_PATH
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import respond
 from forebay.rest.unix_listeners import is_unix_listener

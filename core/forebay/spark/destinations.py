@@ -18,7 +18,7 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog, naming
 from forebay.changelog.sqlite.partition import differs, newest_batch, rows_of_batch
 from forebay.errors import SinkError
 from forebay.spark.executor import Target, keyed_records, write_rows
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 if TYPE_CHECKING:

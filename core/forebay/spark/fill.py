@@ -13,7 +13,7 @@ from forebay.changelog import Changelog, Wake
 from forebay.errors import SinkError
 from forebay.spark.executor import END
 from forebay.spark.write import Write
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)

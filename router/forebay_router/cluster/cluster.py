@@ -9,11 +9,11 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import PartitionerMissing, UnknownStore
-from forebay.identity import Identity
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.log_throttle import LogThrottle
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
-from forebay.tasks import TopicPartition
+from forebay.process_identity import Identity
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.candidates import Holder
 from forebay_router.cluster.rejected_addresses import RejectedAddresses

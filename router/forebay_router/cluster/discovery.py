@@ -12,8 +12,8 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import NotReady
-from forebay.identity import IDENTITY_PATH, Identity
 from forebay.metadata import ClusterMap, Generation, HostInfo
+from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.answers import HttpAnswer
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster

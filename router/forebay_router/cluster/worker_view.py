@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
-from forebay.identity import Identity
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
+from forebay.process_identity import Identity
 from forebay_router.cluster.slow_start import SlowStart
 
 _SLOW_READS_TO_SUSPECT = 3

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from forebay.bearer_tokens import bearer
 from forebay.errors import Forbidden, Unauthenticated
 from forebay.metadata import HostInfo
 from forebay.networks import Networks
 from forebay.reloaded_file import ReloadedFile
 from forebay.settings import RouterSettings
-from forebay.tokens import bearer
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Callable
 
 from forebay.happy_eyeballs import Address, AsyncRace, in_turn
-from forebay.identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
 from forebay.metadata import HostInfo
 from forebay.networks import Networks
+from forebay.process_identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
 from forebay.rest.answers import HttpAnswer
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
 from forebay_router.upstream.encryption import Encryption, unencrypted

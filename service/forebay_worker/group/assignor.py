@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.group.current_assignment import Situation, next_assignment
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.placement import (

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.group.placement import AssignmentPolicy, Copies, Placement
 
 _KEEPS_ACTIVE_TIMES = 2

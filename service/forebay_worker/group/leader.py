@@ -9,11 +9,11 @@ from types import MappingProxyType
 
 from forebay.changelog import Changelog
 from forebay.metadata import Generation, HostInfo
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, Placement, assign
 from forebay_worker.group.member_health import MemberHealth
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
 
 _OffsetsByTask = Mapping[TaskId, tuple[int, ...]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 
 
 class Membership(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.group.member_health import MemberHealth
 
 

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.group.placement import Copies, Member
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.group.placement import AssignmentPolicy, Copies, Member, Placement
 from forebay_worker.group.quotas import Demand, Quota, plan_quotas
 

@@ -13,8 +13,8 @@ from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
 from forebay.rest.limits import Peer
 from forebay.rest.parameters import ReadParameters
-from forebay_worker.reads.admission import Admission, Refused
 from forebay_worker.reads.bounded_waits import BoundedWaits
+from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.values import key_document
 from forebay_worker.tasks.replica import Replica

@@ -16,7 +16,7 @@ from forebay.rest.batches import KeyResult, key_result, read_plain_keys, require
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.topology import StoreSpec
-from forebay_worker.reads.admission import Admission, Refused
+from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
 from forebay_worker.reads.misses import miss, why_unproven
 from forebay_worker.reads.values import key_document, key_documents, require_versions, value_of, values_of

@@ -29,7 +29,7 @@ from forebay.rest.scans import (
     make_scan,
     merge,
 )
-from forebay_worker.reads.admission import Admission, Admitted
+from forebay_worker.reads.bounds_check import Admission, Admitted
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.values import oldest_version, scanned_in_chunks
 from forebay_worker.tasks.replica import Replica

@@ -11,8 +11,8 @@ from forebay.errors import BadParameter, NotReady, Problem
 from forebay.log_throttle import LogThrottle
 from forebay.rest.batches import require_size
 from forebay.rest.parameters import ReadParameters
+from forebay.state_store import StateStore, StoreCorrupted
 from forebay.stored_versions import decode_version
-from forebay.stores import StateStore, StoreCorrupted
 from forebay.topology import StoreSpec
 from forebay_worker.reads.key_forms import KeyForm
 from forebay_worker.tasks.replica import Replica

@@ -15,14 +15,14 @@ from forebay.cli import worker_settings
 from forebay.errors import ConfigurationError
 from forebay.output import Output, json_output
 from forebay.progress import progress
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, load_topology
-from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
+from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.layout import SET_ASIDE, store_path
 from forebay_worker.state.relocate import UnfinishedMove, in_flight, plan_for, relocate, settle
-from forebay_worker.state.relocation import Left, Move, Plan, StoreContent, StoreOnDisk
+from forebay_worker.state.relocation_plan import Left, Move, Plan, StoreContent, StoreOnDisk
 
 
 def _task(ctx: click.Context, param: click.Parameter, value: str) -> TaskId:

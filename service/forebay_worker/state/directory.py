@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ConfigurationError, StateDirectoryLocked
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.state import layout
 
 log = logging.getLogger(__name__)

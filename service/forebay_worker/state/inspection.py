@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rocksdict import AccessType, Options, Rdict
 
-from forebay.stores import CommittedOffset
-from forebay.tasks import TopicPartition
-from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
-from forebay_worker.state.relocation import StoreContent
+from forebay.state_store import CommittedOffset
+from forebay.task_ids import TopicPartition
+from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
+from forebay_worker.state.relocation_plan import StoreContent
 from forebay_worker.state.rocksdb import IDENTITY_KEY, OFFSET_KEY, StoreIdentity, offsets_from_json
 
 IDENTITY_NAME = ".forebay-identity.json"

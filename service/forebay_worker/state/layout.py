@@ -6,7 +6,7 @@ import re
 import time
 from pathlib import Path
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 
 STORES = "rocksdb"
 """The directory of a task's stores, as in Kafka Streams."""

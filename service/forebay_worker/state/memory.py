@@ -8,8 +8,8 @@ from threading import Lock
 
 from sortedcontainers import SortedDict
 
-from forebay.stores import CommittedOffset
-from forebay.tasks import TopicPartition
+from forebay.state_store import CommittedOffset
+from forebay.task_ids import TopicPartition
 
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 1024

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import write_durably
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.layout import store_path
-from forebay_worker.state.relocation import usable_offset
+from forebay_worker.state.relocation_plan import usable_offset
 
 RECORD_NAME = ".offsets.json"
 

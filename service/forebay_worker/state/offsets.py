@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.state.offset_record import Positions
 
 CAUGHT_UP = -2

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.errors import ConfigurationError, ForebayError
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
 from forebay_worker.state import layout
-from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
+from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import remove_durably, sync_directory, write_durably
 from forebay_worker.state.inspection import read_content
-from forebay_worker.state.relocation import (
+from forebay_worker.state.relocation_plan import (
     Move,
     Plan,
     collisions,

@@ -37,9 +37,9 @@ from rocksdict import (
 
 from forebay.clock import boot_ms
 from forebay.errors import ForebayError
+from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.stored_keys import RESERVED_TAG
-from forebay.stores import CommittedOffset, StoreCorrupted
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay_worker.state.storage_faults import in_use, require_room, storage_fault
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from forebay.changelog import Changelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
+from forebay.state_store import CommittedOffset, StateStore, StoreCorrupted
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay.stores import CommittedOffset, StateStore, StoreCorrupted
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import STORE_ENTRY_POINTS, StoreSpec
-from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
-from forebay_worker.state.checkpointed import CheckpointedStore
+from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
+from forebay_worker.state.checkpointed_store import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import write_durably
 from forebay_worker.state.inspection import IDENTITY_NAME, read_identity

@@ -16,8 +16,8 @@ from forebay.clock import boot_ms
 from forebay.errors import ForebayError
 from forebay.lag import EndOffset
 from forebay.log_throttle import LogThrottle
-from forebay.stores import CommittedOffset, StoreCorrupted
-from forebay.tasks import TopicPartition
+from forebay.state_store import CommittedOffset, StoreCorrupted
+from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, observe_end, resume
 from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.replica import Replica

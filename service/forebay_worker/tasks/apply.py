@@ -5,7 +5,7 @@ from __future__ import annotations
 from forebay.changelog import Batch
 from forebay.clock import boot_ms, epoch_ms
 from forebay.lag import EndOffset, Progress
-from forebay.stores import CommittedOffset
+from forebay.state_store import CommittedOffset
 from forebay_worker.tasks.continuity import continuity_fault
 from forebay_worker.tasks.expiry import swept_to_ms
 from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.clock import boot_ms
-from forebay.stores import CommittedOffset, StoreCorrupted
-from forebay.tasks import TopicPartition
+from forebay.state_store import CommittedOffset, StoreCorrupted
+from forebay.task_ids import TopicPartition
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.changelog import Batch
 from forebay.clock import epoch_ms
-from forebay.stores import CommittedOffset, StoreCorrupted
+from forebay.state_store import CommittedOffset, StoreCorrupted
 
 _TOMBSTONES_TRUSTED = 0.9
 """A replica trusts tombstones for this fraction of the time that the log keeps them."""

@@ -10,9 +10,9 @@ from itertools import islice, pairwise
 
 from forebay.clock import boot_ms
 from forebay.retention import history_begins_ms, oldest_kept_ms
+from forebay.state_store import StateStore, StoreCorrupted
 from forebay.stored_keys import END_OF_USER_KEYS, RESERVED_TAG, USER_TAG
-from forebay.stores import StateStore, StoreCorrupted
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.replica import Replica
 

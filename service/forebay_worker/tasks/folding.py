@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forebay.changelog import Batch, Heartbeat, Record
+from forebay.state_store import CommittedOffset
 from forebay.stored_keys import USER_TAG
 from forebay.stored_versions import encode_version
-from forebay.stores import CommittedOffset
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.record_check import unreadable_key
 

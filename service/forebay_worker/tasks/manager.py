@@ -10,8 +10,8 @@ from typing import NamedTuple
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
 from forebay.log_throttle import LogThrottle
-from forebay.stores import StateStore
-from forebay.tasks import TaskId
+from forebay.state_store import StateStore
+from forebay.task_ids import TaskId
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_record import read_positions, record_positions

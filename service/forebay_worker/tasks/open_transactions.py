@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
 from forebay.lag import EndOffset, EndOffsets
 from forebay.log_throttle import LogThrottle
-from forebay.stores import CommittedOffset, StoreCorrupted
-from forebay.tasks import TopicPartition
+from forebay.state_store import CommittedOffset, StoreCorrupted
+from forebay.task_ids import TopicPartition
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.storage_faults import storage_fault

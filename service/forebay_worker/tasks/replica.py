@@ -9,8 +9,8 @@ from typing import Any
 
 from forebay.lag import EMPTY_PROGRESS, EndOffsets, Progress
 from forebay.retention import history_begins_ms, oldest_kept_ms
-from forebay.stores import StateStore
-from forebay.tasks import TaskId, TopicPartition
+from forebay.state_store import StateStore
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.key_watchers import KeyWatchers
 

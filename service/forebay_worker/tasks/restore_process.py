@@ -22,8 +22,8 @@ from forebay.changelog import Batch, Consumer, Wake, open_changelog
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogError
 from forebay.linux import end_with_parent
-from forebay.stores import CommittedOffset
-from forebay.tasks import TopicPartition
+from forebay.state_store import CommittedOffset
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import write_sst
 from forebay_worker.state.storage_faults import storage_fault

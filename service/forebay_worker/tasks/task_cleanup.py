@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from forebay.clock import epoch_ms
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets import OffsetCache

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from forebay.changelog import Batch, Record, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from tests.cluster import wait_until
 

@@ -12,7 +12,7 @@ import gc, sys, threading
 from confluent_kafka.admin import OffsetSpec
 from forebay.changelog.kafka.topics import KafkaTopics, ask_offsets
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 class Holder:
     pass

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from forebay.changelog.command import changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogError, SettingError
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from tests.cluster import TOPOLOGY, running_cluster, wait_until
 
 

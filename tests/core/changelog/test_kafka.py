@@ -33,7 +33,7 @@ from forebay.errors import (
     TopicMissing,
     TopicRefused,
 )
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from tests.cluster import free_port, wait_until
 from tests.core.changelog.kafka_topics import Reader, Writer, end_of_all, made, spec

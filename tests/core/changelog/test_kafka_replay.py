@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from examples.broker import Broker
 from forebay.changelog.kafka.aiokafka_fetcher import AiokafkaFetcher, Response
 from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from tests.cluster import wait_until
 from tests.conftest import need_kafka
 from tests.core.changelog.kafka_topics import Reader, Writer, end_of_all, made, spec

@@ -8,7 +8,7 @@ from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.kafka.topic_states import TopicChanges, TopicStates
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogError, SettingError
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from tests.cluster import wait_until
 

@@ -25,7 +25,7 @@ from forebay.errors import (
 )
 from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 SPEC = StoreSpec("t", "key-value", "string", "json", "murmur2", "t", 2)
@@ -692,7 +692,7 @@ PRELUDE = """
 import sys
 from forebay.changelog.sqlite import partition as sp
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 directory, name = sys.argv[1], sys.argv[2]
 def go():
     print("ready", flush=True)

@@ -17,7 +17,7 @@ from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.changelog.sqlite.partition import WriteRefused
 from forebay.errors import ChangelogError
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from tests.core.changelog.test_sqlite import append, consuming, pairs, poll_one
 from tests.core.changelog.test_sqlite_partition import append as append_to

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import pytest
 
+from forebay.bearer_tokens import TokensFile
 from forebay.fast_path import (
     FastPathProtocol,
     Handlers,
@@ -17,7 +18,6 @@ from forebay.fast_path import (
     recognise_batch,
 )
 from forebay.rest.answers import HttpAnswer, json_answer
-from forebay.tokens import TokensFile
 from tests.tokens import header_of, token_of
 
 AUTHORIZATION = f"Authorization: {header_of('ann')}".encode()

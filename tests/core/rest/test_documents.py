@@ -11,7 +11,7 @@ from forebay.rest.documents import (
     store_metadata_document,
     stores_document,
 )
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 SPEC = StoreSpec("tails", "key-value", "int32", "json", "murmur2", "tails-log", 1)

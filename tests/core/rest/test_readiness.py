@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
+from forebay.bearer_tokens import TokensFile
 from forebay.errors import NotReady, Problem
 from forebay.metadata import HostInfo
 from forebay.rest.application import make_application
 from forebay.rest.hosts import allowed_hosts
-from forebay.tokens import TokensFile
 from tests.tokens import header_of, token_of
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import parse_topology
 
 pytestmark = pytest.mark.spark

@@ -9,7 +9,7 @@ from typing import Any
 from forebay.changelog import Changelog, Consumer, Record, Wake
 from forebay.spark_checkpoint import Checkpoint
 from forebay.stored_keys import LogicalKey
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, parse_topology
 
 _MOST_POLLS = 200

@@ -5,7 +5,7 @@ from forebay.console.replica_states import ReplicaState
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.rest.answers import ReplicaInfo, provenance_head
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.worker_view import Report, Restore, WorkerView

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from forebay.clock import boot_ms
-from forebay.identity import Identity
 from forebay.lag import Lag
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.networks import Networks
+from forebay.process_identity import Identity
 from forebay.rest.answers import ReplicaInfo, provenance_head
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery

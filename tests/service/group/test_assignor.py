@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.metadata import Generation, HostInfo
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.group.assignor import (
     NO_ASSIGNMENT,
     Assignment,
@@ -18,7 +18,7 @@ from forebay_worker.group.assignor import (
     assign,
 )
 from forebay_worker.group.member_health import MemberHealth
-from forebay_worker.group.wire import AssignmentInfo
+from forebay_worker.group.messages import AssignmentInfo
 
 properties = settings(
     derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]

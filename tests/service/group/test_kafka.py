@@ -22,7 +22,7 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.group.assignor import Assignment, AssignmentPolicy, Placement
 from forebay_worker.group.kafka import group_consumer, membership
@@ -31,7 +31,7 @@ from forebay_worker.group.kafka.group_consumer import GroupConsumer
 from forebay_worker.group.kafka.membership import KafkaMembership
 from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.member_health import MemberHealth
-from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.messages import VERSION, AssignmentInfo, SubscriptionInfo
 from tests.cluster import wait_until
 
 pytestmark = pytest.mark.kafka

@@ -3,11 +3,11 @@
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.metadata import Generation, HostInfo
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.leader import Leader
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
 
 STORES = [{"name": "a"}, {"name": "b"}]

@@ -17,14 +17,14 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ConfigurationError
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import MemberHealth
+from forebay_worker.group.messages import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from forebay_worker.group.sqlite import database as group_database
 from forebay_worker.group.sqlite.membership import SqliteMembership
-from forebay_worker.group.wire import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from tests.cluster import wait_until
 
 SESSION_MS = 6_000

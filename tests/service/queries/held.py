@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from forebay.clock import boot_ms
 from forebay.lag import Progress
 from forebay.metadata import StreamsMetadataState
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
+from forebay.state_store import CommittedOffset
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import parse_topology
-from forebay_worker.reads.admission import Admission
+from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks.replica import Replica
 

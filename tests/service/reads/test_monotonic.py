@@ -11,9 +11,9 @@ from forebay.lag import EMPTY_PROGRESS
 from forebay.metadata import StreamsMetadataState
 from forebay.position import decode_position, later_position
 from forebay.rest.parameters import ReadParameters
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
-from forebay_worker.reads.admission import Admission, Refused
+from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.keys import Reads
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.replica import Replica

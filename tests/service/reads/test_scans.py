@@ -14,10 +14,10 @@ from forebay.errors import BadParameter
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import READ_ROUTES
 from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
-from forebay.stores import CommittedOffset
-from forebay.tasks import TopicPartition
+from forebay.state_store import CommittedOffset
+from forebay.task_ids import TopicPartition
 from forebay_worker.reads import scans
-from forebay_worker.reads.admission import Admission
+from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.scans import Scans
 from tests.service.queries.held import held
 

@@ -7,7 +7,7 @@ import pytest
 from forebay.errors import HistoryExpired, NotReady, UnknownKey
 from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES
-from forebay_worker.reads.admission import Admission
+from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.misses import miss
 from forebay_worker.reads.scans import Scans

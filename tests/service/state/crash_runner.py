@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+from forebay.state_store import CommittedOffset
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay.stores import CommittedOffset
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, write_sst
 
 TP, BESIDE = TopicPartition("log", 0), TopicPartition("beside", 0)

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from forebay.errors import ConfigurationError, StateDirectoryLocked
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
+from forebay.state_store import CommittedOffset
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import load_topology
-from forebay_worker.state.checkpoint import CheckpointFile
+from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.command import state
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import IDENTITY_NAME

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import ConfigurationError
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.state.directory import StateDirectory
 
 TASK = TaskId(0, 3)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.state_store import CommittedOffset
 from forebay.stored_keys import USER_TAG
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
-from forebay_worker.state.checkpoint import CheckpointFile
+from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.rocksdb import RocksDbMemory

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
+from forebay.state_store import CommittedOffset
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.state import offset_record
 from forebay_worker.state.directory import StateDirectory

@@ -17,12 +17,12 @@ from rocksdict import DbClosedError
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.partition import append_batch
 from forebay.errors import ForebayError, TopologyError
+from forebay.state_store import CommittedOffset
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec, parse_topology
-from forebay_worker.state.checkpoint import CheckpointFile
-from forebay_worker.state.checkpointed import CheckpointedStore
+from forebay_worker.state.checkpoint_file import CheckpointFile
+from forebay_worker.state.checkpointed_store import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.rocksdb import IDENTITY_KEY, RocksDbMemory, RocksDbStore, write_sst
@@ -520,7 +520,9 @@ def test_an_offset_without_its_store_is_not_resumed_at_though_the_first_opening_
 @pytest.mark.parametrize("seed", range(30))
 def test_a_legacy_store_that_was_killed_has_the_logs_content_after_the_replay(opener, legacy, monkeypatch, seed):
     chance = random.Random(seed)
-    monkeypatch.setattr("forebay_worker.state.checkpointed.RECORDS_PER_CHECKPOINT", chance.choice([3, 7, 1_000]))
+    monkeypatch.setattr(
+        "forebay_worker.state.checkpointed_store.RECORDS_PER_CHECKPOINT", chance.choice([3, 7, 1_000])
+    )
     keys = [USER_TAG + b"%d" % number for number in range(5)]
     log = [(chance.choice(keys), chance.choice([None, b"%d" % offset])) for offset in range(60)]
     content: dict[bytes, bytes | None] = dict(log)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.rocksdb import RocksDbMemory

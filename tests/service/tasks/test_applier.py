@@ -21,9 +21,9 @@ from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset, lag_of
 from forebay.partitioning import Murmur2Partitioner
+from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay.stores import CommittedOffset, StoreCorrupted
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier import Applier

@@ -9,7 +9,7 @@ from forebay.changelog import Batch, Heartbeat
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset, lag_of
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up

@@ -11,7 +11,7 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import NotReady
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stored_versions import encode_version
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.reads.values import scanned
 from forebay_worker.state.store_factory import StoreFactory

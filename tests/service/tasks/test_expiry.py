@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.retention import history_begins_ms, oldest_kept_ms
+from forebay.state_store import CommittedOffset
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import resume

@@ -1,8 +1,8 @@
 import time
 from collections import Counter
 
-from forebay.stores import StoreCorrupted
-from forebay.tasks import TaskId
+from forebay.state_store import StoreCorrupted
+from forebay.task_ids import TaskId
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.expiry import Expiry, Sweeper

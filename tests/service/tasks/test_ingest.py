@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from forebay.clock import boot_ms
+from forebay.state_store import CommittedOffset
 from forebay.stored_keys import USER_TAG
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, write_sst
 from forebay_worker.tasks.bulk_restore import Restoration, ingest

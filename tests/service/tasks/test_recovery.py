@@ -15,7 +15,7 @@ from forebay.clock import boot_ms
 from forebay.errors import ChangelogUnreachable
 from forebay.lag import UNKNOWN_LAG, lag_of
 from forebay.stored_keys import USER_TAG
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore

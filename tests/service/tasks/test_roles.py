@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from tests.cluster import wait_until

@@ -7,7 +7,7 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import TopologyError
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks import recovery

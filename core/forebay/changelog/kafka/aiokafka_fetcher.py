@@ -36,7 +36,7 @@ from forebay.changelog.base import Record
 from forebay.changelog.kafka.fetcher import Fetched
 from forebay.changelog.kafka.records import record_with_headers
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 _FETCH_BYTES = 4 << 20
 _FETCH_WAIT_MS = 10

@@ -19,7 +19,7 @@ from forebay.changelog.kafka.topic_states import TopicStates
 from forebay.changelog.kafka.topics import KafkaTopics, ask_offsets, passes
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from forebay.changelog.base import Record
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 
 class Fetched(NamedTuple):

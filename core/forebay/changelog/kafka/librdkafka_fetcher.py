@@ -16,7 +16,7 @@ from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.fetcher import Fetched
 from forebay.changelog.kafka.records import record_with_headers
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 _SOCKET_TIMEOUT_MS = 6_000
 _LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})

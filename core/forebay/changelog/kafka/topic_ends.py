@@ -7,7 +7,7 @@ from confluent_kafka import IsolationLevel
 from forebay.changelog.kafka.topics import KafkaTopics
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogError
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 
 class TopicEnds:

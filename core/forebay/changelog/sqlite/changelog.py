@@ -26,7 +26,7 @@ from forebay.errors import (
     RecordDamaged,
     TopicMissing,
 )
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)

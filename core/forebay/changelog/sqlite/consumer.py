@@ -16,7 +16,7 @@ from forebay.changelog.sqlite.checksums import Checked, Row, check
 from forebay.clock import boot_ms
 from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.topics import KafkaTopics, assignments_topic
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogUnreachable
-from forebay_worker.group.wire import AssignmentInfo, UnreadableMessage
+from forebay_worker.group.messages import AssignmentInfo, UnreadableMessage
 
 log = logging.getLogger(__name__)
 

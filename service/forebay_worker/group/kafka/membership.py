@@ -18,11 +18,11 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import ChangelogError
 from forebay.log_throttle import LogThrottle
 from forebay.metadata import NO_GENERATION, Generation, HostInfo, is_loopback
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError, refusal
 from forebay_worker.group.leader import GroupTimeouts, Leader, holders, may_lead, superseded
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from forebay.metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts, Leader, holders, may_lead, superseded
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo, UnreadableMessage
 from forebay_worker.group.sqlite.database import GroupDatabase, GroupTransaction, LivingMember
-from forebay_worker.group.wire import AssignmentInfo, SubscriptionInfo, UnreadableMessage
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-from forebay.stores import CommittedOffset
+from forebay.state_store import CommittedOffset
 
 
 def test_a_fresh_commit_claims_nothing_beyond_its_position() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.identity import Identity
+from forebay.process_identity import Identity
 
 identities = st.builds(
     Identity,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.bearer_tokens import TokensFile, bearer
 from forebay.errors import SettingError, Unauthenticated
-from forebay.tokens import TokensFile, bearer
 from tests.tokens import token_of
 
 DIGEST = hashlib.sha256(b"hashed").hexdigest()

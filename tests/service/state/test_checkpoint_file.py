@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ForebayError
-from forebay.tasks import TopicPartition
-from forebay_worker.state.checkpoint import CheckpointFile, CheckpointFileError
+from forebay.task_ids import TopicPartition
+from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
 
 ORDERS = TopicPartition("app-orders-changelog", 3)
 CARRIERS = TopicPartition("app-carriers-changelog", 3)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.metadata import Generation, HostInfo
-from forebay.tasks import TaskId
+from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.assignor import Assignment, Placement
-from forebay_worker.group.wire import (
+from forebay_worker.group.messages import (
     VERSION,
     AssignmentInfo,
     SubscriptionInfo,

@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.errors import ForebayError
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, cluster_map
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import Assignment, Placement
 from forebay_worker.group.member_health import MemberHealth

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.stores import CommittedOffset
-from forebay.tasks import TaskId, TopicPartition
+from forebay.state_store import CommittedOffset
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
-from forebay_worker.state.checkpoint import CheckpointFile
+from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.relocate import (
@@ -29,7 +29,7 @@ from forebay_worker.state.relocate import (
     relocate,
     settle,
 )
-from forebay_worker.state.relocation import (
+from forebay_worker.state.relocation_plan import (
     StoreContent,
     StoreOnDisk,
     collisions,

@@ -34,7 +34,7 @@ from forebay.rest.answers import (
     provenance_members,
 )
 from forebay.rest.parameters import ReadParameters
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from forebay.clock import epoch_ms
 from forebay.errors import ForebayError
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 from forebay_worker.state.fsync import remove_durably, write_durably
 
 log = logging.getLogger(__name__)

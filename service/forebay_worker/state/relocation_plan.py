@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.layout import SET_ASIDE, store_path
 from forebay_worker.state.origin import difference, store_identity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from forebay.tasks import TopicPartition
+from forebay.task_ids import TopicPartition
 
 
 class StoreCorrupted(Exception):

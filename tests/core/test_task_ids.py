@@ -1,6 +1,6 @@
 import pytest
 
-from forebay.tasks import TaskId, TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 
 
 def test_a_task_id_is_written_and_read_as_ordinal_and_partition() -> None:

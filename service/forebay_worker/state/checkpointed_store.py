@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 
 from forebay.clock import boot_ms, epoch_ms
-from forebay.stores import CommittedOffset, StateStore
-from forebay.tasks import TopicPartition
-from forebay_worker.state.checkpoint import CheckpointFile
+from forebay.state_store import CommittedOffset, StateStore
+from forebay.task_ids import TopicPartition
+from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.fsync import write_durably
 from forebay_worker.state.layout import STORES
 
