@@ -80,7 +80,7 @@ def _reads(effort: Effort, broker: Broker, classes: Path) -> list[Row]:
             service.start()
             service.restored()
             # A restored partition is not at once one that may be read.
-            _answers(service.address, [f"/keys/{key}"])
+            answers(service.address, [f"/keys/{key}"])
             requests = Requests(f"/v1/stores/{STORE}/keys/{key}"), Requests(f"/keys/{key}")
             # The just-in-time compiler learns from some hundred thousand requests.
             rate(_WARMING_UP, service.address, requests[1])()
@@ -112,27 +112,27 @@ def _return(effort: Effort, broker: Broker, classes: Path) -> Row:
         with _table(cluster, broker, classes, "return") as service:
             service.start()
             service.restored()
-            _answers(service.address, paths[1])
+            answers(service.address, paths[1])
 
             def ours() -> float:
                 cluster.kill(worker)
                 begun = time.monotonic()
                 cluster.start_worker(worker, *options, ready=False)
-                return _answers(worker, paths[0]) - begun
+                return answers(worker, paths[0]) - begun
 
             def theirs() -> float:
                 service.end(signal.SIGKILL)
                 begun = time.monotonic()
                 service.start()
-                return _answers(service.address, paths[1]) - begun
+                return answers(service.address, paths[1]) - begun
 
             of_ours, of_theirs = interleaved(effort.rounds, ours, theirs)
     what = f"killed (-9) and started again with {TASKS} tasks in place: a key of each is answered after"
     return Row(what, "s", of_ours, "Kafka Streams, static member", of_theirs, Target(1, at_least=False))
 
 
-def _answers(address: str, paths: Sequence[str]) -> float:
-    """When each of these paths has been answered."""
+def answers(address: str, paths: Sequence[str]) -> float:
+    """When each of these paths has been answered: a restored partition may not be read at once."""
     until = time.monotonic() + 120
     for path in paths:
         while ask(address, path)[0] != 200:

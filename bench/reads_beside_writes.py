@@ -16,6 +16,7 @@ from bench.comparison import Effort
 from bench.deployment import KEYS, STORE, deployment, wait_caught_up
 from bench.figures import Row, Target, percentile
 from bench.kafka import application
+from bench.kafka_streams import answers
 from bench.open_loop import for_seconds, read_steadily
 from bench.process import processor_s
 from bench.records import records
@@ -32,6 +33,7 @@ RATES = (0, 10_000, 50_000)
 _READS_PER_SECOND = 1_000
 _PARTITIONS = 4
 _SETTLING_S = 2.0
+_KEYS_OF_ALL_PARTITIONS = 100
 _LEAST_RATIO = {0: 1.0, 10_000: 1.0, 50_000: 1.0}
 _MOST_P99_RATIO = 1.0
 
@@ -80,6 +82,7 @@ def _on_kafka(effort: Effort) -> list[Row]:
                     with table:
                         table.start()
                         table.restored()
+                        answers(table.address, [f"/keys/{key}" for key in paths[:_KEYS_OF_ALL_PARTITIONS]])
                         _warm_up(effort, table.address, paths)
                         theirs.append(_measured(effort, table.address, "/keys/", paths, table.pid))
             found += _rows("Kafka", per_second, ours, "Kafka Streams + Undertow", theirs)

@@ -64,12 +64,14 @@ def main() -> None:
     log = _log(stream.changelog)
     rows = _rows_by_turn(spec, stream)
     begun, turn, beaten_s = time.monotonic(), 0, 0.0
+    # A log refuses batches older than those that it has.
+    first_batch = int(time.time() * 1000)
     while not ended.wait(max(0.0, begun + turn * _TURN_S - time.monotonic())):
-        log.append_rows(spec, next(rows), "stream", turn)
+        log.append_rows(spec, next(rows), "stream", first_batch + turn)
         turn += 1
         if time.monotonic() - beaten_s >= _HEARTBEAT_S:
             beaten_s = time.monotonic()
-            log.append(spec, {}, "beats", turn)
+            log.append(spec, {}, "beats", first_batch + turn)
 
 
 def _log(url: str) -> KafkaLog | SqliteLog:
