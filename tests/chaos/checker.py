@@ -1,7 +1,7 @@
 """Judges a history: every answer against the fold of the log, and the run against what is promised of it.
 
-Pure, and linear in the history but for look-ups by bisection: each item is a fold of one log, so there is no order of
-operations to be searched for.
+Pure, and linear in the history but for look-ups by bisection: each item is a fold of one log, so there is no order
+of operations to be searched for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLOCK_SLACK_MS = 5
 """Heartbeats carry the wall clock, which is slewed against the boot-time clock."""
 CALM_MARGIN_MS = 500
 """A read counts as calm if it lies this far within a calm."""
-CHANGE_WITHIN_MS = 3_000
+CHANGE_WITHIN_MS = 2_000
 """A stream shows a change within this time while all is calm."""
 EVENT_TRANSIT_MS = 1_000
 """An event is received within this time after it was made while all is calm."""
@@ -234,7 +234,7 @@ def _short_list(
 ) -> Iterator[Violation]:
     """Items that existed from the floor to the position, without being listed."""
     due = max(floor.position for floor in floors)
-    for item, history in log.items.items():
+    for item, history in log.items.items() if scope.key is None else log.items_of(scope.key):
         if item in found or not scope.covers(item):
             continue
         first, last = history.index_at(due), history.index_at(portion.position)
@@ -285,14 +285,20 @@ def _missed_by(fold: Fold, calms: list[Calm], events: list[Read]) -> Iterator[Vi
     positions = [max(portion.position for portion in read.portions.values()) for read, _ in shown]
     for version in versions.versions:
         due_ms = version.committed_ms + CHANGE_WITHIN_MS
-        interrupted = any(
-            read.status not in ANSWERED and version.committed_ms - CHANGE_WITHIN_MS <= read.received_ms <= due_ms
-            for read in events
-        )
-        if interrupted or due_ms > events[-1].received_ms or version.committed_ms < times[0]:
+        if not _within_calm(calms, version.committed_ms - CALM_MARGIN_MS, due_ms):
             continue
-        if not _within_calm(calms, version.committed_ms - CHANGE_WITHIN_MS, due_ms):
+        if _is_interrupted(events, version.committed_ms, due_ms):
             continue
         seen = max(positions[: bisect.bisect_right(times, due_ms)], default=0)
         if seen <= version.offset:
             yield Violation("missed-change", f"{item} of offset {version.offset}", first)
+
+
+def _is_interrupted(events: list[Read], began_ms: float, ended_ms: float) -> bool:
+    """Whether a stream had not begun, was without an answer, or ended at some time of an interval."""
+    times = [read.received_ms for read in events]
+    first = bisect.bisect_right(times, began_ms) - 1
+    last = bisect.bisect_right(times, ended_ms)
+    if first < 0 or last == len(events):
+        return True
+    return any(read.status not in ANSWERED for read in events[first:last])

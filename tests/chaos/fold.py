@@ -82,11 +82,18 @@ class PartitionFold:
         self.items: dict[Item, ItemHistory] = {}
         self.keys: dict[Item, ItemHistory] = {}
         """By the key alone, the versions of all its times."""
+        self._items_of: dict[str, dict[Item, ItemHistory]] = {}
         for record in committed:
             time_ms = record.item[1] if len(record.item) > 1 else 0
             version = Version(record.offset, record.serial, record.began_ms, record.committed_ms or 0.0, time_ms)
-            self.items.setdefault(record.item, ItemHistory()).add(version)
+            history = self.items.setdefault(record.item, ItemHistory())
+            history.add(version)
+            self._items_of.setdefault(record.item[0], {})[record.item] = history
             self.keys.setdefault(record.item[:1], ItemHistory()).add(version)
+
+    def items_of(self, key: str) -> Iterable[tuple[Item, ItemHistory]]:
+        """The items of one key, each with its versions."""
+        return self._items_of.get(key, {}).items()
 
     def history(self, item: Item) -> ItemHistory:
         """An item's versions; none if it was never written."""

@@ -1,0 +1,186 @@
+"""What each kind of fault does to a deployment, and how it is healed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeAlias
+
+from examples.broker import Broker
+from forebay.changelog.sqlite.partition import partition_path, transaction
+from tests.chaos.deployment import Deployment, Node
+from tests.chaos.proxy import Mode
+
+STORM_STARTS = 4
+_DAMAGED_BYTES = 64
+
+Injury: TypeAlias = AbstractContextManager[str]
+"""Begins the fault, gives its target's name, and heals it at the end."""
+
+
+class Faults:
+    """Breaks a deployment: ``inject(kind, target)``, where a number selects the target among those that run."""
+
+    def __init__(self, deployment: Deployment, log: Path, broker: Broker | None = None) -> None:
+        self._deployment = deployment
+        self._log = log
+        self._broker = broker
+
+    def inject(self, kind: str, target: int) -> Injury:
+        """The fault of a kind."""
+        action, _, object_ = kind.partition("-")
+        match action, object_:
+            case "kill" | "stop" | "freeze", "broker":
+                return self._break_broker(action)
+            case "kill", _:
+                return self._kill(self._choose(object_, target))
+            case "stop", _:
+                return self._stop(self._choose(object_, target))
+            case "wipe", _:
+                return self._change_state(self._choose("worker", target), _wipe)
+            case "damage", _:
+                chooser = random.Random(target)
+                return self._change_state(
+                    self._choose("worker", target), lambda path: _damage(path, object_, chooser)
+                )
+            case _, "network":
+                return self._network(self._choose("worker", target), _MODES[action])
+        return {
+            "rolling-restart": self._rolling_restart,
+            "scale-out": self._scale_out,
+            "scale-in": lambda: self._scale_in(self._choose("worker", target)),
+            "restart-storm": self._restart_storm,
+            "lock-log": lambda: self._lock_log(target),
+        }[kind]()
+
+    def _choose(self, tier: str, target: int) -> Node:
+        if tier == "leader":
+            leader = self._deployment.leader()
+            if leader is not None and leader.meant_to_run:
+                return leader
+        nodes = self._deployment.routers if tier == "router" else self._deployment.workers
+        running = [node for node in nodes.values() if node.meant_to_run] or list(nodes.values())
+        return running[target % len(running)]
+
+    @contextlib.contextmanager
+    def _kill(self, node: Node) -> Iterator[str]:
+        self._deployment.kill(node)
+        yield node.name
+        self._deployment.start(node)
+
+    @contextlib.contextmanager
+    def _stop(self, node: Node) -> Iterator[str]:
+        self._deployment.signal(node, signal.SIGSTOP)
+        yield node.name
+        self._deployment.signal(node, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def _change_state(self, node: Node, change: Callable[[Path], None]) -> Iterator[str]:
+        """Stop a worker in order, so that its files are complete, and change them before it starts again."""
+        assert node.state_dir is not None
+        self._deployment.signal(node, signal.SIGCONT)
+        with node.lock:
+            self._deployment.stop(node)
+            change(node.state_dir)
+        yield node.name
+        self._deployment.start(node)
+
+    @contextlib.contextmanager
+    def _network(self, node: Node, mode: Mode) -> Iterator[str]:
+        assert node.proxy is not None
+        self._deployment.proxies.switch(node.proxy, mode)
+        yield node.name
+        self._deployment.proxies.switch(node.proxy, "pass")
+
+    @contextlib.contextmanager
+    def _rolling_restart(self) -> Iterator[str]:
+        for node in self._deployment.nodes:
+            self._deployment.signal(node, signal.SIGCONT)
+            self._deployment.stop(node)
+            self._deployment.start(node)
+            self._wait_ready(node)
+        yield "all"
+
+    @contextlib.contextmanager
+    def _scale_out(self) -> Iterator[str]:
+        """A worker more; ``scale-in`` removes one."""
+        node = next((n for n in self._deployment.workers.values() if n.process is None), None)
+        node = node or next((n for n in self._deployment.workers.values() if not n.meant_to_run), None)
+        if node is None:
+            node = self._deployment.add_worker()
+        self._deployment.start(node)
+        yield node.name
+        self._deployment.signal(node, signal.SIGCONT)
+        self._deployment.stop(node)
+
+    @contextlib.contextmanager
+    def _scale_in(self, node: Node) -> Iterator[str]:
+        """One worker less, for longer than it takes until its replicas are built elsewhere."""
+        self._deployment.signal(node, signal.SIGCONT)
+        self._deployment.stop(node)
+        time.sleep(5)
+        yield node.name
+        self._deployment.start(node)
+
+    @contextlib.contextmanager
+    def _restart_storm(self) -> Iterator[str]:
+        for _ in range(STORM_STARTS):
+            for node in self._deployment.workers.values():
+                self._deployment.kill(node)
+                self._deployment.start(node)
+            time.sleep(0.5)
+        yield "all workers"
+
+    @contextlib.contextmanager
+    def _lock_log(self, target: int) -> Iterator[str]:
+        """Hold the write lock of a partition's log, as another writer with many rows does."""
+        specs = list(self._deployment.topology.stores.values())
+        spec = specs[target % len(specs)]
+        path = partition_path(str(self._log), spec.topic, target % spec.partitions)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+        with contextlib.closing(connection), transaction(connection):
+            yield f"{spec.topic} {target % spec.partitions}"
+
+    @contextlib.contextmanager
+    def _break_broker(self, action: str) -> Iterator[str]:
+        assert self._broker is not None
+        if action == "freeze":
+            os.kill(self._broker.pid, signal.SIGSTOP)
+            yield "broker"
+            os.kill(self._broker.pid, signal.SIGCONT)
+            return
+        (self._broker.kill if action == "kill" else self._broker.stop)()
+        yield "broker"
+        self._broker.start()
+
+    def _wait_ready(self, node: Node) -> None:
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline and self._deployment.unready(node):
+            time.sleep(0.05)
+
+
+_MODES: dict[str, Mode] = {"cut": "cut", "delay": "delay", "hold": "hold", "half-open": "half-open"}
+_FILES = {"sst": "**/*.sst", "manifest": "**/MANIFEST-*", "offsets": "**/.offsets.json"}
+
+
+def _wipe(state_dir: Path) -> None:
+    shutil.rmtree(state_dir, ignore_errors=True)
+
+
+def _damage(state_dir: Path, what: str, chooser: random.Random) -> None:
+    """Overwrite a part of half of the files of a kind."""
+    files = sorted(path for path in state_dir.glob(_FILES[what]) if ".set-aside" not in path.parts)
+    for path in chooser.sample(files, (len(files) + 1) // 2):
+        content = bytearray(path.read_bytes())
+        begin = chooser.randrange(max(1, len(content) - _DAMAGED_BYTES))
+        for at in range(begin, min(len(content), begin + _DAMAGED_BYTES)):
+            content[at] ^= 0xA5
+        path.write_bytes(bytes(content))

@@ -1,0 +1,237 @@
+"""One run: processes, writer, readers and faults, until the time is over and all has converged."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from forebay.changelog import Changelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.clock import boot_ms
+from forebay.topology import Topology, load_topology
+from tests.chaos import answers
+from tests.chaos.deployment import ROUTERS, Deployment, Node
+from tests.chaos.faults import Faults
+from tests.chaos.history import Calm, Fault, Finding, History, Read
+from tests.chaos.readers import Reading, read_until, readers
+from tests.chaos.schedule import PlannedFault, episodes, kinds_for
+from tests.chaos.writer import KEYS, Compactor, SqliteWriter, Writer
+
+TOPOLOGY = """
+application_id = "chaos"
+
+[[subtopology]]
+name = "counts"
+partitions = 4
+
+[[subtopology.store]]
+name = "counts"
+
+[[subtopology]]
+name = "times"
+partitions = 2
+
+[[subtopology.store]]
+name = "hours"
+kind = "window"
+window_size_ms = 1000
+retention_ms = 1000000000
+
+[[subtopology.store]]
+name = "prices"
+kind = "versioned"
+history_retention_ms = 1000000000
+"""
+WORKERS = 3
+START_WITHIN_S = 60
+CONVERGE_WITHIN_S = 30
+"""After the faults have ended, every partition has its replicas, caught up, within this time."""
+CALM_S = 4.0
+WARM_UP_S = 2.0
+_TRACES = ("Traceback (most recent call last)", "panicked at", "Fatal Python error")
+
+
+class Settings(Protocol):
+    """What the command line sets."""
+
+    minutes: float
+    seed: int
+    log: str
+    faults: list[str]
+
+
+@dataclass
+class Run:
+    """Everything of a run; ``history`` is complete once ``go`` has returned."""
+
+    directory: Path
+    settings: Settings
+    history: History = field(default_factory=History)
+
+    def __post_init__(self) -> None:
+        (self.directory / "topology.toml").write_text(TOPOLOGY)
+        self.topology: Topology = load_topology(self.directory / "topology.toml")
+        self._stopping = threading.Event()
+
+    def go(self) -> None:
+        """Run to the end."""
+        self._run_sqlite()
+
+    def _run_sqlite(self) -> None:
+        changelog = SqliteChangelog(self.directory / "log")
+        for spec in self.topology.stores.values():
+            changelog.ensure(spec)
+        compactor = Compactor(changelog, self.topology, self.history.add)
+        writer = self._writer(changelog, SqliteWriter(changelog))
+        compactor.start()
+        try:
+            self._deploy(changelog, writer)
+        finally:
+            compactor.stop()
+
+    def _writer(self, changelog: Changelog, log: SqliteWriter) -> Writer:
+        add = self.history.add
+        return Writer(self.topology, changelog.identity, log, self.settings.seed, add, add)
+
+    def _deploy(self, changelog: Changelog, writer: Writer) -> None:
+        deployment = Deployment(self.directory, self.topology, changelog.url, self.history.add)
+        try:
+            writer.start()
+            for _ in range(WORKERS):
+                deployment.start(deployment.add_worker())
+            for _ in range(ROUTERS):
+                deployment.start(deployment.add_router())
+            faults = Faults(deployment, self.directory / "log")
+            asyncio.run(self._read_under_faults(deployment, writer, faults))
+            self._find_traces(deployment)
+        finally:
+            writer.stop()
+            deployment.close()
+
+    async def _read_under_faults(self, deployment: Deployment, writer: Writer, faults: Faults) -> None:
+        await asyncio.to_thread(self._wait_settled, deployment, START_WITHIN_S)
+        stopped = asyncio.Event()
+        chooser = random.Random(self.settings.seed)
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(timeout=6.0, limits=limits) as http:
+            reading = Reading(deployment, writer, self.history.add, chooser, http)
+            tasks = [asyncio.create_task(read_until(stopped, reading, *reader)) for reader in readers()]
+            try:
+                schedule = asyncio.create_task(asyncio.to_thread(self._break_and_heal, deployment, faults))
+                # A reader that fails ends the run.
+                done, _ = await asyncio.wait([schedule, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                self._stopping.set()
+                stopped.set()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._converge, deployment, writer)
+
+    def _break_and_heal(self, deployment: Deployment, faults: Faults) -> None:
+        """Episode by episode: calm, then faults, then wait until all is well again."""
+        end = time.monotonic() + 60 * self.settings.minutes
+        kinds = self.settings.faults or kinds_for(self.settings.log)
+        self._rest(deployment)
+        for number, planned in enumerate(episodes(self.settings.seed, kinds)):
+            with ThreadPoolExecutor(len(planned)) as pool:
+                for done in [pool.submit(self._inject, faults, number, fault) for fault in planned]:
+                    done.result()
+            self._wait_settled(deployment, CONVERGE_WITHIN_S)
+            self._rest(deployment)
+            self._note_metrics(deployment)
+            if time.monotonic() > end or self._stopping.is_set():
+                return
+
+    def _inject(self, faults: Faults, episode: int, planned: PlannedFault) -> None:
+        time.sleep(planned.start_s)
+        began_ms = boot_ms()
+        with faults.inject(planned.kind, planned.target) as target:
+            time.sleep(planned.hold_s)
+        self.history.add(Fault(planned.kind, target, began_ms, boot_ms(), episode))
+
+    def _rest(self, deployment: Deployment) -> None:
+        """Leave everything alone for a while."""
+        time.sleep(WARM_UP_S)
+        began_ms = boot_ms()
+        time.sleep(CALM_S)
+        if not deployment.unsettled():
+            self.history.add(Calm(began_ms, boot_ms()))
+
+    def _wait_settled(self, deployment: Deployment, within_s: float) -> None:
+        end = time.monotonic() + within_s
+        while missing := deployment.unsettled():
+            deployment.watch()
+            if time.monotonic() > end:
+                self.history.add(Finding("not-converged", f"after {within_s} s {missing}", boot_ms()))
+                return
+            time.sleep(0.1)
+        deployment.watch()
+
+    def _note_metrics(self, deployment: Deployment) -> None:
+        """What routers counted; a router that is killed takes its counters with it."""
+        for router in deployment.routers.values():
+            for name in ("forebay_router_hedges_won_total", "forebay_router_failovers_total"):
+                if deployment.metric(router, name):
+                    self.history.add(Finding(name, router.name, boot_ms()))
+
+    def _converge(self, deployment: Deployment, writer: Writer) -> None:
+        """Have every replica read to the end of the log, by asking each worker for each key."""
+        writer.stop()
+        self._wait_settled(deployment, CONVERGE_WITHIN_S)
+        with httpx.Client(timeout=20) as http:
+            for worker in deployment.workers.values():
+                if worker.meant_to_run:
+                    for store in ("counts", "prices"):
+                        self._sweep(http, deployment, writer, worker, store)
+
+    def _sweep(self, http: httpx.Client, deployment: Deployment, writer: Writer, worker: Node, store: str) -> None:
+        spec = self.topology.stores[store]
+        split: dict[int, list[str]] = {}
+        for key in (f"{store[0]}{number:03d}" for number in range(KEYS)):
+            split.setdefault(spec.partition_of(key.encode()), []).append(key)
+        for partition, keys in split.items():
+            position = writer.position(store, partition)
+            minimum = {partition: writer.ends[store].get(partition, 0)}
+            read = Read("sweep", "sweep", "worker", worker.address, store, boot_ms(), 0.0, 0, min_position=minimum)
+            options = {"min_position": position, "wait_ms": 10_000, "timeout_ms": 15_000}
+            url = f"http://{worker.listen}/v1/stores/{store}/batch-get"
+            results = http.post(url, params=options, json={"keys": keys}).json()["results"]
+            received_ms = boot_ms()
+            for key, result in zip(keys, results, strict=True):
+                self._note_swept(read, key, received_ms, result)
+
+    def _note_swept(self, read: Read, key: str, received_ms: float, result: dict[str, object]) -> None:
+        document = {**result, "key": key}
+        problem = result.get("problem")
+        status = 200
+        if isinstance(problem, dict):
+            document, status = {**problem, "key": key}, problem["status"]
+        found = answers.of_key(read, status, document)
+        self.history.add(Read(**{**vars(found), "received_ms": received_ms}))
+        if found.status not in (200, 404, 421):
+            detail = f"{read.target} answers {found.status} {found.problem} for {key} of {read.store}"
+            self.history.add(Finding("not-converged", detail, received_ms))
+
+    def _find_traces(self, deployment: Deployment) -> None:
+        for node in deployment.nodes:
+            text = node.log.read_text(errors="replace") if node.log.exists() else ""
+            for trace in _TRACES:
+                if trace in text:
+                    excerpt = text[text.index(trace) : text.index(trace) + 2_000]
+                    self.history.add(Finding("stack-trace", f"{node.name}: {excerpt}", boot_ms()))
+            rebuilt = itertools.count()
+            for line in text.splitlines():
+                if "moved to" in line and "rebuilt" in line:
+                    self.history.add(Finding("rebuild", f"{node.name}: {line}", boot_ms() + next(rebuilt)))
