@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import argparse
 import collections
+import datetime
 import shutil
+import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.checker import Violation, check
 from tests.chaos.history import History
+from tests.chaos.report import page
+from tests.chaos.result import Result, result_of
 from tests.chaos.run import Run
 from tests.chaos.schedule import kinds_for
 from tests.chaos.sometimes import SHARE, possible, unreached
 
+_ROOT = Path(__file__).parents[2]
+_RESULTS = Path(__file__).parent / "results"
+_REPORT = _ROOT / "docs" / "reliability.md"
 _SHOWN = 5
 """Violations of a kind."""
 
@@ -23,17 +30,19 @@ _SHOWN = 5
 def main() -> int:
     """The command."""
     options = _parser().parse_args()
+    if options.report:
+        write_report()
+        return 0
     if options.again is not None:
-        return judge(History.load(options.again))
+        return judge(History.load(options.again), options)
     directory = Path(tempfile.mkdtemp(prefix="forebay-chaos-"))
     run = Run(directory, options)
-    began = time.monotonic()
     try:
         run.go()
     finally:
         run.history.save(directory / "history.jsonl")
-    print(f"{time.monotonic() - began:.0f} s, seed {options.seed}, {options.log}; kept in {directory}")
-    status = judge(run.history)
+    print(f"seed {options.seed}, {options.log}; kept in {directory}")
+    status = judge(run.history, options)
     if status == 0 and not options.keep:
         shutil.rmtree(directory)
     return status
@@ -47,15 +56,18 @@ def _parser() -> argparse.ArgumentParser:
         "--log", choices=("sqlite", "kafka"), default="sqlite", help="kind of log (default sqlite)"
     )
     known = sorted({*kinds_for("sqlite"), *kinds_for("kafka")})
+    listed = ", ".join(known)
     parser.add_argument(
-        "--faults", nargs="*", choices=known, default=[], metavar="KIND", help=f"only these of {', '.join(known)}"
+        "--faults", nargs="*", choices=known, default=[], metavar="KIND", help=f"only some of {listed}"
     )
     parser.add_argument("--keep", action="store_true", help="keep history and logs though nothing is wrong")
     parser.add_argument("--again", type=Path, metavar="HISTORY", help="judge a kept history.jsonl again")
+    parser.add_argument("--publish", action="store_true", help="add the result to those of docs/reliability.md")
+    parser.add_argument("--report", action="store_true", help="only write docs/reliability.md from the results")
     return parser
 
 
-def judge(history: History) -> int:
+def judge(history: History, options: argparse.Namespace) -> int:
     """Print what a history shows; returns the exit status."""
     violations = check(history)
     _print_reads(history)
@@ -66,7 +78,34 @@ def judge(history: History) -> int:
     count = len(list(possible(history)))
     reached = count - len(missed)
     print(f"{len(violations)} violations; {reached} of {count} situations reached")
+    if options.publish:
+        publish(result_of(history, violations, options.log, _description(history, options)))
     return int(bool(violations) or reached < SHARE * count)
+
+
+def publish(result: Result) -> None:
+    """Add a run's result to those of its kind of log, and write the report."""
+    path = _RESULTS / f"{result.log}.json"
+    if path.exists():
+        result = Result.from_json(path.read_text()).plus(result)
+    path.write_text(result.to_json())
+    write_report()
+
+
+def write_report() -> None:
+    """Write ``docs/reliability.md`` from the results."""
+    results = [Result.from_json(path.read_text()) for path in sorted(_RESULTS.glob("*.json"), reverse=True)]
+    _REPORT.write_text(page(results))
+
+
+def _description(history: History, options: argparse.Namespace) -> dict[str, Any]:
+    times = [read.received_ms for read in history.reads]
+    git = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    command = f"scripts/chaos --minutes {options.minutes:g} --seed {options.seed} --log {options.log}"
+    minutes = (max(times) - min(times)) / 60_000
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {"command": command, "minutes": minutes, "date": date, "commit": commit}
 
 
 def _print_reads(history: History) -> None:

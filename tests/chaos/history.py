@@ -103,6 +103,8 @@ class Read:
     portions: Mapping[int, Portion] = field(default_factory=dict)
     scope: Scope | None = None
     """Of lists only."""
+    partition: int | None = None
+    """That of the key, for reads of one by plain HTTP."""
 
 
 @dataclass(frozen=True)

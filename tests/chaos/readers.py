@@ -100,7 +100,9 @@ async def read_key(reading: Reading) -> None:
     as_of_ms = None
     if store == "prices" and reading.chooser.random() < 0.5:
         as_of_ms = options["as_of"] = int(epoch_ms()) - reading.chooser.randrange(10_000)
-    read = replace(reading.started("keys", "key", store, tier, node.address, options), as_of_ms=as_of_ms)
+    partition = reading.deployment.topology.stores[store].partition_of(key.encode())
+    read = reading.started("keys", "key", store, tier, node.address, options)
+    read = replace(read, as_of_ms=as_of_ms, partition=partition)
     read, document = await reading.ask(read, "GET", f"/keys/{key}", params=options)
     reading.note(read if document is None else answers.of_key(read, read.status, document))
 

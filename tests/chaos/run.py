@@ -14,6 +14,7 @@ from typing import Protocol
 
 import httpx
 
+from examples.broker import Broker
 from forebay.changelog import Changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
@@ -24,7 +25,7 @@ from tests.chaos.faults import Faults
 from tests.chaos.history import Calm, Fault, Finding, History, Read
 from tests.chaos.readers import Reading, read_until, readers
 from tests.chaos.schedule import PlannedFault, episodes, kinds_for
-from tests.chaos.writer import KEYS, Compactor, SqliteWriter, Writer
+from tests.chaos.writer import KEYS, Compactor, LogWriter, SqliteWriter, Writer
 
 TOPOLOGY = """
 application_id = "chaos"
@@ -84,33 +85,39 @@ class Run:
 
     def go(self) -> None:
         """Run to the end."""
-        self._run_sqlite()
+        (self._run_kafka if self.settings.log == "kafka" else self._run_sqlite)()
 
     def _run_sqlite(self) -> None:
         changelog = SqliteChangelog(self.directory / "log")
         for spec in self.topology.stores.values():
             changelog.ensure(spec)
         compactor = Compactor(changelog, self.topology, self.history.add)
-        writer = self._writer(changelog, SqliteWriter(changelog))
         compactor.start()
         try:
-            self._deploy(changelog, writer)
+            self._deploy(changelog, SqliteWriter(changelog))
         finally:
             compactor.stop()
 
-    def _writer(self, changelog: Changelog, log: SqliteWriter) -> Writer:
-        add = self.history.add
-        return Writer(self.topology, changelog.identity, log, self.settings.seed, add, add)
+    def _run_kafka(self) -> None:
+        # SQLite needs no Kafka client.
+        from forebay.changelog.kafka.changelog import KafkaChangelog
+        from tests.chaos.kafka_writer import KafkaWriter, create_topics
 
-    def _deploy(self, changelog: Changelog, writer: Writer) -> None:
+        with Broker(self.directory / "kafka") as broker:
+            changelog = KafkaChangelog(broker.url)
+            create_topics(changelog, self.topology)
+            self._deploy(changelog, KafkaWriter(changelog, self.settings.seed, self.history.add), broker)
+
+    def _deploy(self, changelog: Changelog, log: LogWriter, broker: Broker | None = None) -> None:
         deployment = Deployment(self.directory, self.topology, changelog.url, self.history.add)
+        writer = Writer(self.topology, changelog.identity, log, self.settings.seed, self.history.add)
         try:
             writer.start()
             for _ in range(WORKERS):
                 deployment.start(deployment.add_worker())
             for _ in range(ROUTERS):
                 deployment.start(deployment.add_router())
-            faults = Faults(deployment, self.directory / "log")
+            faults = Faults(deployment, self.directory / "log", broker)
             asyncio.run(self._read_under_faults(deployment, writer, faults))
             self._find_traces(deployment)
         finally:

@@ -122,11 +122,10 @@ class Writer:
         log: LogWriter,
         seed: int,
         on_record: Callable[[Record], None],
-        on_finding: Callable[[Finding], None],
     ) -> None:
-        self._topology, self._log = topology, log
+        self._topology, self._log, self._on_record = topology, log, on_record
         self._batches = Batches(seed)
-        self._on_record, self._on_finding = on_record, on_finding
+        self._failure: BaseException | None = None
         self._logs = {name: log_digest(identity(spec.topic)) for name, spec in topology.stores.items()}
         self.ends: dict[str, dict[int, int]] = {name: {} for name in topology.stores}
         """By store and partition, the offset after the newest record that can be read."""
@@ -134,19 +133,27 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="writer")
 
     def start(self) -> None:
-        """Write every key once, then go on in the background."""
+        """Write in the background."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the batch in hand."""
+        """Finish the batch in hand; raises what ended the writer before."""
         self._stopping.set()
         self._thread.join()
+        if self._failure is not None:
+            raise self._failure
 
     def position(self, store: str, partition: int) -> str:
         """The token of the newest record of a partition."""
         return encode_position(Position(self._logs[store], {partition: self.ends[store].get(partition, 0)}))
 
     def _run(self) -> None:
+        try:
+            self._write()
+        except BaseException as error:
+            self._failure = error
+
+    def _write(self) -> None:
         for spec in self._stores():
             if self._stopping.wait(PAUSE_S):
                 return

@@ -1,0 +1,23 @@
+"""The schedule is the seed's, and every kind of fault comes, alone and together with others."""
+
+import itertools
+
+import pytest
+
+from tests.chaos.schedule import MOST_TOGETHER, episodes, kinds_for
+
+
+@pytest.mark.parametrize("log", ["sqlite", "kafka"])
+def test_every_kind_comes_alone_before_any_comes_again(log):
+    kinds = kinds_for(log)
+    planned = list(itertools.islice(episodes(3, kinds), 2 * len(kinds)))
+    assert sorted(fault.kind for episode in planned[::2] for fault in episode) == sorted(kinds)
+    assert {len(episode) for episode in planned[::2]} == {1}
+    together = [len(episode) for episode in planned[1::2]]
+    assert max(together) == MOST_TOGETHER
+    assert {fault.kind for episode in planned[1::2] for fault in episode} == set(kinds)
+
+
+def test_a_seed_repeats_its_schedule_and_another_does_not():
+    first, again, other = (list(itertools.islice(episodes(seed, kinds_for("sqlite")), 20)) for seed in (5, 5, 6))
+    assert first == again != other
