@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import shutil
@@ -27,39 +28,39 @@ Injury: TypeAlias = AbstractContextManager[str]
 
 
 class Faults:
-    """Breaks a deployment: ``inject(kind, target)``, where a number selects the target among those that run."""
+    """Breaks a deployment: ``injuries[kind](target)``, where a number selects among the processes that run."""
 
     def __init__(self, deployment: Deployment, log: Path, broker: Broker | None = None) -> None:
         self._deployment = deployment
         self._log = log
         self._broker = broker
 
-    def inject(self, kind: str, target: int) -> Injury:
-        """The fault of a kind."""
-        action, _, object_ = kind.partition("-")
-        match action, object_:
-            case "kill" | "stop" | "freeze", "broker":
-                return self._break_broker(action)
-            case "kill", _:
-                return self._kill(self._choose(object_, target))
-            case "stop", _:
-                return self._stop(self._choose(object_, target))
-            case "wipe", _:
-                return self._change_state(self._choose("worker", target), _wipe)
-            case "damage", _:
-                chooser = random.Random(target)
-                return self._change_state(
-                    self._choose("worker", target), lambda path: _damage(path, object_, chooser)
-                )
-            case _, "network":
-                return self._network(self._choose("worker", target), _MODES[action])
-        return {
-            "rolling-restart": self._rolling_restart,
-            "scale-out": self._scale_out,
-            "scale-in": lambda: self._scale_in(self._choose("worker", target)),
-            "restart-storm": self._restart_storm,
-            "lock-log": lambda: self._lock_log(target),
-        }[kind]()
+        worker, router, leader = (functools.partial(self._choose, tier) for tier in ("worker", "router", "leader"))
+        self.injuries: dict[str, Callable[[int], Injury]] = {
+            "kill-worker": lambda target: self._kill(worker(target)),
+            "stop-worker": lambda target: self._stop(worker(target)),
+            "kill-leader": lambda target: self._kill(leader(target)),
+            "stop-leader": lambda target: self._stop(leader(target)),
+            "kill-router": lambda target: self._kill(router(target)),
+            "stop-router": lambda target: self._stop(router(target)),
+            "wipe-state": lambda target: self._change_state(worker(target), _wipe),
+            "damage-sst": lambda target: self._damage(worker(target), "**/*.sst", target),
+            "damage-manifest": lambda target: self._damage(worker(target), "**/MANIFEST-*", target),
+            "damage-offsets": lambda target: self._damage(worker(target), "**/.offsets.json", target),
+            "cut-network": lambda target: self._network(worker(target), "cut"),
+            "delay-network": lambda target: self._network(worker(target), "delay"),
+            "hold-network": lambda target: self._network(worker(target), "hold"),
+            "half-open-network": lambda target: self._network(worker(target), "half-open"),
+            "rolling-restart": lambda _: self._rolling_restart(),
+            "scale-out": lambda _: self._scale_out(),
+            "scale-in": lambda target: self._scale_in(worker(target)),
+            "restart-storm": lambda _: self._restart_storm(),
+            "lock-log": self._lock_log,
+            "stop-broker": lambda _: self._end_broker(Broker.stop),
+            "kill-broker": lambda _: self._end_broker(Broker.kill),
+            "freeze-broker": lambda _: self._freeze_broker(),
+        }
+        """By kind; a number selects the target."""
 
     def _choose(self, tier: str, target: int) -> Node:
         if tier == "leader":
@@ -81,6 +82,9 @@ class Faults:
         self._deployment.signal(node, signal.SIGSTOP)
         yield node.name
         self._deployment.signal(node, signal.SIGCONT)
+
+    def _damage(self, node: Node, pattern: str, seed: int) -> Injury:
+        return self._change_state(node, lambda path: _damage(path, pattern, random.Random(seed)))
 
     @contextlib.contextmanager
     def _change_state(self, node: Node, change: Callable[[Path], None]) -> Iterator[str]:
@@ -150,16 +154,18 @@ class Faults:
             yield f"{spec.topic} {target % spec.partitions}"
 
     @contextlib.contextmanager
-    def _break_broker(self, action: str) -> Iterator[str]:
+    def _end_broker(self, end: Callable[[Broker], None]) -> Iterator[str]:
         assert self._broker is not None
-        if action == "freeze":
-            os.kill(self._broker.pid, signal.SIGSTOP)
-            yield "broker"
-            os.kill(self._broker.pid, signal.SIGCONT)
-            return
-        (self._broker.kill if action == "kill" else self._broker.stop)()
+        end(self._broker)
         yield "broker"
         self._broker.start()
+
+    @contextlib.contextmanager
+    def _freeze_broker(self) -> Iterator[str]:
+        assert self._broker is not None
+        os.kill(self._broker.pid, signal.SIGSTOP)
+        yield "broker"
+        os.kill(self._broker.pid, signal.SIGCONT)
 
     def _wait_ready(self, node: Node) -> None:
         deadline = time.monotonic() + 15
@@ -167,17 +173,13 @@ class Faults:
             time.sleep(0.05)
 
 
-_MODES: dict[str, Mode] = {"cut": "cut", "delay": "delay", "hold": "hold", "half-open": "half-open"}
-_FILES = {"sst": "**/*.sst", "manifest": "**/MANIFEST-*", "offsets": "**/.offsets.json"}
-
-
 def _wipe(state_dir: Path) -> None:
     shutil.rmtree(state_dir, ignore_errors=True)
 
 
-def _damage(state_dir: Path, what: str, chooser: random.Random) -> None:
-    """Overwrite a part of half of the files of a kind."""
-    files = sorted(path for path in state_dir.glob(_FILES[what]) if ".set-aside" not in path.parts)
+def _damage(state_dir: Path, pattern: str, chooser: random.Random) -> None:
+    """Overwrite a part of half of the files that match."""
+    files = sorted(path for path in state_dir.glob(pattern) if ".set-aside" not in path.parts)
     for path in chooser.sample(files, (len(files) + 1) // 2):
         content = bytearray(path.read_bytes())
         begin = chooser.randrange(max(1, len(content) - _DAMAGED_BYTES))

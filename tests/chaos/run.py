@@ -164,7 +164,7 @@ class Run:
     def _inject(self, faults: Faults, episode: int, planned: PlannedFault) -> None:
         time.sleep(planned.start_s)
         began_ms = boot_ms()
-        with faults.inject(planned.kind, planned.target) as target:
+        with faults.injuries[planned.kind](planned.target) as target:
             time.sleep(planned.hold_s)
         self.history.add(Fault(planned.kind, target, began_ms, boot_ms(), episode))
 
