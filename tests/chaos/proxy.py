@@ -27,11 +27,17 @@ class Proxy:
         self._passing = asyncio.Event()
         self._passing.set()
         self._connections: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen."""
-        await asyncio.start_server(self._serve, "127.0.0.1", self._port, backlog=512)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, backlog=512)
+
+    def close(self) -> None:
+        """Stop listening, and reset every connection; called in its event loop."""
+        if self._server is not None:
+            self._server.close()
+        self.switch("cut")
 
     def switch(self, mode: Mode) -> None:
         """Change how it forwards; called in its event loop."""
@@ -78,6 +84,7 @@ class Proxies:
     """Proxies in an event loop of their own thread."""
 
     def __init__(self) -> None:
+        self._proxies: list[Proxy] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -86,6 +93,7 @@ class Proxies:
         """A new proxy, which listens."""
         proxy = Proxy(port, upstream_port)
         asyncio.run_coroutine_threadsafe(proxy.start(), self._loop).result(10)
+        self._proxies.append(proxy)
         return proxy
 
     def switch(self, proxy: Proxy, mode: Mode) -> None:
@@ -93,6 +101,16 @@ class Proxies:
         self._loop.call_soon_threadsafe(proxy.switch, mode)
 
     def close(self) -> None:
-        """Stop forwarding."""
+        """End all of them."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        for proxy in self._proxies:
+            proxy.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
