@@ -72,10 +72,10 @@ def judge(history: History, options: argparse.Namespace) -> int:
     violations = check(history)
     _print_reads(history)
     _print_violations(violations)
-    missed = unreached(history)
+    missed = unreached(history, options.log)
     for sometimes in missed:
         print(f"not reached: {sometimes.name}")
-    count = len(list(possible(history)))
+    count = len(list(possible(history, options.log)))
     reached = count - len(missed)
     print(f"{len(violations)} violations; {reached} of {count} situations reached")
     if options.publish:

@@ -57,7 +57,8 @@ class Reading:
         """A router, or now and then a worker, with its tier."""
         if self.chooser.random() < 0.75:
             return "router", self.chooser.choice(list(self.deployment.routers.values()))
-        return "worker", self.chooser.choice(list(self.deployment.workers.values()))
+        workers = list(self.deployment.workers.values())
+        return "worker", self.chooser.choice([node for node in workers if node.meant_to_run] or workers)
 
     def options(self) -> dict[str, Any]:
         """Bounds and other parameters of a read."""
@@ -108,12 +109,12 @@ async def read_key(reading: Reading) -> None:
 
 
 async def read_own_write(reading: Reading) -> None:
-    """A key at the newest position that the writer has reached, with time to wait."""
+    """A key at the newest position that the writer has reached, now and then with time to wait."""
     store = reading.chooser.choice(("counts", "prices"))
     key, (tier, node) = reading.key(store), reading.node()
     partition = reading.deployment.topology.stores[store].partition_of(key.encode())
     position = reading.writer.position(store, partition)
-    options = {"min_position": position, "wait_ms": 500, "timeout_ms": 1_500}
+    options = {"min_position": position, "wait_ms": reading.chooser.choice((0, 500)), "timeout_ms": 1_500}
     read = reading.started("own-writes", "key", store, tier, node.address, options)
     read, document = await reading.ask(read, "GET", f"/keys/{key}", params=options)
     reading.note(read if document is None else answers.of_key(read, read.status, document))

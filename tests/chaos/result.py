@@ -84,7 +84,7 @@ class Result:
 
 def result_of(history: History, violations: list[Violation], log: str, run: Mapping[str, Any]) -> Result:
     """The figures of one run."""
-    missed = unreached(history)
+    missed = unreached(history, log)
     return Result(
         (run,),
         log,
@@ -93,7 +93,7 @@ def result_of(history: History, violations: list[Violation], log: str, run: Mapp
         dict(collections.Counter(read.kind for read in history.reads)),
         _by_fault(history, violations),
         dict(collections.Counter(violation.kind for violation in violations)),
-        {sometimes.name: sometimes not in missed for sometimes in possible(history)},
+        {sometimes.name: sometimes not in missed for sometimes in possible(history, log)},
     )
 
 

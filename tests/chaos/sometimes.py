@@ -19,6 +19,8 @@ class Sometimes:
     is_reached: Callable[[History], bool]
     needs: frozenset[str] = frozenset()
     """Kinds of faults of which one must have happened; any if empty."""
+    log: str = ""
+    """The kind of log that it needs; any if empty."""
 
 
 def _role(role: str) -> Callable[[History], bool]:
@@ -58,16 +60,26 @@ def _moved(kind: str) -> Callable[[History], bool]:
 
 
 def _behind(history: History) -> bool:
-    return any((part.record_lag or 0) > 20 for read in history.reads for part in read.portions.values())
+    return any((part.time_lag_ms or 0) > _LONG_MS for read in history.reads for part in read.portions.values())
 
 
+def _held_back(history: History) -> bool:
+    return any(
+        part.record_lag == 0 and (part.time_lag_ms or 0) > _HELD_BACK_MS
+        for read in history.reads
+        for part in read.portions.values()
+    )
+
+
+_HELD_BACK_MS = 500
+_LONG_MS = 1_000
 _DEATHS = frozenset({"kill-worker", "kill-leader", "stop-worker", "stop-leader", "restart-storm"})
 _DAMAGE = frozenset({"damage-sst", "damage-manifest"})
 ALL = (
     Sometimes("a standby answered after the active's death", _standby_after_death, _DEATHS),
     Sometimes("a restoring replica answered", _role("restoring"), frozenset({"wipe-state", "restart-storm"})),
     Sometimes("a bound was refused", _problem("lag-exceeds-tolerance")),
-    Sometimes("an answer lacked many records, and said so", _behind, _DEATHS | {"freeze-broker"}),
+    Sometimes("an answer was long behind the log, and said so", _behind, _DEATHS | {"freeze-broker"}),
     Sometimes("a position was not reached", _problem("position-not-reached")),
     Sometimes("a read for actives only was refused", _problem("not-active")),
     Sometimes("a hedge won", _finding("forebay_router_hedges_won_total"), _DEATHS | {"hold-network"}),
@@ -78,18 +90,20 @@ ALL = (
     Sometimes("a store was rebuilt after damage", _finding("rebuild"), _DAMAGE),
     Sometimes("a session moved to another worker", _moved("key")),
     Sometimes("a stream moved to another worker", _moved("change"), _DEATHS | {"rolling-restart"}),
-    Sometimes("compaction removed records", _finding("compaction")),
+    Sometimes("compaction removed records", _finding("compaction"), log="sqlite"),
+    Sometimes("a transaction was aborted", _finding("abort"), log="kafka"),
+    Sometimes("an open transaction held answers back", _held_back, log="kafka"),
 )
 
 
-def possible(history: History) -> Iterator[Sometimes]:
-    """What the faults of a run make possible."""
+def possible(history: History, log: str) -> Iterator[Sometimes]:
+    """What the faults of a run over a kind of log make possible."""
     happened = {fault.kind for fault in history.faults}
     for sometimes in ALL:
-        if not sometimes.needs or sometimes.needs & happened:
+        if sometimes.log in ("", log) and (not sometimes.needs or sometimes.needs & happened):
             yield sometimes
 
 
-def unreached(history: History) -> list[Sometimes]:
+def unreached(history: History, log: str) -> list[Sometimes]:
     """What was possible and did not happen."""
-    return [sometimes for sometimes in possible(history) if not sometimes.is_reached(history)]
+    return [sometimes for sometimes in possible(history, log) if not sometimes.is_reached(history)]

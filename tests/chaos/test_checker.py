@@ -197,6 +197,8 @@ def test_a_failure_while_all_is_calm_is_found_unless_the_bounds_are_narrow():
     assert kinds(refused, calms=calm) == set()
     assert kinds(replace(refused, bounds={"max_time_lag_ms": 5_000}), calms=calm) == {"unavailable"}
     assert kinds(failed(503, "no-replica", at=24_800.0), calms=calm) == set()
+    # A worker may hold nothing, or have been taken away.
+    assert kinds(failed(503, "not-ready", tier="worker"), calms=calm) == set()
 
 
 def event(serial: int, position: int, at: float) -> Read:

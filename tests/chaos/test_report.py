@@ -73,11 +73,11 @@ def test_the_page_names_runs_faults_and_every_kind_of_violation():
 
 
 def test_what_a_run_did_not_reach_is_named_if_its_faults_made_it_possible():
-    names = {sometimes.name for sometimes in unreached(HISTORY)}
+    names = {sometimes.name for sometimes in unreached(HISTORY, "sqlite")}
     assert "a hedge won" in names
     assert "a standby answered after the active's death" not in names
     assert "a store was rebuilt after damage" not in names
     damaged = replace(HISTORY, faults=[replace(KILLED, kind="damage-sst")])
-    assert "a store was rebuilt after damage" in {sometimes.name for sometimes in unreached(damaged)}
+    assert "a store was rebuilt after damage" in {sometimes.name for sometimes in unreached(damaged, "sqlite")}
     rebuilt = replace(damaged, findings=[Finding("rebuild", "w0", 1.0)])
-    assert "a store was rebuilt after damage" not in {sometimes.name for sometimes in unreached(rebuilt)}
+    assert "a store was rebuilt after damage" not in {sometimes.name for sometimes in unreached(rebuilt, "sqlite")}
