@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.chaos.fold import Fold, ItemHistory, PartitionFold
-from tests.chaos.history import Calm, History, Item, Portion, Read, Scope, value_of
+from tests.chaos.history import Calm, Fault, History, Item, Portion, Read, Scope, value_of
 
 END_OFFSET_MAX_AGE_MS = 5_000
 """The workers' setting: no bound on records is met by an older observation of the end."""
@@ -29,6 +29,14 @@ GENEROUS: Mapping[str, int] = MappingProxyType(
     {"max_record_lag": 1_000, "max_time_lag_ms": 5_000, "max_age_ms": 5_000}
 )
 """Bounds that every replica meets while all is calm."""
+SURVIVABLE = frozenset(
+    {"kill-worker", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
+    | {"damage-sst", "damage-manifest", "damage-offsets", "scale-out", "scale-in", "lock-log"}
+    | {"cut-network", "delay-network", "hold-network", "half-open-network"}
+    | {"stop-broker", "kill-broker", "freeze-broker"}
+)
+"""Faults that, alone, leave every router, and a replica of each partition."""
+OUT_OF_CALM_MS = 3_000
 ANSWERED = frozenset({200, 404})
 
 EXPECTED = {
@@ -56,7 +64,7 @@ KINDS = {
     "went-back": "a session or stream that saw less than it had seen before",
     "not-active": "a read for actives only, answered by another",
     "undocumented-status": "a status or problem that no such request may be answered with",
-    "unavailable": "no answer within generous bounds, though all was calm",
+    "unavailable": "no answer within generous bounds while all was calm, or without bounds during a single fault",
     "missed-change": "a stream that did not show a change, though all was calm",
     "not-converged": "replicas that did not become equal to the log within the stated time",
     "process-ended": "a process that ended by itself",
@@ -244,20 +252,35 @@ def _short_list(
 
 
 def unavailable(history: History) -> Iterator[Violation]:
-    """Reads through routers that failed though all was calm and their bounds were generous."""
+    """Reads through routers that failed though all was calm and their bounds were generous.
+
+    Without any bound, nor may a read fail while one fault alone leaves a router and a replica of each partition.
+    """
+    survived = list(_survived(history))
     for read in history.reads:
         if read.status in ANSWERED or read.tier != "router" or read.kind == "change":
             continue
-        if read.problem == "position-not-reached":
+        if read.problem == "position-not-reached" or read.require_active or read.min_position:
             continue
         generous = all(bound >= GENEROUS[name] for name, bound in read.bounds.items())
-        if generous and not read.require_active and not read.min_position and is_calm(history.calms, read):
+        began_ms, ended_ms = read.sent_ms - CALM_MARGIN_MS, read.received_ms + CALM_MARGIN_MS
+        if generous and _within_calm(history.calms, began_ms, ended_ms):
             yield Violation("unavailable", f"{read.status} {read.problem}", read)
+        elif not read.bounds and _within_calm(survived, read.sent_ms, read.received_ms):
+            yield Violation("unavailable", f"{read.status} {read.problem} during a single fault", read)
 
 
-def is_calm(calms: list[Calm], read: Read) -> bool:
-    """Whether all was calm while an answer was waited for."""
-    return _within_calm(calms, read.sent_ms - CALM_MARGIN_MS, read.received_ms + CALM_MARGIN_MS)
+def _survived(history: History) -> Iterator[Calm]:
+    """The times of single faults after a calm that leave a replica of each partition, until the next calm."""
+    episodes: dict[int, list[Fault]] = {}
+    for fault in history.faults:
+        episodes.setdefault(fault.episode, []).append(fault)
+    for faults in episodes.values():
+        began_ms = faults[0].began_ms
+        was_calm = any(0 <= began_ms - calm.ended_ms < OUT_OF_CALM_MS for calm in history.calms)
+        if len(faults) == 1 and faults[0].kind in SURVIVABLE and was_calm:
+            following = [calm.began_ms for calm in history.calms if calm.began_ms > began_ms]
+            yield Calm(began_ms, min(following, default=faults[0].ended_ms))
 
 
 def _within_calm(calms: list[Calm], began_ms: float, ended_ms: float) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import threading
 import time
@@ -58,6 +57,8 @@ CONVERGE_WITHIN_S = 30
 """After the faults have ended, every partition has its replicas, caught up, within this time."""
 CALM_S = 4.0
 WARM_UP_S = 2.0
+_REBUILDS = {"rebuild": " and rebuilt", "tombstones-missed": "tombstones"}
+"""Words by which a log says that a store is rebuilt: after damage, and since tombstones were removed meanwhile."""
 _TRACES = ("Traceback (most recent call last)", "panicked at", "Fatal Python error")
 
 
@@ -238,7 +239,7 @@ class Run:
                 if trace in text:
                     excerpt = text[text.index(trace) : text.index(trace) + 2_000]
                     self.history.add(Finding("stack-trace", f"{node.name}: {excerpt}", boot_ms()))
-            rebuilt = itertools.count()
             for line in text.splitlines():
-                if "moved to" in line and "rebuilt" in line:
-                    self.history.add(Finding("rebuild", f"{node.name}: {line}", boot_ms() + next(rebuilt)))
+                for kind, words in _REBUILDS.items():
+                    if words in line:
+                        self.history.add(Finding(kind, f"{node.name}: {line}", boot_ms()))

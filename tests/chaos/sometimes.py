@@ -88,6 +88,9 @@ ALL = (
         "a replica was not ready to say that a key is missing", _problem("not-ready"), frozenset({"wipe-state"})
     ),
     Sometimes("a store was rebuilt after damage", _finding("rebuild"), _DAMAGE),
+    Sometimes(
+        "a replica that had missed tombstones was rebuilt", _finding("tombstones-missed"), _DEATHS, "sqlite"
+    ),
     Sometimes("a session moved to another worker", _moved("key")),
     Sometimes("a stream moved to another worker", _moved("change"), _DEATHS | {"rolling-restart"}),
     Sometimes("compaction removed records", _finding("compaction"), log="sqlite"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.checker import KINDS, check
-from tests.chaos.history import Calm, Finding, History, Item, Portion, Read, Record, Scope, value_of
+from tests.chaos.history import Calm, Fault, Finding, History, Item, Portion, Read, Record, Scope, value_of
 
 KEY: Item = ("k",)
 OTHER: Item = ("m",)
@@ -199,6 +199,18 @@ def test_a_failure_while_all_is_calm_is_found_unless_the_bounds_are_narrow():
     assert kinds(failed(503, "no-replica", at=24_800.0), calms=calm) == set()
     # A worker may hold nothing, or have been taken away.
     assert kinds(failed(503, "not-ready", tier="worker"), calms=calm) == set()
+
+
+def test_a_failure_during_a_single_fault_that_leaves_a_replica_is_found():
+    def during(*faults: str, **changes: Any) -> set[str]:
+        some = [Fault(kind, "w0", 16_000.0, 22_000.0, 0) for kind in faults]
+        calms = [Calm(5_000.0, 15_000.0), Calm(26_000.0, 30_000.0)]
+        reads = [failed(503, "no-replica", **changes)]
+        return {found.kind for found in check(History(records=RECORDS, reads=reads, faults=some, calms=calms))}
+
+    assert during("kill-worker") == during("freeze-broker", at=24_000.0) == {"unavailable"}
+    assert during("kill-worker", bounds={"max_time_lag_ms": 5_000}) == set()
+    assert during("kill-router") == during("kill-worker", "wipe-state") == during() == set()
 
 
 def event(serial: int, position: int, at: float) -> Read:
