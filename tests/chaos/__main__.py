@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.chaos.checker import Violation, check
 from tests.chaos.history import History
+from tests.chaos.planted import MUTANTS_BY_NAME
 from tests.chaos.report import page
 from tests.chaos.result import Result, result_of
 from tests.chaos.run import Run
@@ -59,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     listed = ", ".join(known)
     parser.add_argument(
         "--faults", nargs="*", choices=known, default=[], metavar="KIND", help=f"only some of {listed}"
+    )
+    parser.add_argument(
+        "--mutant", choices=MUTANTS_BY_NAME, metavar="NAME", help="plant a fault of tests/mutants/table.py first"
     )
     parser.add_argument("--keep", action="store_true", help="keep history and logs though nothing is wrong")
     parser.add_argument("--again", type=Path, metavar="HISTORY", help="judge a kept history.jsonl again")

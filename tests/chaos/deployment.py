@@ -8,10 +8,10 @@ import os
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 
@@ -23,11 +23,15 @@ from tests.chaos.proxy import Proxies, Proxy
 from tests.command_process import CommandProcess
 
 STOP_WITHIN_S = 30
-ROUTERS = 2
+WORKERS, ROUTERS = 3, 2
 _WORKER_OPTIONS = (
     *("--session-timeout-ms", "1000", "--initial-rebalance-delay-ms", "300", "--drain-ms", "300"),
     *("--standby-rebuild-delay-ms", "4000", "--state-cleanup-delay-ms", "5000"),
 )
+
+
+Starter: TypeAlias = Callable[[list[str], Path, Mapping[str, str]], Any]
+"""Starts one of forebay's commands: its arguments, its log, its environment."""
 
 
 @dataclass
@@ -42,7 +46,7 @@ class Node:
     arguments: list[str]
     state_dir: Path | None = None
     proxy: Proxy | None = None
-    process: CommandProcess | None = None
+    process: Any = None
     meant_to_run: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -60,6 +64,7 @@ class Deployment:
     topology: Topology
     changelog_url: str
     report: Callable[[Finding], None]
+    start_process: Starter = CommandProcess
     workers: dict[str, Node] = field(default_factory=dict)
     routers: dict[str, Node] = field(default_factory=dict)
     proxies: Proxies = field(default_factory=Proxies)
@@ -74,6 +79,9 @@ class Deployment:
         arguments = ["worker", "--topology", str(self.directory / "topology.toml"), *_WORKER_OPTIONS]
         arguments += ["--changelog", self.changelog_url, "--state-dir", str(state_dir), "--listen", listen]
         arguments += ["--advertise", proxy.address]
+        if len(self.workers) % WORKERS == WORKERS - 1:
+            # Its restores take a while, in which it is asked, too.
+            arguments += ["--apply-records-per-second", "500"]
         log = self.directory / f"{name}.log"
         self.workers[name] = Node(name, proxy.address, listen, log, arguments, state_dir, proxy)
         return self.workers[name]
@@ -98,7 +106,7 @@ class Deployment:
             if node.process is not None and node.process.poll() is None:
                 return
             environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-            node.process = CommandProcess(node.arguments, node.log, environment)
+            node.process = self.start_process(node.arguments, node.log, environment)
             node.meant_to_run = True
 
     def signal(self, node: Node, number: int) -> None:

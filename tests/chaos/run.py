@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import threading
 import time
@@ -19,12 +20,14 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
 from forebay.topology import Topology, load_topology
 from tests.chaos import answers
-from tests.chaos.deployment import ROUTERS, Deployment, Node
+from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Node, Starter
 from tests.chaos.faults import Faults
 from tests.chaos.history import Calm, Fault, Finding, History, Read
+from tests.chaos.planted import planted, start_elsewhere
 from tests.chaos.readers import Reading, read_until, readers
 from tests.chaos.schedule import PlannedFault, episodes, kinds_for
 from tests.chaos.writer import KEYS, Compactor, LogWriter, SqliteWriter, Writer
+from tests.command_process import CommandProcess
 
 TOPOLOGY = """
 application_id = "chaos"
@@ -51,7 +54,6 @@ name = "prices"
 kind = "versioned"
 history_retention_ms = 1000000000
 """
-WORKERS = 3
 START_WITHIN_S = 60
 CONVERGE_WITHIN_S = 30
 """After the faults have ended, every partition has its replicas, caught up, within this time."""
@@ -69,6 +71,7 @@ class Settings(Protocol):
     seed: int
     log: str
     faults: list[str]
+    mutant: str
 
 
 @dataclass
@@ -110,7 +113,7 @@ class Run:
             self._deploy(changelog, KafkaWriter(changelog, self.settings.seed, self.history.add), broker)
 
     def _deploy(self, changelog: Changelog, log: LogWriter, broker: Broker | None = None) -> None:
-        deployment = Deployment(self.directory, self.topology, changelog.url, self.history.add)
+        deployment = Deployment(self.directory, self.topology, changelog.url, self.history.add, self._starter())
         writer = Writer(self.topology, changelog.identity, log, self.settings.seed, self.history.add)
         try:
             writer.start()
@@ -124,6 +127,12 @@ class Run:
         finally:
             writer.stop()
             deployment.close()
+
+    def _starter(self) -> Starter:
+        """How processes are started: with the code of this repository, or of a copy with a fault planted in it."""
+        if not self.settings.mutant:
+            return CommandProcess
+        return functools.partial(start_elsewhere, planted(self.settings.mutant, self.directory / "code"))
 
     async def _read_under_faults(self, deployment: Deployment, writer: Writer, faults: Faults) -> None:
         await asyncio.to_thread(self._wait_settled, deployment, START_WITHIN_S)
