@@ -23,6 +23,8 @@ CALM_MARGIN_MS = 500
 """A read counts as calm if it lies this far within a calm."""
 CHANGE_WITHIN_MS = 2_000
 """A stream shows a change within this time while all is calm."""
+UNPROVEN_MS = 60_000
+"""A miss without a time lag must be true of some time since then: who never reached an end states none."""
 EVENT_TRANSIT_MS = 1_000
 """An event is received within this time after it was made while all is calm."""
 GENEROUS: Mapping[str, int] = MappingProxyType(
@@ -163,7 +165,7 @@ def _check_portion(
         if index is None or (index < 0 and read.scope is not None):
             yield Violation("wrong-value", f"{item} is {value}", read)
             continue
-        yield from _check_item(read, item, index, history, floors, portion)
+        yield from _check_item(log, read, item, index, history, floors, portion)
         if read.session:
             least = _least_position(history, index, max(floor.position for floor in floors))
             sessions[seen] = max(sessions.get(seen, 0), least)
@@ -214,16 +216,28 @@ def _least_position(history: ItemHistory, index: int, due: int) -> int:
     return history.earliest_position(index)
 
 
+def _floor_of_misses(log: PartitionFold, read: Read, portion: Portion) -> list[Floor]:
+    if portion.time_lag_ms is not None:
+        return []
+    return [Floor(log.committed.at(read.sent_ms - UNPROVEN_MS), "silent-miss")]
+
+
 def _check_item(
-    read: Read, item: Item, index: int, history: ItemHistory, floors: list[Floor], portion: Portion
+    log: PartitionFold,
+    read: Read,
+    item: Item,
+    index: int,
+    history: ItemHistory,
+    floors: list[Floor],
+    portion: Portion,
 ) -> Iterator[Violation]:
     """The violations of one item that an answer shows as of a version."""
-    missing = history.is_absent(index)
+    missing = history.is_absent(index) and read.kind != "versions"
     if history.earliest_position(index) > portion.position:
         yield Violation("beyond-position", f"{item} is of offset {history.offsets[index]}", read)
     elif index >= 0 and history.versions[index].began_ms > read.received_ms:
         yield Violation("beyond-position", f"{item} was written after it was read", read)
-    for floor in floors:
+    for floor in [*floors, *_floor_of_misses(log, read, portion)] if missing else floors:
         due = history.index_at(floor.position)
         if read.as_of_ms is not None:
             due = min(due, history.index_as_of(read.as_of_ms))
@@ -241,7 +255,7 @@ def _short_list(
     log: PartitionFold, read: Read, scope: Scope, found: Mapping[Item, Any], floors: list[Floor], portion: Portion
 ) -> Iterator[Violation]:
     """Items that existed from the floor to the position, without being listed."""
-    due = max(floor.position for floor in floors)
+    due = max(floor.position for floor in [*floors, *_floor_of_misses(log, read, portion)])
     for item, history in log.items.items() if scope.key is None else log.items_of(scope.key):
         if item in found or not scope.covers(item):
             continue

@@ -239,6 +239,15 @@ def test_the_lag_of_an_event_is_judged_while_all_is_calm():
     assert kinds(stale) == set()
 
 
+def test_a_miss_without_a_time_lag_is_explained_by_the_last_minute_alone():
+    unknown = replace(UP_TO_DATE, **UNKNOWN)
+    assert kinds(read(None, unknown, OTHER, at=20_000.0)) == set()
+    assert kinds(read(None, unknown, OTHER, at=70_000.0)) == {"silent-miss"}
+    assert kinds(listed(KEY, portions={0: unknown}, sent_ms=70_000.0)) == {"short-list"}
+    # Deleted a minute ago, and written again since.
+    assert kinds(read(None, unknown, at=64_500.0)) == set()
+
+
 @pytest.mark.parametrize("kind", ["process-ended", "stack-trace", "not-converged"])
 def test_what_the_run_found_is_a_violation(kind):
     assert [found.kind for found in check(History(findings=[Finding(kind, "w1", 1.0)]))] == [kind]
