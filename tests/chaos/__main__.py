@@ -20,6 +20,7 @@ from tests.chaos.result import Result, result_of
 from tests.chaos.run import Run
 from tests.chaos.schedule import kinds_for
 from tests.chaos.sometimes import SHARE, possible, unreached
+from tests.mutants.mutant import FOLDERS
 
 _ROOT = Path(__file__).parents[2]
 _RESULTS = Path(__file__).parent / "results"
@@ -35,7 +36,7 @@ def main() -> int:
         write_report()
         return 0
     if options.again is not None:
-        return judge(History.load(options.again), options)
+        return judge(History.load(options.again), options)[0]
     directory = Path(tempfile.mkdtemp(prefix="forebay-chaos-"))
     run = Run(directory, options)
     try:
@@ -43,7 +44,9 @@ def main() -> int:
     finally:
         run.history.save(directory / "history.jsonl")
     print(f"seed {options.seed}, {options.log}; kept in {directory}")
-    status = judge(run.history, options)
+    status, result = judge(run.history, options)
+    if options.publish:
+        publish(result)
     if status == 0 and not options.keep:
         shutil.rmtree(directory)
     return status
@@ -71,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def judge(history: History, options: argparse.Namespace) -> int:
-    """Print what a history shows; returns the exit status."""
+def judge(history: History, options: argparse.Namespace) -> tuple[int, Result]:
+    """Print what a history shows; returns the exit status and the figures."""
     violations = check(history)
     _print_reads(history)
     _print_violations(violations)
@@ -82,9 +85,8 @@ def judge(history: History, options: argparse.Namespace) -> int:
     count = len(list(possible(history, options.log)))
     reached = count - len(missed)
     print(f"{len(violations)} violations; {reached} of {count} situations reached")
-    if options.publish:
-        publish(result_of(history, violations, options.log, _description(history, options)))
-    return int(bool(violations) or reached < SHARE * count)
+    result = result_of(history, violations, options.log, _description(history, options))
+    return int(bool(violations) or reached < SHARE * count), result
 
 
 def publish(result: Result) -> None:
@@ -104,12 +106,18 @@ def write_report() -> None:
 
 def _description(history: History, options: argparse.Namespace) -> dict[str, Any]:
     times = [read.received_ms for read in history.reads]
-    git = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     command = f"scripts/chaos --minutes {options.minutes:g} --seed {options.seed} --log {options.log}"
     minutes = (max(times) - min(times)) / 60_000
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"command": command, "minutes": minutes, "date": date, "commit": commit}
+    return {"command": command, "minutes": minutes, "date": date, "commit": _commit()}
+
+
+def _commit() -> str:
+    """That of the code which was judged, marked if it was changed since."""
+    git = ["git", "-C", str(_ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *FOLDERS.values()], check=False).returncode
+    return head.stdout.strip() + ("-dirty" if changed else "")
 
 
 def _print_reads(history: History) -> None:

@@ -47,9 +47,9 @@ _NOT_TESTED = """\
 
 
 _UNAVAILABILITY = f"""\
-Unavailability is the time that a read of a key through a router, within no or generous bounds, waited for its
-answer. A read that failed waits for the next answer from its partition, through either router. Reads that began
-within three seconds after a fault count to it. `{NO_FAULT}` is the time between faults.
+Unavailability is the time that a read of a key without bounds, through a router, waited for its answer. A read
+that failed waits for the next answer from its partition, through either router. Reads that began within three
+seconds after a fault count to it. `{NO_FAULT}` is the time between faults.
 """
 
 
