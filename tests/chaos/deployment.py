@@ -86,6 +86,17 @@ class Deployment:
         self.workers[name] = Node(name, proxy.address, listen, log, arguments, state_dir, proxy)
         return self.workers[name]
 
+    def spare_worker(self) -> Node:
+        """One beyond the first ``WORKERS`` that does not run."""
+        spare = list(self.workers.values())[WORKERS:]
+        return next((node for node in spare if not node.meant_to_run), None) or self.add_worker()
+
+    def heal(self) -> None:
+        """Have everything run that ran at the beginning: faults that overlap may have undone each other's end."""
+        for node in [*list(self.workers.values())[:WORKERS], *self.routers.values()]:
+            self.signal(node, signal.SIGCONT)
+            self.start(node)
+
     def add_router(self) -> Node:
         """A new router, not started yet."""
         (port,) = free_ports(1)

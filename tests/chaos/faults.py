@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -34,6 +35,8 @@ class Faults:
         self._deployment = deployment
         self._log = log
         self._broker = broker
+        self._breaking_broker = threading.Lock()
+        """Held while it is broken: there is only one."""
 
         worker, router, leader = (functools.partial(self._choose, tier) for tier in ("worker", "router", "leader"))
         self.injuries: dict[str, Callable[[int], Injury]] = {
@@ -115,11 +118,8 @@ class Faults:
 
     @contextlib.contextmanager
     def _scale_out(self) -> Iterator[str]:
-        """A worker more; ``scale-in`` removes one."""
-        node = next((n for n in self._deployment.workers.values() if n.process is None), None)
-        node = node or next((n for n in self._deployment.workers.values() if not n.meant_to_run), None)
-        if node is None:
-            node = self._deployment.add_worker()
+        """A worker more, with what it still has from the last time."""
+        node = self._deployment.spare_worker()
         self._deployment.start(node)
         yield node.name
         self._deployment.signal(node, signal.SIGCONT)
@@ -156,16 +156,18 @@ class Faults:
     @contextlib.contextmanager
     def _end_broker(self, end: Callable[[Broker], None]) -> Iterator[str]:
         assert self._broker is not None
-        end(self._broker)
-        yield "broker"
-        self._broker.start()
+        with self._breaking_broker:
+            end(self._broker)
+            yield "broker"
+            self._broker.start()
 
     @contextlib.contextmanager
     def _freeze_broker(self) -> Iterator[str]:
         assert self._broker is not None
-        os.kill(self._broker.pid, signal.SIGSTOP)
-        yield "broker"
-        os.kill(self._broker.pid, signal.SIGCONT)
+        with self._breaking_broker:
+            os.kill(self._broker.pid, signal.SIGSTOP)
+            yield "broker"
+            os.kill(self._broker.pid, signal.SIGCONT)
 
     def _wait_ready(self, node: Node) -> None:
         deadline = time.monotonic() + 15

@@ -165,6 +165,7 @@ class Run:
             with ThreadPoolExecutor(len(planned)) as pool:
                 for done in [pool.submit(self._inject, faults, number, fault) for fault in planned]:
                     done.result()
+            deployment.heal()
             self._wait_settled(deployment, CONVERGE_WITHIN_S)
             self._rest(deployment)
             self._note_metrics(deployment)
