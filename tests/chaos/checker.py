@@ -23,7 +23,7 @@ CALM_MARGIN_MS = 500
 """A read counts as calm if it lies this far within a calm."""
 CHANGE_WITHIN_MS = 2_000
 """A stream shows a change within this time while all is calm."""
-UNPROVEN_MS = 60_000
+UNPROVEN_MS = 10_000
 """A miss without a time lag must be true of some time since then: who never reached an end states none."""
 EVENT_TRANSIT_MS = 1_000
 """An event is received within this time after it was made while all is calm."""
@@ -33,7 +33,7 @@ GENEROUS: Mapping[str, int] = MappingProxyType(
 """Bounds that every replica meets while all is calm."""
 SURVIVABLE = frozenset(
     {"kill-worker", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
-    | {"damage-sst", "damage-manifest", "damage-offsets", "scale-out", "scale-in", "lock-log"}
+    | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "lock-log"}
     | {"cut-network", "delay-network", "hold-network", "half-open-network"}
     | {"stop-broker", "kill-broker", "freeze-broker"}
 )

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import random
+import resource
 import shutil
 import signal
 import sqlite3
@@ -23,6 +24,7 @@ from tests.chaos.proxy import Mode
 
 STORM_STARTS = 4
 _DAMAGED_BYTES = 64
+_FALL_BEHIND_S = 3.0
 
 Injury: TypeAlias = AbstractContextManager[str]
 """Begins the fault, gives its target's name, and heals it at the end."""
@@ -54,6 +56,7 @@ class Faults:
             "delay-network": lambda target: self._network(worker(target), "delay"),
             "hold-network": lambda target: self._network(worker(target), "hold"),
             "half-open-network": lambda target: self._network(worker(target), "half-open"),
+            "refuse-writes": lambda target: self._refuse_writes(worker(target)),
             "rolling-restart": lambda _: self._rolling_restart(),
             "scale-out": lambda _: self._scale_out(),
             "scale-in": lambda target: self._scale_in(worker(target)),
@@ -99,6 +102,14 @@ class Faults:
             change(node.state_dir)
         yield node.name
         self._deployment.start(node)
+
+    @contextlib.contextmanager
+    def _refuse_writes(self, node: Node) -> Iterator[str]:
+        """Let a worker write to no file, so that it falls behind while it answers, as on a full disk."""
+        limit_file_size(node, 0)
+        time.sleep(_FALL_BEHIND_S)
+        yield node.name
+        limit_file_size(node, resource.RLIM_INFINITY)
 
     @contextlib.contextmanager
     def _network(self, node: Node, mode: Mode) -> Iterator[str]:
@@ -173,6 +184,12 @@ class Faults:
         deadline = time.monotonic() + 15
         while time.monotonic() < deadline and self._deployment.unready(node):
             time.sleep(0.05)
+
+
+def limit_file_size(node: Node, limit_bytes: int) -> None:
+    """Limit how far a process may write into a file; one that has ended needs no limit."""
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(node.process.pid, resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
 
 
 def _wipe(state_dir: Path) -> None:

@@ -17,6 +17,7 @@ ON_EVERY_LOG = (
     "damage-sst",
     "damage-manifest",
     "damage-offsets",
+    "refuse-writes",
     "cut-network",
     "delay-network",
     "hold-network",

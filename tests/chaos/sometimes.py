@@ -74,13 +74,14 @@ def _held_back(history: History) -> bool:
 _HELD_BACK_MS = 500
 _LONG_MS = 1_000
 _DEATHS = frozenset({"kill-worker", "kill-leader", "stop-worker", "stop-leader", "restart-storm"})
+_LAGGING = frozenset({"refuse-writes", "freeze-broker", "kill-broker", "stop-broker"})
 _DAMAGE = frozenset({"damage-sst", "damage-manifest"})
 ALL = (
     Sometimes("a standby answered after the active's death", _standby_after_death, _DEATHS),
     Sometimes("a restoring replica answered", _role("restoring"), frozenset({"wipe-state", "restart-storm"})),
     Sometimes("a bound was refused", _problem("lag-exceeds-tolerance")),
-    Sometimes("an answer was long behind the log, and said so", _behind, _DEATHS | {"freeze-broker"}),
-    Sometimes("a position was not reached", _problem("position-not-reached")),
+    Sometimes("an answer was long behind the log, and said so", _behind, _LAGGING),
+    Sometimes("a position was not reached", _problem("position-not-reached"), _LAGGING),
     Sometimes("a read for actives only was refused", _problem("not-active")),
     Sometimes("a hedge won", _finding("forebay_router_hedges_won_total"), _DEATHS | {"hold-network"}),
     Sometimes("a read failed over", _finding("forebay_router_failovers_total"), _DEATHS | {"cut-network"}),
