@@ -39,8 +39,8 @@ _NOT_TESTED = """\
 * Loss and reordering of packets: this kernel has no netem. The proxies cut, delay and hold what passes between
   clients or routers and workers. Nothing stands between workers and brokers.
 * Several brokers, and the loss of records that an unclean election causes: one broker was used.
-* Steps of the wall clock. Disks that are read-only, or full: a worker that may write to no file stands for the latter,
-  and the suite has tests of both.
+* Steps of the wall clock. Disks that are read-only, or full: a worker that may write to no file stands for the
+  latter, and the suite has tests of both.
 * Faults of the machine itself: all processes ran on one, and its page cache survived every kill.
 * Kafka's group leader as a target of its own: nothing tells which member it is. Any worker may have been it.
 * Session stores, unknown partitioners, tokens and TLS. Topology changes under load.

@@ -73,7 +73,7 @@ def kinds(*reads: Read, records: list[Record] = RECORDS, calms: tuple[Calm, ...]
         # The position token is an upper bound of what was read.
         read(11, replace(UP_TO_DATE, record_lag=2, time_lag_ms=16_000, age_ms=16_000)),
         # Deleted between the lag and the position.
-        read(None, replace(UP_TO_DATE, position=5, **UNKNOWN)),
+        read(None, replace(UP_TO_DATE, position=5, **UNKNOWN), at=13_000.0),
         # Within bounds, and the active where only that may answer.
         read(14, bounds={"max_record_lag": 0, "max_time_lag_ms": 0, "max_age_ms": 0}, require_active=True),
         read(14, min_position={0: 6}),
@@ -239,13 +239,13 @@ def test_the_lag_of_an_event_is_judged_while_all_is_calm():
     assert kinds(stale) == set()
 
 
-def test_a_miss_without_a_time_lag_is_explained_by_the_last_minute_alone():
+def test_a_miss_without_a_time_lag_is_explained_by_the_last_seconds_alone():
     unknown = replace(UP_TO_DATE, **UNKNOWN)
-    assert kinds(read(None, unknown, OTHER, at=20_000.0)) == set()
-    assert kinds(read(None, unknown, OTHER, at=70_000.0)) == {"silent-miss"}
-    assert kinds(listed(KEY, portions={0: unknown}, sent_ms=70_000.0)) == {"short-list"}
-    # Deleted a minute ago, and written again since.
-    assert kinds(read(None, unknown, at=64_500.0)) == set()
+    assert kinds(read(None, unknown, OTHER, at=12_000.0)) == set()
+    assert kinds(read(None, unknown, OTHER, at=20_000.0)) == {"silent-miss"}
+    assert kinds(listed(KEY, portions={0: unknown})) == {"short-list"}
+    # Deleted ten seconds ago, and written again since.
+    assert kinds(read(None, unknown, at=14_500.0)) == set()
 
 
 @pytest.mark.parametrize("kind", ["process-ended", "stack-trace", "not-converged"])
