@@ -12,9 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.checker import Violation, check
+from tests.chaos.checker import check
 from tests.chaos.history import History
 from tests.chaos.planted import MUTANTS_BY_NAME
+from tests.chaos.promises import Violation
 from tests.chaos.report import page
 from tests.chaos.result import Result, result_of
 from tests.chaos.run import Run

@@ -6,82 +6,23 @@ of operations to be searched for.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
+from tests.chaos.availability import is_within, missed_changes, unavailable
 from tests.chaos.fold import Fold, ItemHistory, PartitionFold
-from tests.chaos.history import Calm, Fault, History, Item, Portion, Read, Scope, value_of
-
-END_OFFSET_MAX_AGE_MS = 5_000
-"""The workers' setting: no bound on records is met by an older observation of the end."""
-CLOCK_SLACK_MS = 5
-"""Heartbeats carry the wall clock, which is slewed against the boot-time clock."""
-CALM_MARGIN_MS = 500
-"""A read counts as calm if it lies this far within a calm."""
-CHANGE_WITHIN_MS = 2_000
-"""A stream shows a change within this time while all is calm."""
-UNPROVEN_MS = 10_000
-"""A miss without a time lag must be true of some time since then: who never reached an end states none."""
-EVENT_TRANSIT_MS = 1_000
-"""An event is received within this time after it was made while all is calm."""
-GENEROUS: Mapping[str, int] = MappingProxyType(
-    {"max_record_lag": 1_000, "max_time_lag_ms": 5_000, "max_age_ms": 5_000}
+from tests.chaos.history import Calm, History, Item, Portion, Read, Scope, value_of
+from tests.chaos.promises import (
+    ANSWERED,
+    CLOCK_SLACK_MS,
+    END_OFFSET_MAX_AGE_MS,
+    EVENT_TRANSIT_MS,
+    EXPECTED,
+    KINDS,
+    UNPROVEN_MS,
+    Violation,
 )
-"""Bounds that every replica meets while all is calm."""
-SURVIVABLE = frozenset(
-    {"kill-worker", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
-    | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "lock-log"}
-    | {"cut-network", "delay-network", "hold-network", "half-open-network"}
-    | {"stop-broker", "kill-broker", "freeze-broker"}
-)
-"""Faults that, alone, leave every router, and a replica of each partition."""
-OUT_OF_CALM_MS = 3_000
-ANSWERED = frozenset({200, 404})
-
-EXPECTED = {
-    200: {""},
-    404: {"unknown-key"},
-    412: {"lag-exceeds-tolerance", "not-active", "position-not-reached"},
-    421: {"not-hosted-here"},
-    429: {"overloaded"},
-    503: {"not-ready", "no-replica", "log-diverged"},
-    504: {"deadline"},
-}
-"""What a correct request for what exists may be answered with; 0 stands for no answer at all."""
-
-KINDS = {
-    "wrong-value": "a value that the item never had, or of a record that was never committed",
-    "beyond-position": "a value from beyond the answer's own position, or from before it was written",
-    "record-lag-understated": "the answer lacks records that its record lag excludes",
-    "time-lag-understated": "the answer lacks what was in the log at the time that its time lag names",
-    "age-understated": "the answer lacks what the source had at the time that its age names",
-    "beyond-bounds": "an answer whose lag is not proven to be within the request's bounds",
-    "silent-miss": "no such key, where the key existed within the lag",
-    "short-list": "a list without an item that existed within the lag",
-    "disordered-list": "a list out of order, or with an item twice or from outside its range",
-    "position-not-reached": "an answer that lacks what its min_position names",
-    "went-back": "a session or stream that saw less than it had seen before",
-    "not-active": "a read for actives only, answered by another",
-    "undocumented-status": "a status or problem that no such request may be answered with",
-    "unavailable": "no answer within generous bounds while all was calm, or without bounds during a single fault",
-    "missed-change": "a stream that did not show a change, though all was calm",
-    "not-converged": "replicas that did not become equal to the log within the stated time",
-    "process-ended": "a process that ended by itself",
-    "stack-trace": "a stack trace in a log",
-}
-"""Every kind of violation."""
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One promise that was broken."""
-
-    kind: str
-    detail: str
-    read: Read | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +48,7 @@ def check(history: History) -> list[Violation]:
 def _timed(calms: list[Calm], read: Read) -> Read:
     """An event of a stream, which was requested long ago, as if it was requested when it can have been made."""
     made_ms = read.received_ms - EVENT_TRANSIT_MS
-    if read.kind != "change" or made_ms <= read.sent_ms or not _within_calm(calms, made_ms, read.received_ms):
+    if read.kind != "change" or made_ms <= read.sent_ms or not is_within(calms, made_ms, read.received_ms):
         return read
     return replace(read, sent_ms=made_ms)
 
@@ -201,7 +142,7 @@ def _index_of(read: Read, item: Item, value: Any, history: ItemHistory, position
         newest = min(newest, history.index_as_of(read.as_of_ms))
     if value is None:
         return next((i for i in range(newest, -2, -1) if history.is_absent(i)), None)
-    index = history.index_of.get(value.get("serial")) if isinstance(value, dict) else None
+    index = history.index_of.get(value.get("serial", -1)) if isinstance(value, dict) else None
     if index is None:
         return None
     version = history.versions[index]
@@ -263,79 +204,3 @@ def _short_list(
         absent = range(first, min(last, -1) + 1) if read.kind == "versions" else range(first, last + 1)
         if not any(history.is_absent(index) for index in absent):
             yield Violation("short-list", f"{item} is missing", read)
-
-
-def unavailable(history: History) -> Iterator[Violation]:
-    """Reads through routers that failed though all was calm and their bounds were generous.
-
-    Without any bound, nor may a read fail while one fault alone leaves a router and a replica of each partition.
-    """
-    survived = list(_survived(history))
-    for read in history.reads:
-        if read.status in ANSWERED or read.tier != "router" or read.kind == "change":
-            continue
-        if read.problem == "position-not-reached" or read.require_active or read.min_position:
-            continue
-        generous = all(bound >= GENEROUS[name] for name, bound in read.bounds.items())
-        began_ms, ended_ms = read.sent_ms - CALM_MARGIN_MS, read.received_ms + CALM_MARGIN_MS
-        if generous and _within_calm(history.calms, began_ms, ended_ms):
-            yield Violation("unavailable", f"{read.status} {read.problem}", read)
-        elif not read.bounds and _within_calm(survived, read.sent_ms, read.received_ms):
-            yield Violation("unavailable", f"{read.status} {read.problem} during a single fault", read)
-
-
-def _survived(history: History) -> Iterator[Calm]:
-    """The times of single faults after a calm that leave a replica of each partition, until the next calm."""
-    episodes: dict[int, list[Fault]] = {}
-    for fault in history.faults:
-        episodes.setdefault(fault.episode, []).append(fault)
-    for faults in episodes.values():
-        began_ms = faults[0].began_ms
-        was_calm = any(0 <= began_ms - calm.ended_ms < OUT_OF_CALM_MS for calm in history.calms)
-        if len(faults) == 1 and faults[0].kind in SURVIVABLE and was_calm:
-            following = [calm.began_ms for calm in history.calms if calm.began_ms > began_ms]
-            yield Calm(began_ms, min(following, default=faults[0].ended_ms))
-
-
-def _within_calm(calms: list[Calm], began_ms: float, ended_ms: float) -> bool:
-    return any(calm.began_ms <= began_ms and ended_ms <= calm.ended_ms for calm in calms)
-
-
-def missed_changes(fold: Fold, history: History) -> Iterator[Violation]:
-    """Changes that a stream did not show in time, though all was calm."""
-    streams: dict[str, list[Read]] = {}
-    for read in history.reads:
-        if read.kind == "change":
-            streams.setdefault(read.session, []).append(read)
-    for events in streams.values():
-        yield from _missed_by(fold, history.calms, sorted(events, key=lambda read: read.received_ms))
-
-
-def _missed_by(fold: Fold, calms: list[Calm], events: list[Read]) -> Iterator[Violation]:
-    shown = [(read, partition) for read in events if read.items for partition in read.portions]
-    if not shown:
-        return
-    first, partition = shown[0]
-    ((item, _),) = first.items
-    versions = fold.partition(first.store, partition).history(item)
-    times = [read.received_ms for read, _ in shown]
-    positions = [max(portion.position for portion in read.portions.values()) for read, _ in shown]
-    for version in versions.versions:
-        due_ms = version.committed_ms + CHANGE_WITHIN_MS
-        if not _within_calm(calms, version.committed_ms - CALM_MARGIN_MS, due_ms):
-            continue
-        if _is_interrupted(events, version.committed_ms, due_ms):
-            continue
-        seen = max(positions[: bisect.bisect_right(times, due_ms)], default=0)
-        if seen <= version.offset:
-            yield Violation("missed-change", f"{item} of offset {version.offset}", first)
-
-
-def _is_interrupted(events: list[Read], began_ms: float, ended_ms: float) -> bool:
-    """Whether a stream had not begun, was without an answer, or ended at some time of an interval."""
-    times = [read.received_ms for read in events]
-    first = bisect.bisect_right(times, began_ms) - 1
-    last = bisect.bisect_right(times, ended_ms)
-    if first < 0 or last == len(events):
-        return True
-    return any(read.status not in ANSWERED for read in events[first:last])

@@ -4,91 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
-
-import httpx
 
 from forebay.client import Answer, AsyncClient
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import Problem
-from forebay.position import decode_position
-from forebay.rest.answers import Provenance
-from forebay.rest.events import EventReader
 from tests.chaos import answers
-from tests.chaos.deployment import Deployment, Node
-from tests.chaos.history import Item, Portion, Read, Scope
-from tests.chaos.writer import KEYS, Writer
-
-PATIENCE_S = 5.0
-"""Beyond any time-out that a request names."""
-BOUNDS: tuple[Mapping[str, int], ...] = (
-    *({},) * 5,
-    {"max_time_lag_ms": 5_000},
-    {"max_time_lag_ms": 300},
-    {"max_record_lag": 0},
-    {"max_record_lag": 20},
-    {"max_record_lag": 1_000},
-    {"max_age_ms": 500},
-    {"max_age_ms": 5_000},
-    {"max_record_lag": 50, "max_time_lag_ms": 1_000, "max_age_ms": 2_000},
-)
-
-
-@dataclass
-class Reading:
-    """What all readers share."""
-
-    deployment: Deployment
-    writer: Writer
-    note: Callable[[Read], None]
-    chooser: random.Random
-    http: httpx.AsyncClient
-
-    def key(self, store: str) -> str:
-        """A key of a store, now and then one that nobody writes."""
-        return f"{store[0]}{self.chooser.randrange(KEYS + 2):03d}"
-
-    def node(self) -> tuple[str, Node]:
-        """A router, or now and then a worker, with its tier."""
-        if self.chooser.random() < 0.75:
-            return "router", self.chooser.choice(list(self.deployment.routers.values()))
-        workers = list(self.deployment.workers.values())
-        return "worker", self.chooser.choice([node for node in workers if node.meant_to_run] or workers)
-
-    def options(self) -> dict[str, Any]:
-        """Bounds and other parameters of a read."""
-        chosen: dict[str, Any] = dict(self.chooser.choice(BOUNDS))
-        if self.chooser.random() < 0.1:
-            chosen["require_active"] = "true"
-        if self.chooser.random() < 0.4:
-            chosen["prefer"] = "any"
-        if self.chooser.random() < 0.15:
-            chosen["wait_ms"] = 300
-        return chosen
-
-    def started(
-        self, reader: str, kind: str, store: str, tier: str, target: str, options: Mapping[str, Any]
-    ) -> Read:
-        """A read that is about to be sent."""
-        bounds = {name: bound for name, bound in options.items() if name.startswith("max_")}
-        read = Read(reader, kind, tier, target, store, boot_ms(), 0.0, 0, bounds=bounds)
-        if "min_position" in options:
-            read = replace(read, min_position=dict(decode_position(options["min_position"]).offsets))
-        return replace(read, require_active="require_active" in options)
-
-    async def ask(self, read: Read, method: str, path: str, **parts: Any) -> tuple[Read, Any]:
-        """The read with its status and times, and the answer's document; None if there is no answer."""
-        try:
-            answer = await self.http.request(method, f"http://{read.target}/v1/stores/{read.store}{path}", **parts)
-            document = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
-            return replace(read, received_ms=boot_ms(), problem=type(error).__name__), None
-        return replace(read, received_ms=boot_ms(), status=answer.status_code), document
-
+from tests.chaos.history import Scope
+from tests.chaos.reading import Reading
+from tests.chaos.streams import ClientStreamReader, StreamReader
 
 Reader = Callable[[Reading], Any]
 
@@ -210,86 +136,6 @@ class SessionReader:
                 read = replace(read, received_ms=boot_ms(), session=session_name)
                 reading.note(answers.of_client(read, item, found))
                 await asyncio.sleep(0.1)
-
-
-class StreamReader:
-    """Follows a key by plain HTTP for a while, then another."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._begun = 0
-
-    async def __call__(self, reading: Reading) -> None:
-        """One stream, until it breaks or its time is over."""
-        self._begun += 1
-        (tier, node), key = reading.node(), reading.key("counts")
-        options: dict[str, Any] = {"lag_interval_ms": 1_000}
-        if reading.chooser.random() < 0.5:
-            options["max_time_lag_ms"] = 2_000
-        read = reading.started("streams", "change", "counts", tier, node.address, options)
-        read = replace(read, session=f"{self._name}-{self._begun}")
-        try:
-            async with asyncio.timeout(reading.chooser.uniform(5, 40)):
-                await self._follow(reading, read, key, options)
-        except (httpx.HTTPError, TimeoutError) as error:
-            reading.note(replace(read, received_ms=boot_ms(), problem=type(error).__name__))
-
-    async def _follow(self, reading: Reading, read: Read, key: str, options: dict[str, Any]) -> None:
-        url = f"http://{read.target}/v1/stores/counts/keys/{key}/changes"
-        events = EventReader()
-        async with reading.http.stream("GET", url, params=options, timeout=httpx.Timeout(5, read=None)) as answer:
-            if answer.status_code != 200:
-                document = json.loads(await answer.aread())
-                name = answers.problem_name(document)
-                reading.note(replace(read, received_ms=boot_ms(), status=answer.status_code, problem=name))
-                return
-            async for piece in answer.aiter_raw():
-                for event in events.feed(piece):
-                    timed = replace(read, received_ms=boot_ms())
-                    reading.note(_of_event(timed, event.name, {"key": key, **json.loads(event.data)}))
-        reading.note(replace(read, received_ms=boot_ms(), problem="ended"))
-
-
-def _of_event(read: Read, name: str, document: dict[str, Any]) -> Read:
-    if name == "lag":
-        return replace(read, status=200, portions=answers.portions_of(document))
-    if name == "absent":
-        document = {"type": "urn:forebay:problem:unknown-key", **document}
-    return answers.of_key(read, document.get("status", 200), document)
-
-
-class ClientStreamReader:
-    """Follows a key by forebay's client, which reconnects by itself, for a while, then another."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._begun = 0
-
-    async def __call__(self, reading: Reading) -> None:
-        """One key."""
-        self._begun += 1
-        routers = [f"http://{node.address}" for node in reading.deployment.routers.values()]
-        item: Item = (reading.key("counts"),)
-        read = reading.started("client-streams", "change", "counts", "router", "both", {})
-        read = replace(read, session=f"{self._name}-{self._begun}")
-        async with AsyncClient(routers) as client:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(reading.chooser.uniform(10, 40)):
-                    await self._follow(reading, client, read, item)
-        reading.note(replace(read, received_ms=boot_ms(), problem="ended"))
-
-    async def _follow(self, reading: Reading, client: AsyncClient, read: Read, item: Item) -> None:
-        try:
-            async for change in client.changes("counts", item[0], lag_interval_ms=1_000):
-                timed = replace(read, received_ms=boot_ms())
-                if isinstance(change, Provenance):
-                    offset = decode_position(change.position).offsets[change.partition]
-                    portion = Portion(offset, change.role, change.host, *change.lag)
-                    reading.note(replace(timed, status=200, portions={change.partition: portion}))
-                else:
-                    reading.note(answers.of_client(timed, item, change))
-        except Problem as problem:
-            reading.note(answers.of_client(replace(read, received_ms=boot_ms()), item, problem))
 
 
 def readers() -> Sequence[tuple[Reader, float]]:

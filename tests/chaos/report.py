@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tests.chaos.checker import KINDS
+from tests.chaos.promises import KINDS
 from tests.chaos.result import NO_FAULT, FaultResult, Result, percentile
 
 _INTRODUCTION = """\

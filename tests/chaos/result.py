@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.chaos.checker import ANSWERED, Violation
 from tests.chaos.history import Fault, History, Read
+from tests.chaos.promises import ANSWERED, Violation
 from tests.chaos.sometimes import possible, unreached
 
 TOGETHER = "several together"
@@ -109,12 +109,14 @@ def percentile(waits_ms: Mapping[str, int], share: float) -> int:
 
 
 def _sum(one: FaultResult, other: FaultResult) -> FaultResult:
-    counts = [a + b for a, b in zip(_counts(one), _counts(other), strict=True)]
-    return FaultResult(*counts, waits_ms=_added(one.waits_ms, other.waits_ms))
-
-
-def _counts(fault: FaultResult) -> tuple[int, ...]:
-    return fault.times, fault.reads, fault.refused, fault.failed, fault.violations
+    return FaultResult(
+        one.times + other.times,
+        one.reads + other.reads,
+        one.refused + other.refused,
+        one.failed + other.failed,
+        one.violations + other.violations,
+        _added(one.waits_ms, other.waits_ms),
+    )
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -19,14 +19,15 @@ from forebay.changelog import Changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
 from forebay.topology import Topology, load_topology
-from tests.chaos import answers
-from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Node, Starter
+from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
 from tests.chaos.faults import Faults
-from tests.chaos.history import Calm, Fault, Finding, History, Read
+from tests.chaos.history import Calm, Fault, Finding, History
 from tests.chaos.planted import planted, start_elsewhere
-from tests.chaos.readers import Reading, read_until, readers
+from tests.chaos.readers import read_until, readers
+from tests.chaos.reading import Reading
 from tests.chaos.schedule import PlannedFault, episodes, kinds_for
-from tests.chaos.writer import KEYS, Compactor, LogWriter, SqliteWriter, Writer
+from tests.chaos.sweep import sweep
+from tests.chaos.writer import Compactor, LogWriter, SqliteWriter, Writer
 from tests.command_process import CommandProcess
 
 TOPOLOGY = """
@@ -205,42 +206,11 @@ class Run:
                     self.history.add(Finding(name, router.name, boot_ms()))
 
     def _converge(self, deployment: Deployment, writer: Writer) -> None:
-        """Have every replica read to the end of the log, by asking each worker for each key."""
+        """End the log, and compare every replica with it."""
         writer.stop()
         self._wait_settled(deployment, CONVERGE_WITHIN_S)
-        with httpx.Client(timeout=20) as http:
-            for worker in deployment.workers.values():
-                if worker.meant_to_run:
-                    for store in ("counts", "prices"):
-                        self._sweep(http, deployment, writer, worker, store)
-
-    def _sweep(self, http: httpx.Client, deployment: Deployment, writer: Writer, worker: Node, store: str) -> None:
-        spec = self.topology.stores[store]
-        split: dict[int, list[str]] = {}
-        for key in (f"{store[0]}{number:03d}" for number in range(KEYS)):
-            split.setdefault(spec.partition_of(key.encode()), []).append(key)
-        for partition, keys in split.items():
-            position = writer.position(store, partition)
-            minimum = {partition: writer.ends[store].get(partition, 0)}
-            read = Read("sweep", "sweep", "worker", worker.address, store, boot_ms(), 0.0, 0, min_position=minimum)
-            options = {"min_position": position, "wait_ms": 10_000, "timeout_ms": 15_000}
-            url = f"http://{worker.listen}/v1/stores/{store}/batch-get"
-            results = http.post(url, params=options, json={"keys": keys}).json()["results"]
-            received_ms = boot_ms()
-            for key, result in zip(keys, results, strict=True):
-                self._note_swept(read, key, received_ms, result)
-
-    def _note_swept(self, read: Read, key: str, received_ms: float, result: dict[str, object]) -> None:
-        document = {**result, "key": key}
-        problem = result.get("problem")
-        status = 200
-        if isinstance(problem, dict):
-            document, status = {**problem, "key": key}, problem["status"]
-        found = answers.of_key(read, status, document)
-        self.history.add(Read(**{**vars(found), "received_ms": received_ms}))
-        if found.status not in (200, 404, 421):
-            detail = f"{read.target} answers {found.status} {found.problem} for {key} of {read.store}"
-            self.history.add(Finding("not-converged", detail, received_ms))
+        for entry in sweep(deployment, writer):
+            self.history.add(entry)
 
     def _find_traces(self, deployment: Deployment) -> None:
         for node in deployment.nodes:

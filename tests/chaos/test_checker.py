@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.checker import KINDS, check
+from tests.chaos.checker import check
 from tests.chaos.history import Calm, Fault, Finding, History, Item, Portion, Read, Record, Scope, value_of
+from tests.chaos.promises import KINDS
 
 KEY: Item = ("k",)
 OTHER: Item = ("m",)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.chaos.checker import KINDS, Violation
 from tests.chaos.history import Fault, Finding, History, Portion, Read
+from tests.chaos.promises import KINDS, Violation
 from tests.chaos.report import page
 from tests.chaos.result import NO_FAULT, TOGETHER, Result, percentile, result_of
 from tests.chaos.sometimes import unreached
