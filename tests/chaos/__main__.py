@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from tests.mutants.mutant import FOLDERS
 _ROOT = Path(__file__).parents[2]
 _RESULTS = Path(__file__).parent / "results"
 _REPORT = _ROOT / "docs" / "reliability.md"
+_HISTORY, _RUN = "history.jsonl", "run.json"
 _SHOWN = 5
 """Violations of a kind."""
 
@@ -36,21 +40,36 @@ def main() -> int:
     if options.report:
         write_report()
         return 0
-    if options.again is not None:
-        return judge(History.load(options.again), options)[0]
-    directory = Path(tempfile.mkdtemp(prefix="forebay-chaos-"))
-    run = Run(directory, options)
-    try:
-        run.go()
-    finally:
-        run.history.save(directory / "history.jsonl")
-    print(f"seed {options.seed}, {options.log}; kept in {directory}")
-    status, result = judge(run.history, options)
+    directory = options.again or Path(tempfile.mkdtemp(prefix="forebay-chaos-"))
+    if options.again is None:
+        run(directory, options)
+    description = json.loads((directory / _RUN).read_text())
+    status, result = judge(History.load(directory / _HISTORY), description)
     if options.publish:
         publish(result)
-    if status == 0 and not options.keep:
+    if status == 0 and not options.keep and options.again is None:
         shutil.rmtree(directory)
+    else:
+        print(f"kept in {directory}")
     return status
+
+
+def run(directory: Path, options: argparse.Namespace) -> None:
+    """Run, and keep in a directory what it was and what it noted."""
+    began = time.monotonic()
+    running = Run(directory, options)
+    try:
+        running.go()
+    finally:
+        running.history.save(directory / _HISTORY)
+        description = {
+            "command": f"scripts/chaos --minutes {options.minutes:g} --seed {options.seed} --log {options.log}",
+            "log": options.log,
+            "minutes": (time.monotonic() - began) / 60,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "commit": _commit(),
+        }
+        (directory / _RUN).write_text(json.dumps(description))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,24 +88,25 @@ def _parser() -> argparse.ArgumentParser:
         "--mutant", choices=MUTANTS_BY_NAME, metavar="NAME", help="plant a fault of tests/mutants/table.py first"
     )
     parser.add_argument("--keep", action="store_true", help="keep history and logs though nothing is wrong")
-    parser.add_argument("--again", type=Path, metavar="HISTORY", help="judge a kept history.jsonl again")
+    parser.add_argument("--again", type=Path, metavar="DIRECTORY", help="judge what was kept of a run again")
     parser.add_argument("--publish", action="store_true", help="add the result to those of docs/reliability.md")
     parser.add_argument("--report", action="store_true", help="only write docs/reliability.md from the results")
     return parser
 
 
-def judge(history: History, options: argparse.Namespace) -> tuple[int, Result]:
+def judge(history: History, description: Mapping[str, Any]) -> tuple[int, Result]:
     """Print what a history shows; returns the exit status and the figures."""
+    log = description["log"]
     violations = check(history)
     _print_reads(history)
     _print_violations(violations)
-    missed = unreached(history, options.log)
+    missed = unreached(history, log)
     for sometimes in missed:
         print(f"not reached: {sometimes.name}")
-    count = len(list(possible(history, options.log)))
+    count = len(list(possible(history, log)))
     reached = count - len(missed)
-    print(f"{len(violations)} violations; {reached} of {count} situations reached")
-    result = result_of(history, violations, options.log, _description(history, options))
+    print(f"{description['command']}: {len(violations)} violations; {reached} of {count} situations reached")
+    result = result_of(history, violations, log, description)
     return int(bool(violations) or reached < SHARE * count), result
 
 
@@ -103,14 +123,6 @@ def write_report() -> None:
     """Write ``docs/reliability.md`` from the results."""
     results = [Result.from_json(path.read_text()) for path in sorted(_RESULTS.glob("*.json"), reverse=True)]
     _REPORT.write_text(page(results))
-
-
-def _description(history: History, options: argparse.Namespace) -> dict[str, Any]:
-    times = [read.received_ms for read in history.reads]
-    command = f"scripts/chaos --minutes {options.minutes:g} --seed {options.seed} --log {options.log}"
-    minutes = (max(times) - min(times)) / 60_000
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"command": command, "minutes": minutes, "date": date, "commit": _commit()}
 
 
 def _commit() -> str:
