@@ -68,12 +68,20 @@ def _summary(result: Result) -> Iterator[str]:
     reads, violations = sum(result.reads.values()), sum(result.violations.values())
     aborted = f", {result.aborted:,} of them aborted" if result.aborted else ""
     yield f"## On {name}: {violations:,} violations in {reads:,} reads\n"
-    yield f"{result.records:,} records were written{aborted}. The runs:\n"
+    yield f"{result.records:,} records were written{aborted}. Each answer of a key was also made wrong and judged again:"
+    yield f"{_noticed(result)}.\n"
     yield "| command | minutes | date | commit |"
     yield "|---|---:|---|---|"
     for run in result.runs:
         yield f"| `{run['command']}` | {run['minutes']:.1f} | {run['date']} | {run['commit']} |"
     yield ""
+
+
+def _noticed(result: Result) -> str:
+    return ", ".join(
+        f"“{way}” instead was noticed in {noticed / max(made, 1):.1%}"
+        for way, (noticed, made) in result.noticed.items()
+    )
 
 
 def _fault_table(result: Result) -> Iterator[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import bisect
 import collections
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.chaos.history import Fault, History, Read
 from tests.chaos.promises import ANSWERED, Violation
+from tests.chaos.sensitivity import sensitivity
 from tests.chaos.sometimes import possible, unreached
 
 TOGETHER = "several together"
@@ -48,6 +49,8 @@ class Result:
     faults: Mapping[str, FaultResult]
     violations: Mapping[str, int]
     reached: Mapping[str, bool]
+    noticed: Mapping[str, Sequence[int]]
+    """By way of making answers wrong, in how many the judge noticed it, and how many were made."""
 
     def to_json(self) -> str:
         """The result as a document."""
@@ -79,6 +82,10 @@ class Result:
                 name: self.reached.get(name, False) or other.reached.get(name, False)
                 for name in [*self.reached, *(other.reached.keys() - self.reached.keys())]
             },
+            {
+                way: [a + b for a, b in zip(self.noticed[way], other.noticed[way], strict=True)]
+                for way in self.noticed
+            },
         )
 
 
@@ -94,6 +101,7 @@ def result_of(history: History, violations: list[Violation], log: str, run: Mapp
         _by_fault(history, violations),
         dict(collections.Counter(violation.kind for violation in violations)),
         {sometimes.name: sometimes not in missed for sometimes in possible(history, log)},
+        {way: list(counts) for way, counts in sensitivity(history).items()},
     )
 
 

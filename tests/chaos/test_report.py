@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.chaos.history import Fault, Finding, History, Portion, Read
+from tests.chaos.history import Fault, Finding, History, Portion, Read, Record, value_of
 from tests.chaos.promises import KINDS, Violation
 from tests.chaos.report import page
 from tests.chaos.result import NO_FAULT, TOGETHER, Result, percentile, result_of
+from tests.chaos.sensitivity import MISSING, OLDER, sensitivity
 from tests.chaos.sometimes import unreached
 
 RUN = {"command": "scripts/chaos", "minutes": 1.0, "date": "2026-01-01", "commit": "abc"}
@@ -15,7 +16,7 @@ STANDBY = Portion(1, "standby", "w1", 0, 0, 0)
 
 def read(at: float, took: float = 5.0, status: int = 200, **changes: Any) -> Read:
     base = Read("keys", "key", "router", "t", "counts", at, at + took, status, partition=0)
-    return replace(base, portions={0: STANDBY} if status == 200 else {}, **changes)
+    return replace(base, **{"portions": {0: STANDBY} if status == 200 else {}, **changes})
 
 
 KILLED = Fault("kill-worker", "w0", 1_000.0, 3_000.0, 0)
@@ -81,3 +82,14 @@ def test_what_a_run_did_not_reach_is_named_if_its_faults_made_it_possible():
     assert "a store was rebuilt after damage" in {sometimes.name for sometimes in unreached(damaged, "sqlite")}
     rebuilt = replace(damaged, findings=[Finding("rebuild", "w0", 1.0)])
     assert "a store was rebuilt after damage" not in {sometimes.name for sometimes in unreached(rebuilt, "sqlite")}
+
+
+def test_the_judge_tells_how_much_it_would_have_noticed():
+    records = [Record("counts", 0, n, ("k",), n, 10.0 * n, 10.0 * n, 10.0 * n, 10.0 * n) for n in range(3)]
+    fresh = Portion(3, "active", "w1", 0, 0, 0)
+    shown = read(100.0, items=((("k",), value_of(("k",), 2)),))
+    seen = History(records=records, reads=[replace(shown, portions={0: fresh})])
+    assert sensitivity(seen) == {OLDER: (1, 1), MISSING: (1, 1)}
+    # A lag as large as the log excludes nothing.
+    late = Portion(3, "standby", "w1", 3, 1_000, 1_000)
+    assert sensitivity(replace(seen, reads=[replace(shown, portions={0: late})]))[OLDER] == (0, 1)
