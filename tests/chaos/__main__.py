@@ -63,7 +63,7 @@ def run(directory: Path, options: argparse.Namespace) -> None:
     finally:
         running.history.save(directory / _HISTORY)
         description = {
-            "command": f"scripts/chaos --minutes {options.minutes:g} --seed {options.seed} --log {options.log}",
+            "command": _command(options),
             "log": options.log,
             "minutes": (time.monotonic() - began) / 60,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -112,6 +112,7 @@ def judge(history: History, description: Mapping[str, Any]) -> tuple[int, Result
 
 def publish(result: Result) -> None:
     """Add a run's result to those of its kind of log, and write the report."""
+    _RESULTS.mkdir(exist_ok=True)
     path = _RESULTS / f"{result.log}.json"
     if path.exists():
         result = Result.from_json(path.read_text()).plus(result)
@@ -123,6 +124,12 @@ def write_report() -> None:
     """Write ``docs/reliability.md`` from the results."""
     results = [Result.from_json(path.read_text()) for path in sorted(_RESULTS.glob("*.json"), reverse=True)]
     _REPORT.write_text(page(results))
+
+
+def _command(options: argparse.Namespace) -> str:
+    command = f"scripts/chaos --minutes {options.minutes:g} --seed {options.seed} --log {options.log}"
+    faults = f" --faults {' '.join(options.faults)}" if options.faults else ""
+    return command + faults + (f" --mutant {options.mutant}" if options.mutant else "")
 
 
 def _commit() -> str:

@@ -68,8 +68,8 @@ def _summary(result: Result) -> Iterator[str]:
     reads, violations = sum(result.reads.values()), sum(result.violations.values())
     aborted = f", {result.aborted:,} of them aborted" if result.aborted else ""
     yield f"## On {name}: {violations:,} violations in {reads:,} reads\n"
-    yield f"{result.records:,} records were written{aborted}. Each answer of a key was also made wrong and judged again:"
-    yield f"{_noticed(result)}.\n"
+    yield f"{result.records:,} records were written{aborted}. Each answer of a key was also made wrong and judged"
+    yield f"again: {_noticed(result)}.\n"
     yield "| command | minutes | date | commit |"
     yield "|---|---:|---|---|"
     for run in result.runs:
