@@ -20,6 +20,7 @@ from tests.chaos.promises import (
     EVENT_TRANSIT_MS,
     EXPECTED,
     KINDS,
+    SHORT_LOG,
     UNPROVEN_MS,
     Violation,
 )
@@ -99,6 +100,9 @@ def _check_portion(
     seen = (read.session, read.store, partition)
     if read.session:
         floors.append(Floor(sessions.get(seen, 0), "went-back"))
+    if (read.status == 404 or read.scope is not None) and _is_cold(log, read, portion):
+        kind = "silent-miss" if read.status == 404 else "short-list"
+        yield Violation(kind, f"by a replica that lacks {portion.record_lag} records, all that there are", read)
     found = dict(read.items)
     for item, value in _items_of(fold, read, partition):
         history = log.history(item)
@@ -112,6 +116,12 @@ def _check_portion(
             sessions[seen] = max(sessions.get(seen, 0), least)
     if read.scope is not None:
         yield from _short_list(log, read, read.scope, found, floors, portion)
+
+
+def _is_cold(log: PartitionFold, read: Read, portion: Portion) -> bool:
+    """Whether a replica counts its lag from the log's beginning: it was at no point of the log's history yet."""
+    end = log.committed.at(read.sent_ms)
+    return end >= SHORT_LOG and portion.record_lag is not None and portion.record_lag >= end
 
 
 def _items_of(fold: Fold, read: Read, partition: int) -> Iterator[tuple[Item, Any]]:

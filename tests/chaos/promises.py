@@ -18,6 +18,8 @@ CHANGE_WITHIN_MS = 2_000
 """A stream shows a change within this time while all is calm."""
 UNPROVEN_MS = 10_000
 """A miss without a time lag must be true of some time since then: who never reached an end states none."""
+SHORT_LOG = 6
+"""Of a log with fewer records, a replica may lack all and have been at its beginning once."""
 EVENT_TRANSIT_MS = 1_000
 """An event is received within this time after it was made while all is calm."""
 GENEROUS: Mapping[str, int] = MappingProxyType(

@@ -249,6 +249,15 @@ def test_a_miss_without_a_time_lag_is_explained_by_the_last_seconds_alone():
     assert kinds(read(None, unknown, at=14_500.0)) == set()
 
 
+def test_a_replica_that_is_at_no_point_of_history_states_no_absence():
+    long = [*RECORDS, record(6, OTHER, 16)]
+    cold = replace(UP_TO_DATE, **UNKNOWN | {"record_lag": 7})
+    assert kinds(read(14, cold), records=long) == set()
+    assert kinds(read(None, cold, item=("never",)), records=long) == {"silent-miss"}
+    assert kinds(read(None, replace(cold, record_lag=6), item=("never",)), records=long) == set()
+    assert kinds(listed(KEY, portions={0: cold}, scope=Scope(key="k")), records=long) == {"short-list"}
+
+
 @pytest.mark.parametrize("kind", ["process-ended", "stack-trace", "not-converged"])
 def test_what_the_run_found_is_a_violation(kind):
     assert [found.kind for found in check(History(findings=[Finding(kind, "w1", 1.0)]))] == [kind]
