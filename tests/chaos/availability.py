@@ -74,7 +74,10 @@ def _missed_by(fold: Fold, calms: list[Calm], events: list[Read]) -> Iterator[Vi
     versions = fold.partition(first.store, partition).history(item)
     times = [read.received_ms for read, _ in shown]
     positions = [max(portion.position for portion in read.portions.values()) for read, _ in shown]
-    for version in versions.versions:
+    for index, version in enumerate(versions.versions):
+        if versions.is_absent(index) and versions.is_absent(index - 1):
+            # What did not exist was deleted: nobody can see that.
+            continue
         due_ms = version.committed_ms + CHANGE_WITHIN_MS
         if not is_within(calms, version.committed_ms - CALM_MARGIN_MS, due_ms):
             continue

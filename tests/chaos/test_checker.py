@@ -226,6 +226,11 @@ def test_a_change_that_a_stream_does_not_show_is_found_while_all_is_calm():
     assert kinds(*complete, calms=calm) == set()
     assert kinds(complete[0], ended, calms=calm) == {"missed-change"}
     assert kinds(complete[0], ended) == set()
+    # Deleting what does not exist is no change.
+    twice = [*RECORDS, record(6, KEY, None), record(7, KEY, None)]
+    deleted = replace(read(None, replace(UP_TO_DATE, position=7, **UNKNOWN)), kind="change", session="s")
+    deleted = replace(deleted, sent_ms=0.0, received_ms=7_500.0)
+    assert kinds(*complete[:-1], deleted, ended, records=twice, calms=calm) == set()
     # It said why it showed nothing.
     problems = [
         failed(412, "lag-exceeds-tolerance", kind="change", session="s", at=at) for at in (2_500.0, 5_500.0)
