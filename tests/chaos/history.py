@@ -56,11 +56,13 @@ class Portion:
 
 @dataclass(frozen=True)
 class Scope:
-    """What a list was asked for: items of a key or of all, from ``low`` to before ``high``, cut after ``last``."""
+    """What a page was asked for: items of a key or of all, from ``low`` to before ``high``, between two others."""
 
     key: str | None = None
     low: Any = None
     high: Any = None
+    after: Item | None = None
+    """The last item of the page before."""
     last: Item | None = None
     """The last item of a page that is not the list's end."""
     reverse: bool = False
@@ -72,7 +74,10 @@ class Scope:
         place = item[-1]
         if (self.low is not None and place < self.low) or (self.high is not None and place >= self.high):
             return False
-        return self.last is None or (item >= self.last if self.reverse else item <= self.last)
+        least, most = (self.last, self.after) if self.reverse else (self.after, self.last)
+        if self.after is not None and item == self.after:
+            return False
+        return (least is None or item >= least) and (most is None or item <= most)
 
 
 @dataclass(frozen=True)
@@ -194,8 +199,9 @@ def _restored(document: dict[str, Any]) -> dict[str, Any]:
         document["portions"] = {int(p): Portion(**portion) for p, portion in document["portions"].items()}
         document["min_position"] = {int(p): offset for p, offset in document["min_position"].items()}
         if document["scope"] is not None:
-            last = document["scope"]["last"]
-            document["scope"] = Scope(**{**document["scope"], "last": None if last is None else tuple(last)})
+            scope = document["scope"]
+            ends = {name: None if scope[name] is None else tuple(scope[name]) for name in ("after", "last")}
+            document["scope"] = Scope(**{**scope, **ends})
     return document
 
 
