@@ -200,7 +200,7 @@ def _restored(document: dict[str, Any]) -> dict[str, Any]:
         document["min_position"] = {int(p): offset for p, offset in document["min_position"].items()}
         if document["scope"] is not None:
             scope = document["scope"]
-            ends = {name: None if scope[name] is None else tuple(scope[name]) for name in ("after", "last")}
+            ends = {name: tuple(scope[name]) if scope.get(name) else None for name in ("after", "last")}
             document["scope"] = Scope(**{**scope, **ends})
     return document
 
