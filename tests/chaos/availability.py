@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tests.chaos.fold import Fold
-from tests.chaos.history import Calm, Fault, History, Read
+from tests.chaos.history import BOTH_ROUTERS, Calm, Fault, History, Read
 from tests.chaos.promises import (
     ANSWERED,
     CALM_MARGIN_MS,
     CHANGE_WITHIN_MS,
     GENEROUS,
+    OF_ROUTERS,
+    OF_THE_LOG,
     OUT_OF_CALM_MS,
     SURVIVABLE,
     Violation,
@@ -21,33 +24,42 @@ from tests.chaos.promises import (
 def unavailable(history: History) -> Iterator[Violation]:
     """Reads through routers that failed though all was calm and their bounds were generous.
 
-    Without any bound, nor may a read fail while one fault alone leaves a router and a replica of each partition.
+    Nor may they fail while a single fault leaves a router and replicas; of the log, if they have no bounds at all.
     """
-    survived = list(_survived(history))
+    single = list(_single_faults(history))
     for read in history.reads:
         if read.status in ANSWERED or read.tier != "router" or read.kind == "change":
             continue
         if read.problem == "position-not-reached" or read.require_active or read.min_position:
             continue
-        generous = all(bound >= GENEROUS[name] for name, bound in read.bounds.items())
-        began_ms, ended_ms = read.sent_ms - CALM_MARGIN_MS, read.received_ms + CALM_MARGIN_MS
-        if generous and is_within(history.calms, began_ms, ended_ms):
+        if not all(bound >= GENEROUS[name] for name, bound in read.bounds.items()):
+            continue
+        if is_within(history.calms, read.sent_ms - CALM_MARGIN_MS, read.received_ms + CALM_MARGIN_MS):
             yield Violation("unavailable", f"{read.status} {read.problem}", read)
-        elif not read.bounds and is_within(survived, read.sent_ms, read.received_ms):
-            yield Violation("unavailable", f"{read.status} {read.problem} during a single fault", read)
+        for fault in single:
+            if _is_survived(fault, read):
+                yield Violation("unavailable", f"{read.status} {read.problem} during {fault.kind} alone", read)
 
 
-def _survived(history: History) -> Iterator[Calm]:
-    """The times of single faults after a calm that leave a replica of each partition, until the next calm."""
+def _single_faults(history: History) -> Iterator[Fault]:
+    """The faults that came alone out of a calm, each as if it lasted until the next calm."""
     episodes: dict[int, list[Fault]] = {}
     for fault in history.faults:
         episodes.setdefault(fault.episode, []).append(fault)
-    for faults in episodes.values():
-        began_ms = faults[0].began_ms
-        was_calm = any(0 <= began_ms - calm.ended_ms < OUT_OF_CALM_MS for calm in history.calms)
-        if len(faults) == 1 and faults[0].kind in SURVIVABLE and was_calm:
-            following = [calm.began_ms for calm in history.calms if calm.began_ms > began_ms]
-            yield Calm(began_ms, min(following, default=faults[0].ended_ms))
+    for fault, *others in episodes.values():
+        was_calm = any(0 <= fault.began_ms - calm.ended_ms < OUT_OF_CALM_MS for calm in history.calms)
+        if was_calm and not others:
+            following = [calm.began_ms for calm in history.calms if calm.began_ms > fault.began_ms]
+            yield replace(fault, ended_ms=min(following, default=fault.ended_ms))
+
+
+def _is_survived(fault: Fault, read: Read) -> bool:
+    """Whether a fault left who could answer a read."""
+    if read.sent_ms < fault.began_ms or read.received_ms > fault.ended_ms:
+        return False
+    if fault.kind in OF_ROUTERS:
+        return read.target not in (fault.target, BOTH_ROUTERS)
+    return fault.kind in SURVIVABLE or (fault.kind in OF_THE_LOG and not read.bounds)
 
 
 def is_within(calms: list[Calm], began_ms: float, ended_ms: float) -> bool:

@@ -27,7 +27,7 @@ _DAMAGED_BYTES = 64
 _FALL_BEHIND_S = 3.0
 
 Injury: TypeAlias = AbstractContextManager[str]
-"""Begins the fault, gives its target's name, and heals it at the end."""
+"""Begins the fault, gives its target's address or name, and heals it at the end."""
 
 
 class Faults:
@@ -80,13 +80,13 @@ class Faults:
     @contextlib.contextmanager
     def _kill(self, node: Node) -> Iterator[str]:
         self._deployment.kill(node)
-        yield node.name
+        yield node.address
         self._deployment.start(node)
 
     @contextlib.contextmanager
     def _stop(self, node: Node) -> Iterator[str]:
         self._deployment.signal(node, signal.SIGSTOP)
-        yield node.name
+        yield node.address
         self._deployment.signal(node, signal.SIGCONT)
 
     def _damage(self, node: Node, pattern: str, seed: int) -> Injury:
@@ -100,7 +100,7 @@ class Faults:
         with node.lock:
             self._deployment.stop(node)
             change(node.state_dir)
-        yield node.name
+        yield node.address
         self._deployment.start(node)
 
     @contextlib.contextmanager
@@ -108,14 +108,14 @@ class Faults:
         """Let a worker write to no file, so that it falls behind while it answers, as on a full disk."""
         limit_file_size(node, 0)
         time.sleep(_FALL_BEHIND_S)
-        yield node.name
+        yield node.address
         limit_file_size(node, resource.RLIM_INFINITY)
 
     @contextlib.contextmanager
     def _network(self, node: Node, mode: Mode) -> Iterator[str]:
         assert node.proxy is not None
         self._deployment.proxies.switch(node.proxy, mode)
-        yield node.name
+        yield node.address
         self._deployment.proxies.switch(node.proxy, "pass")
 
     @contextlib.contextmanager
@@ -132,7 +132,7 @@ class Faults:
         """A worker more, with what it still has from the last time."""
         node = self._deployment.spare_worker()
         self._deployment.start(node)
-        yield node.name
+        yield node.address
         self._deployment.signal(node, signal.SIGCONT)
         self._deployment.stop(node)
 
@@ -142,7 +142,7 @@ class Faults:
         self._deployment.signal(node, signal.SIGCONT)
         self._deployment.stop(node)
         time.sleep(5)
-        yield node.name
+        yield node.address
         self._deployment.start(node)
 
     @contextlib.contextmanager

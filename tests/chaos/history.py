@@ -11,6 +11,9 @@ from typing import Any, TypeAlias
 Item: TypeAlias = tuple[Any, ...]
 """What one record of a log is about: a key, or a key and the start of its window or version."""
 
+BOTH_ROUTERS = "both"
+"""The target of reads by a client that may choose."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -114,7 +117,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Fault:
-    """What was broken, and until when."""
+    """What was broken, and until when; the target of a process is its address."""
 
     kind: str
     target: str

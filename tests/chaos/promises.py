@@ -26,13 +26,16 @@ GENEROUS: Mapping[str, int] = MappingProxyType(
     {"max_record_lag": 1_000, "max_time_lag_ms": 5_000, "max_age_ms": 5_000}
 )
 """Bounds that every replica meets while all is calm."""
+OF_THE_LOG = frozenset({"lock-log", "stop-broker", "kill-broker", "freeze-broker"})
+"""Faults that, alone, leave all processes and replicas, but hold the log back."""
 SURVIVABLE = frozenset(
     {"kill-worker", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
-    | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "lock-log"}
+    | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in"}
     | {"cut-network", "delay-network", "hold-network", "half-open-network"}
-    | {"stop-broker", "kill-broker", "freeze-broker"}
 )
-"""Faults that, alone, leave every router, and a replica of each partition."""
+"""Faults that, alone, leave every router, and a replica of each partition that is caught up."""
+OF_ROUTERS = frozenset({"kill-router", "stop-router"})
+"""Faults that, alone, leave the other router."""
 OUT_OF_CALM_MS = 3_000
 ANSWERED = frozenset({200, 404})
 
@@ -61,7 +64,7 @@ KINDS = {
     "went-back": "a session or stream that saw less than it had seen before",
     "not-active": "a read for actives only, answered by another",
     "undocumented-status": "a status or problem that no such request may be answered with",
-    "unavailable": "no answer within generous bounds while all was calm, or without bounds during a single fault",
+    "unavailable": "no answer within generous bounds while all was calm, or while a single fault left a replica",
     "missed-change": "a stream that did not show a change, though all was calm",
     "not-converged": "replicas that did not become equal to the log within the stated time",
     "process-ended": "a process that ended by itself",

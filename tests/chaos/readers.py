@@ -12,7 +12,7 @@ from forebay.client import Answer, AsyncClient
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import Problem
 from tests.chaos import answers
-from tests.chaos.history import Scope
+from tests.chaos.history import BOTH_ROUTERS, Scope
 from tests.chaos.reading import Reading
 from tests.chaos.streams import ClientStreamReader, StreamReader
 
@@ -126,7 +126,7 @@ class SessionReader:
         async with AsyncClient(routers) as client:
             session = client.session()
             for _ in range(40):
-                read = reading.started("sessions", "key", "counts", "router", "both", {})
+                read = reading.started("sessions", "key", "counts", "router", BOTH_ROUTERS, {})
                 item = (reading.key("counts"),)
                 try:
                     found: Answer | Problem = await session.get("counts", item[0], prefer="any", wait_ms=300)

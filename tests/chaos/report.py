@@ -27,7 +27,8 @@ they received, and when, on the clock that all processes of the machine share.
 * Every figure of an answer must be within the bounds of its request.
 * After each episode of faults, every partition has its replicas again within a stated time. At the end every
   replica's keys are compared with the log.
-* While nothing is broken, every read with generous bounds is answered, and every stream shows each change.
+* While nothing is broken, or a single fault leaves a router and replicas, every read through that router with
+  generous bounds is answered. While nothing is broken, every stream shows each change.
 
 The checker's own tests plant a violation of each kind in a history. A run fails if it reaches too few of the
 situations that are listed below.

@@ -17,7 +17,7 @@ from forebay.position import decode_position
 from forebay.rest.answers import Provenance
 from forebay.rest.events import EventReader
 from tests.chaos import answers
-from tests.chaos.history import Item, Portion, Read
+from tests.chaos.history import BOTH_ROUTERS, Item, Portion, Read
 from tests.chaos.reading import Reading
 
 
@@ -79,7 +79,7 @@ class ClientStreamReader:
         self._begun += 1
         routers = [f"http://{node.address}" for node in reading.deployment.routers.values()]
         item: Item = (reading.key("counts"),)
-        read = reading.started("client-streams", "change", "counts", "router", "both", {})
+        read = reading.started("client-streams", "change", "counts", "router", BOTH_ROUTERS, {})
         read = replace(read, session=f"{self._name}-{self._begun}")
         async with AsyncClient(routers) as client:
             with contextlib.suppress(TimeoutError):

@@ -208,14 +208,18 @@ def test_a_failure_while_all_is_calm_is_found_unless_the_bounds_are_narrow():
 
 def test_a_failure_during_a_single_fault_that_leaves_a_replica_is_found():
     def during(*faults: str, **changes: Any) -> set[str]:
-        some = [Fault(kind, "w0", 16_000.0, 22_000.0, 0) for kind in faults]
+        some = [Fault(kind, "r0", 16_000.0, 22_000.0, 0) for kind in faults]
         calms = [Calm(5_000.0, 15_000.0), Calm(26_000.0, 30_000.0)]
         reads = [failed(503, "no-replica", **changes)]
         return {found.kind for found in check(History(records=RECORDS, reads=reads, faults=some, calms=calms))}
 
     assert during("kill-worker") == during("freeze-broker", at=24_000.0) == {"unavailable"}
-    assert during("kill-worker", bounds={"max_time_lag_ms": 5_000}) == set()
-    assert during("kill-router") == during("kill-worker", "wipe-state") == during() == set()
+    assert during("kill-worker", bounds={"max_time_lag_ms": 5_000}) == {"unavailable"}
+    assert during("kill-worker", bounds={"max_time_lag_ms": 500}) == set()
+    assert during("freeze-broker", bounds={"max_time_lag_ms": 5_000}) == set()
+    assert during("kill-worker", "wipe-state") == during("restart-storm") == during() == set()
+    assert during("kill-router", target="r1") == {"unavailable"}
+    assert during("kill-router", target="r0") == set()
 
 
 def event(serial: int, position: int, at: float) -> Read:
