@@ -102,7 +102,9 @@ class Deployment:
         (port,) = free_ports(1)
         name, listen = f"router-{len(self.routers)}", f"127.0.0.1:{port}"
         seeds = ",".join(worker.address for worker in self.workers.values())
-        arguments = ["router", "--seeds", seeds, "--listen", listen, "--drain-ms", "300"]
+        # One router of a single process, one of several.
+        processes = str(1 + len(self.routers) % 2)
+        arguments = ["router", "--seeds", seeds, "--listen", listen, "--drain-ms", "300", "--processes", processes]
         self.routers[name] = Node(name, listen, listen, self.directory / f"{name}.log", arguments)
         return self.routers[name]
 
