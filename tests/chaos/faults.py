@@ -62,6 +62,7 @@ class Faults:
             "scale-in": lambda target: self._scale_in(worker(target)),
             "restart-storm": lambda _: self._restart_storm(),
             "lock-log": self._lock_log,
+            "damage-group": self._damage_group,
             "stop-broker": lambda _: self._end_broker(Broker.stop),
             "kill-broker": lambda _: self._end_broker(Broker.kill),
             "freeze-broker": lambda _: self._freeze_broker(),
@@ -165,6 +166,15 @@ class Faults:
             yield f"{spec.topic} {target % spec.partitions}"
 
     @contextlib.contextmanager
+    def _damage_group(self, target: int) -> Iterator[str]:
+        """Damage the group's database, and remove it in the end, as the documentation says."""
+        path = self._log / "group.db"
+        _overwrite(path, random.Random(target))
+        yield path.name
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
     def _end_broker(self, end: Callable[[Broker], None]) -> Iterator[str]:
         assert self._broker is not None
         with self._breaking_broker:
@@ -200,8 +210,14 @@ def _damage(state_dir: Path, pattern: str, chooser: random.Random) -> None:
     """Overwrite a part of half of the files that match."""
     files = sorted(path for path in state_dir.glob(pattern) if ".set-aside" not in path.parts)
     for path in chooser.sample(files, (len(files) + 1) // 2):
-        content = bytearray(path.read_bytes())
-        begin = chooser.randrange(max(1, len(content) - _DAMAGED_BYTES))
-        for at in range(begin, min(len(content), begin + _DAMAGED_BYTES)):
-            content[at] ^= 0xA5
-        path.write_bytes(bytes(content))
+        _overwrite(path, chooser)
+
+
+def _overwrite(path: Path, chooser: random.Random) -> None:
+    """Damage some bytes in place."""
+    with path.open("r+b") as file:
+        begin = chooser.randrange(max(1, path.stat().st_size - _DAMAGED_BYTES))
+        file.seek(begin)
+        before = file.read(_DAMAGED_BYTES)
+        file.seek(begin)
+        file.write(bytes(byte ^ 0xA5 for byte in before))

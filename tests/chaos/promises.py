@@ -30,7 +30,7 @@ OF_THE_LOG = frozenset({"lock-log", "stop-broker", "kill-broker", "freeze-broker
 """Faults that, alone, leave all processes and replicas, but hold the log back."""
 SURVIVABLE = frozenset(
     {"kill-worker", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
-    | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in"}
+    | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "damage-group"}
     | {"cut-network", "delay-network", "hold-network", "half-open-network"}
 )
 """Faults that, alone, leave every router, and a replica of each partition that is caught up."""

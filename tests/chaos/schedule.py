@@ -27,7 +27,7 @@ ON_EVERY_LOG = (
     "scale-in",
     "restart-storm",
 )
-OF_SQLITE = ("lock-log",)
+OF_SQLITE = ("lock-log", "damage-group")
 OF_KAFKA = ("stop-broker", "kill-broker", "freeze-broker")
 MOST_TOGETHER = 3
 LATEST_START_S = 2.0
