@@ -63,8 +63,9 @@ def _is_survived(fault: Fault, read: Read) -> bool:
 
 
 def is_within(calms: list[Calm], began_ms: float, ended_ms: float) -> bool:
-    """Whether an interval lies in one of some calms."""
-    return any(calm.began_ms <= began_ms and ended_ms <= calm.ended_ms for calm in calms)
+    """Whether an interval lies in one of some calms, which are in order."""
+    at = bisect.bisect_right(calms, began_ms, key=lambda calm: calm.began_ms) - 1
+    return at >= 0 and ended_ms <= calms[at].ended_ms
 
 
 def missed_changes(fold: Fold, history: History) -> Iterator[Violation]:
@@ -86,7 +87,8 @@ def _missed_by(fold: Fold, calms: list[Calm], events: list[Read]) -> Iterator[Vi
     versions = fold.partition(first.store, partition).history(item)
     times = [read.received_ms for read, _ in shown]
     positions = [max(portion.position for portion in read.portions.values()) for read, _ in shown]
-    for index, version in enumerate(versions.versions):
+    for index in versions.committed_between(events[0].received_ms, events[-1].received_ms):
+        version = versions.versions[index]
         if versions.is_absent(index) and versions.is_absent(index - 1):
             # What did not exist was deleted: nobody can see that.
             continue

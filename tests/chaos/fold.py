@@ -61,6 +61,14 @@ class ItemHistory:
         """The last version that is valid from this time or earlier; a key's versions are written in that order."""
         return bisect.bisect_right(self.versions, time_ms, key=lambda version: version.time_ms) - 1
 
+    def committed_between(self, began_ms: float, ended_ms: float) -> range:
+        """Which versions could first be read in an interval; later ones are committed later."""
+        first, end = (
+            bisect.bisect_left(self.versions, time_ms, key=lambda version: version.committed_ms)
+            for time_ms in (began_ms, ended_ms)
+        )
+        return range(first, end)
+
     def is_absent(self, index: int) -> bool:
         """Whether the item does not exist as of a version."""
         return index < 0 or self.versions[index].serial is None
