@@ -91,7 +91,7 @@ class Faults:
         self._deployment.signal(node, signal.SIGCONT)
 
     def _damage(self, node: Node, pattern: str, seed: int) -> Injury:
-        return self._change_state(node, lambda path: _damage(path, pattern, random.Random(seed)))
+        return self._change_state(node, lambda path: _damage_files(path, pattern, random.Random(seed)))
 
     @contextlib.contextmanager
     def _change_state(self, node: Node, change: Callable[[Path], None]) -> Iterator[str]:
@@ -206,7 +206,7 @@ def _wipe(state_dir: Path) -> None:
     shutil.rmtree(state_dir, ignore_errors=True)
 
 
-def _damage(state_dir: Path, pattern: str, chooser: random.Random) -> None:
+def _damage_files(state_dir: Path, pattern: str, chooser: random.Random) -> None:
     """Overwrite a part of half of the files that match."""
     files = sorted(path for path in state_dir.glob(pattern) if ".set-aside" not in path.parts)
     for path in chooser.sample(files, (len(files) + 1) // 2):

@@ -126,8 +126,8 @@ class Run:
             asyncio.run(self._read_under_faults(deployment, writer, faults))
             self._find_traces(deployment)
         finally:
-            writer.stop()
             deployment.close()
+            writer.stop()
 
     def _starter(self) -> Starter:
         """How processes are started: with the code of this repository, or of a copy with a fault planted in it."""
