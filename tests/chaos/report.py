@@ -44,7 +44,8 @@ _NOT_TESTED = """\
   latter, and the suite has tests of both.
 * Faults of the machine itself: all processes ran on one, and its page cache survived every kill.
 * Kafka's group leader as a target of its own: nothing tells which member it is. Any worker may have been it.
-* Session stores, unknown partitioners, tokens and TLS. Topology changes under load.
+* Lists so long that a router resumes them in the middle on another worker.
+* Session stores, unknown partitioners, tokens and TLS. Topology changes, and resets of a log, under load.
 """
 
 
