@@ -23,6 +23,8 @@ from tests.chaos.proxy import Proxies, Proxy
 from tests.command_process import CommandProcess
 
 STOP_WITHIN_S = 30
+STARTING_MS = 5_000
+"""A process that is this young may not heed SIGTERM yet, and is ended by it."""
 WORKERS, ROUTERS = 3, 2
 _WORKER_OPTIONS = (
     *("--session-timeout-ms", "1000", "--initial-rebalance-delay-ms", "300", "--drain-ms", "300"),
@@ -47,6 +49,7 @@ class Node:
     state_dir: Path | None = None
     proxy: Proxy | None = None
     process: Any = None
+    started_ms: float = 0.0
     meant_to_run: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -120,6 +123,7 @@ class Deployment:
                 return
             environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
             node.process = self.start_process(node.arguments, node.log, environment)
+            node.started_ms = boot_ms()
             node.meant_to_run = True
 
     def signal(self, node: Node, number: int) -> None:
@@ -143,9 +147,10 @@ class Deployment:
             node.meant_to_run = False
             if node.process is None or node.process.poll() is not None:
                 return
+            is_young = boot_ms() - node.started_ms < STARTING_MS
             node.process.terminate()
             status = node.process.wait(STOP_WITHIN_S)
-            if status != 0:
+            if status != 0 and not (is_young and status == -signal.SIGTERM):
                 self._found("process-ended", f"{node.name} was stopped and ended with {status}")
 
     def watch(self) -> None:
