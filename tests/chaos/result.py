@@ -179,19 +179,27 @@ def _waits(reads: Iterable[Read]) -> Iterable[tuple[int, int]]:
 
     What failed waits for the next read of its partition that was answered, through either router.
     """
-    split: dict[tuple[str, int], list[Read]] = {}
+    answered = _answer_times(reads)
     for read in reads:
-        if read.partition is not None and read.tier == "router" and _any_may_answer(read):
-            split.setdefault((read.store, read.partition), []).append(read)
-    for some in split.values():
-        answered = sorted(read.received_ms for read in some if read.status in ANSWERED)
-        for read in some:
-            if read.status in ANSWERED:
-                yield id(read), round(read.received_ms - read.sent_ms)
-                continue
-            at = bisect.bisect_left(answered, read.received_ms)
-            if at < len(answered):
-                yield id(read), round(answered[at] - read.sent_ms)
+        if read.partition is None or read.tier != "router" or not _any_may_answer(read):
+            continue
+        if read.status in ANSWERED:
+            yield id(read), round(read.received_ms - read.sent_ms)
+            continue
+        times = answered.get((read.store, read.partition), [])
+        at = bisect.bisect_left(times, read.received_ms)
+        if at < len(times):
+            yield id(read), round(times[at] - read.sent_ms)
+
+
+def _answer_times(reads: Iterable[Read]) -> dict[tuple[str, int], list[float]]:
+    """When keys of each partition were answered through a router."""
+    times: dict[tuple[str, int], list[float]] = {}
+    for read in reads:
+        if read.tier == "router" and read.kind in ("key", "batch") and read.status in ANSWERED:
+            for partition in read.portions:
+                times.setdefault((read.store, partition), []).append(read.received_ms)
+    return {partition: sorted(some) for partition, some in times.items()}
 
 
 def _any_may_answer(read: Read) -> bool:

@@ -16,7 +16,8 @@ STANDBY = Portion(1, "standby", "w1", 0, 0, 0)
 
 def read(at: float, took: float = 5.0, status: int = 200, **changes: Any) -> Read:
     base = Read("keys", "key", "router", "t", "counts", at, at + took, status, partition=0)
-    return replace(base, **{"portions": {0: STANDBY} if status == 200 else {}, **changes})
+    portions = {changes.get("partition", 0): STANDBY} if status == 200 else {}
+    return replace(base, **{"portions": portions, **changes})
 
 
 KILLED = Fault("kill-worker", "w0", 1_000.0, 3_000.0, 0)
