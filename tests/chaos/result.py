@@ -54,7 +54,7 @@ class Result:
 
     def to_json(self) -> str:
         """The result as a document."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Result:
