@@ -32,7 +32,7 @@ def worker(values: dict[str, Any]) -> None:
     run(settings)
 
 
-_SWITCH_INTERVAL_S = 0.0005
+_SWITCH_INTERVAL_S = 0.0002
 """Why: by default a read that arrives while another thread runs waits five milliseconds for Python's lock."""
 
 

@@ -2142,4 +2142,29 @@ MUTANTS: tuple[Mutant, ...] = (
             "test_the_log_says_that_it_is_being_filled_until_it_has_the_first_state",
         ),
     ),
+    # Reads beside writing: slices of a batch, and what is left to readers.
+    Mutant(
+        "slices-go-on-after-a-failure",
+        "nothing is applied beyond a record that could not be",
+        "forebay_worker.tasks.applier:Applier._apply_in_slices",
+        "return",
+        "pass",
+        ("service/tasks/test_applier.py::test_what_follows_a_bad_record_of_the_same_batch_waits_for_it",),
+    ),
+    Mutant(
+        "every-slice-reaches-the-end",
+        "only the last slice of a batch reaches the end of the log",
+        "forebay.changelog.base:Batch.slices",
+        "end_reached=False, ",
+        "",
+        ("core/changelog/test_base.py::test_the_slices_of_a_batch_are_the_batch",),
+    ),
+    Mutant(
+        "readers-never-get-a-turn",
+        "readers get twice the time of each slice",
+        "forebay_worker.tasks.yielding:ReaderYield.after_slice",
+        "self._sleep(used_s * _PAUSE_BY_WORK)",
+        "self._sleep(0)",
+        ("service/tasks/test_yielding.py::test_readers_get_twice_the_time_of_each_slice",),
+    ),
 )

@@ -52,8 +52,11 @@ class Follower:
         self.applier.follow(self.replica)
 
     def poll(self, most: int = 1000) -> None:
+        """Every batch in slices of two records, which cuts all that may be cut."""
         for batch in self.applier._consumer.poll(most):
-            self.applier.apply(self.replica, batch)
+            for part in batch.slices(2):
+                if not self.applier.apply(self.replica, part):
+                    break
         self.applier.note_current()
 
     def close(self) -> None:
@@ -205,6 +208,17 @@ def test_a_replica_that_is_told_that_its_gap_has_ended_is_consistent_though_noth
     assert store.committed_offset(TP).consistent_position == 1
     apply_batch(replica, told)
     assert store.committed_offset(TP).consistent_position == replica.progress.consistent_position == 5
+
+
+def test_what_follows_a_bad_record_of_the_same_batch_waits_for_it(log):
+    rows = [(b"k%03d" % number, b"1") for number in range(300)]
+    log.append(*rows[:200], (b"bad", b"{"), *rows[200:])
+    follower = Follower(log.changelog)
+    for batch in follower.applier._consumer.poll(1_000):
+        follower.applier._apply_in_slices(follower.replica, batch)
+    assert follower.content == dict(rows[:200])
+    assert "offset 200" in (follower.replica.failure or "")
+    follower.close()
 
 
 def test_a_replica_that_was_away_for_longer_than_tombstones_live_is_rebuilt(log):

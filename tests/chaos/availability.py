@@ -1,0 +1,112 @@
+"""Availability: reads that failed and changes that were not shown, though nothing stood in their way."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tests.chaos.fold import Fold
+from tests.chaos.history import BOTH_ROUTERS, Calm, Fault, History, Read
+from tests.chaos.promises import (
+    ANSWERED,
+    CALM_MARGIN_MS,
+    CHANGE_WITHIN_MS,
+    GENEROUS,
+    OF_ROUTERS,
+    OF_THE_LOG,
+    OUT_OF_CALM_MS,
+    SURVIVABLE,
+    Violation,
+)
+
+
+def unavailable(history: History) -> Iterator[Violation]:
+    """Reads through routers that failed though all was calm and their bounds were generous.
+
+    Nor may they fail while a single fault leaves a router and replicas; of the log, if they have no bounds at all.
+    """
+    single = list(_single_faults(history))
+    for read in history.reads:
+        if read.status in ANSWERED or read.tier != "router" or read.kind == "change":
+            continue
+        if read.problem == "position-not-reached" or read.require_active or read.min_position:
+            continue
+        if not all(bound >= GENEROUS[name] for name, bound in read.bounds.items()):
+            continue
+        if is_within(history.calms, read.sent_ms - CALM_MARGIN_MS, read.received_ms + CALM_MARGIN_MS):
+            yield Violation("unavailable", f"{read.status} {read.problem}", read)
+        for fault in single:
+            if _is_survived(fault, read):
+                yield Violation("unavailable", f"{read.status} {read.problem} during {fault.kind} alone", read)
+
+
+def _single_faults(history: History) -> Iterator[Fault]:
+    """The faults that came alone out of a calm, each as if it lasted until the next calm."""
+    episodes: dict[int, list[Fault]] = {}
+    for fault in history.faults:
+        episodes.setdefault(fault.episode, []).append(fault)
+    for fault, *others in episodes.values():
+        was_calm = any(0 <= fault.began_ms - calm.ended_ms < OUT_OF_CALM_MS for calm in history.calms)
+        if was_calm and not others:
+            following = [calm.began_ms for calm in history.calms if calm.began_ms > fault.began_ms]
+            yield replace(fault, ended_ms=min(following, default=fault.ended_ms))
+
+
+def _is_survived(fault: Fault, read: Read) -> bool:
+    """Whether a fault left who could answer a read."""
+    if read.sent_ms < fault.began_ms or read.received_ms > fault.ended_ms:
+        return False
+    if fault.kind in OF_ROUTERS:
+        return read.target not in (fault.target, BOTH_ROUTERS)
+    return fault.kind in SURVIVABLE or (fault.kind in OF_THE_LOG and not read.bounds)
+
+
+def is_within(calms: list[Calm], began_ms: float, ended_ms: float) -> bool:
+    """Whether an interval lies in one of some calms, which are in order."""
+    at = bisect.bisect_right(calms, began_ms, key=lambda calm: calm.began_ms) - 1
+    return at >= 0 and ended_ms <= calms[at].ended_ms
+
+
+def missed_changes(fold: Fold, history: History) -> Iterator[Violation]:
+    """Changes that a stream did not show in time, though all was calm."""
+    streams: dict[str, list[Read]] = {}
+    for read in history.reads:
+        if read.kind == "change":
+            streams.setdefault(read.session, []).append(read)
+    for events in streams.values():
+        yield from _missed_by(fold, history.calms, sorted(events, key=lambda read: read.received_ms))
+
+
+def _missed_by(fold: Fold, calms: list[Calm], events: list[Read]) -> Iterator[Violation]:
+    shown = [(read, partition) for read in events if read.items for partition in read.portions]
+    if not shown:
+        return
+    first, partition = shown[0]
+    ((item, _),) = first.items
+    versions = fold.partition(first.store, partition).history(item)
+    times = [read.received_ms for read, _ in shown]
+    positions = [max(portion.position for portion in read.portions.values()) for read, _ in shown]
+    for index in versions.committed_between(events[0].received_ms, events[-1].received_ms):
+        version = versions.versions[index]
+        if versions.is_absent(index) and versions.is_absent(index - 1):
+            # What did not exist was deleted: nobody can see that.
+            continue
+        due_ms = version.committed_ms + CHANGE_WITHIN_MS
+        if not is_within(calms, version.committed_ms - CALM_MARGIN_MS, due_ms):
+            continue
+        if _is_interrupted(events, version.committed_ms, due_ms):
+            continue
+        seen = max(positions[: bisect.bisect_right(times, due_ms)], default=0)
+        if seen <= version.offset:
+            yield Violation("missed-change", f"{item} of offset {version.offset}", first)
+
+
+def _is_interrupted(events: list[Read], began_ms: float, ended_ms: float) -> bool:
+    """Whether a stream had not begun, was without an answer, or ended at some time of an interval."""
+    times = [read.received_ms for read in events]
+    first = bisect.bisect_right(times, began_ms) - 1
+    last = bisect.bisect_right(times, ended_ms)
+    if first < 0 or last == len(events):
+        return True
+    return any(read.status not in ANSWERED for read in events[first:last])

@@ -1,0 +1,216 @@
+"""Judges a history: every answer against the fold of the log, and the run against what is promised of it.
+
+Pure, and linear in the history but for look-ups by bisection: each item is a fold of one log, so there is no order
+of operations to be searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.chaos.availability import is_within, missed_changes, unavailable
+from tests.chaos.fold import Fold, ItemHistory, PartitionFold
+from tests.chaos.history import Calm, History, Item, Portion, Read, Scope, value_of
+from tests.chaos.promises import (
+    ANSWERED,
+    CLOCK_SLACK_MS,
+    END_OFFSET_MAX_AGE_MS,
+    EVENT_TRANSIT_MS,
+    EXPECTED,
+    KINDS,
+    SHORT_LOG,
+    UNPROVEN_MS,
+    Violation,
+)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What a position must have reached, and the violation if it has not."""
+
+    position: int
+    kind: str
+
+
+def check(history: History) -> list[Violation]:
+    """Every violation of a run."""
+    fold = Fold(history.records)
+    violations = [Violation(found.kind, found.detail) for found in history.findings if found.kind in KINDS]
+    sessions: dict[tuple[str, str, int], int] = {}
+    for read in sorted(history.reads, key=lambda read: read.received_ms):
+        violations += check_read(fold, _timed(history.calms, read), sessions)
+    violations += unavailable(history)
+    violations += missed_changes(fold, history)
+    return violations
+
+
+def _timed(calms: list[Calm], read: Read) -> Read:
+    """An event of a stream, which was requested long ago, as if it was requested when it can have been made."""
+    made_ms = read.received_ms - EVENT_TRANSIT_MS
+    if read.kind != "change" or made_ms <= read.sent_ms or not is_within(calms, made_ms, read.received_ms):
+        return read
+    return replace(read, sent_ms=made_ms)
+
+
+def check_read(fold: Fold, read: Read, sessions: dict[tuple[str, str, int], int]) -> Iterator[Violation]:
+    """The violations of one answer; ``sessions`` holds what each session has seen, by store and partition."""
+    if read.status != 0 and read.problem not in EXPECTED.get(read.status, ()):
+        yield Violation("undocumented-status", f"{read.status} {read.problem}", read)
+    elif read.status == 421 and read.tier == "router":
+        yield Violation("undocumented-status", "421 from a router", read)
+    if read.status not in ANSWERED:
+        return
+    yield from _beyond_bounds(read)
+    if read.scope is not None:
+        yield from _disordered(read)
+    for partition, portion in read.portions.items():
+        yield from _check_portion(fold, read, partition, portion, sessions)
+
+
+def _beyond_bounds(read: Read) -> Iterator[Violation]:
+    for portion in read.portions.values():
+        if read.require_active and portion.role != "active":
+            yield Violation("not-active", f"answered by a {portion.role}", read)
+        for name, bound in read.bounds.items():
+            figure = portion.figures[name]
+            if figure is None or figure > bound:
+                yield Violation("beyond-bounds", f"{name}={bound}, and the figure is {figure}", read)
+
+
+def _disordered(read: Read) -> Iterator[Violation]:
+    assert read.scope is not None
+    items = [item for item, _ in read.items]
+    if items != sorted(set(items), reverse=read.scope.reverse):
+        yield Violation("disordered-list", "out of order, or an item twice", read)
+    strangers = [item for item in items if not read.scope.covers(item)]
+    if strangers:
+        yield Violation("disordered-list", f"{strangers[0]} is outside the range", read)
+
+
+def _check_portion(
+    fold: Fold, read: Read, partition: int, portion: Portion, sessions: dict[tuple[str, str, int], int]
+) -> Iterator[Violation]:
+    log = fold.partition(read.store, partition)
+    floors = _floors(log, read, partition, portion)
+    for floor in floors:
+        if portion.position < floor.position:
+            yield Violation(floor.kind, f"position {portion.position}, but {floor.position} is due", read)
+    seen = (read.session, read.store, partition)
+    if read.session:
+        floors.append(Floor(sessions.get(seen, 0), "went-back"))
+    if (read.status == 404 or read.scope is not None) and _is_cold(log, read, portion):
+        kind = "silent-miss" if read.status == 404 else "short-list"
+        yield Violation(kind, f"by a replica that lacks {portion.record_lag} records, all that there are", read)
+    found = dict(read.items)
+    for item, value in _items_of(fold, read, partition):
+        history = log.history(item)
+        index = _index_of(read, item, value, history, portion.position)
+        if index is None or (index < 0 and read.scope is not None):
+            yield Violation("wrong-value", f"{item} is {value}", read)
+            continue
+        yield from _check_item(log, read, item, index, history, floors, portion)
+        if read.session:
+            least = _least_position(history, index, max(floor.position for floor in floors))
+            sessions[seen] = max(sessions.get(seen, 0), least)
+    if read.scope is not None:
+        yield from _short_list(log, read, read.scope, found, floors, portion)
+
+
+def _is_cold(log: PartitionFold, read: Read, portion: Portion) -> bool:
+    """Whether a replica counts its lag from the log's beginning: it was at no point of the log's history yet."""
+    end = log.committed.at(read.sent_ms)
+    return end >= SHORT_LOG and portion.record_lag is not None and portion.record_lag >= end
+
+
+def _items_of(fold: Fold, read: Read, partition: int) -> Iterator[tuple[Item, Any]]:
+    for item, value in read.items:
+        if len(read.portions) == 1 or fold.partition_of.get((read.store, item[0]), partition) == partition:
+            yield item, value
+
+
+def _floors(log: PartitionFold, read: Read, partition: int, portion: Portion) -> list[Floor]:
+    """The positions that an answer claims to have reached, each with the violation if it has not."""
+    floors = [Floor(read.min_position.get(partition, 0), "position-not-reached")]
+    if portion.time_lag_ms is not None:
+        floors.append(Floor(log.written.at(read.sent_ms - portion.time_lag_ms), "time-lag-understated"))
+    if portion.age_ms is not None:
+        source = log.generated.at(read.sent_ms - portion.age_ms - CLOCK_SLACK_MS)
+        floors.append(Floor(source, "age-understated"))
+    if portion.record_lag is not None and "max_record_lag" in read.bounds:
+        # Only a bound limits how old the observation of the end may be.
+        end = log.committed.at(read.sent_ms - END_OFFSET_MAX_AGE_MS)
+        floors.append(Floor(end - portion.record_lag, "record-lag-understated"))
+    return floors
+
+
+def _index_of(read: Read, item: Item, value: Any, history: ItemHistory, position: int) -> int | None:
+    """Which version an answer shows, the latest that it may be; None if the item never had the value."""
+    newest = history.index_at(position)
+    if read.as_of_ms is not None:
+        newest = min(newest, history.index_as_of(read.as_of_ms))
+    if value is None:
+        return next((i for i in range(newest, -2, -1) if history.is_absent(i)), None)
+    index = history.index_of.get(value.get("serial", -1)) if isinstance(value, dict) else None
+    if index is None:
+        return None
+    version = history.versions[index]
+    named = item if len(item) > 1 or not version.time_ms else (*item, version.time_ms)
+    return index if value == value_of(named, value["serial"]) else None
+
+
+def _least_position(history: ItemHistory, index: int, due: int) -> int:
+    """The lowest position that explains what was seen: several deletions look the same."""
+    if history.is_absent(index):
+        index = next((i for i in range(history.index_at(due), index) if history.is_absent(i)), index)
+    return history.earliest_position(index)
+
+
+def _floor_of_misses(log: PartitionFold, read: Read, portion: Portion) -> list[Floor]:
+    if portion.time_lag_ms is not None:
+        return []
+    return [Floor(log.committed.at(read.sent_ms - UNPROVEN_MS), "silent-miss")]
+
+
+def _check_item(
+    log: PartitionFold,
+    read: Read,
+    item: Item,
+    index: int,
+    history: ItemHistory,
+    floors: list[Floor],
+    portion: Portion,
+) -> Iterator[Violation]:
+    """The violations of one item that an answer shows as of a version."""
+    missing = history.is_absent(index) and read.kind != "versions"
+    if history.earliest_position(index) > portion.position:
+        yield Violation("beyond-position", f"{item} is of offset {history.offsets[index]}", read)
+    elif index >= 0 and history.versions[index].began_ms > read.received_ms:
+        yield Violation("beyond-position", f"{item} was written after it was read", read)
+    for floor in [*floors, *_floor_of_misses(log, read, portion)] if missing else floors:
+        due = history.index_at(floor.position)
+        if read.as_of_ms is not None:
+            due = min(due, history.index_as_of(read.as_of_ms))
+        if index < due:
+            kind = (
+                "silent-miss"
+                if missing and floor.kind not in ("went-back", "position-not-reached")
+                else floor.kind
+            )
+            yield Violation(kind, f"{item} as of version {index}, though {due} is due by {floor}", read)
+            return
+
+
+def _short_list(
+    log: PartitionFold, read: Read, scope: Scope, found: Mapping[Item, Any], floors: list[Floor], portion: Portion
+) -> Iterator[Violation]:
+    """Items that existed from the floor to the position, without being listed."""
+    due = max(floor.position for floor in [*floors, *_floor_of_misses(log, read, portion)])
+    for item, history in log.items.items() if scope.key is None else log.items_of(scope.key):
+        if item in found or not scope.covers(item):
+            continue
+        first, last = history.index_at(due), history.index_at(portion.position)
+        absent = range(first, min(last, -1) + 1) if read.kind == "versions" else range(first, last + 1)
+        if not any(history.is_absent(index) for index in absent):
+            yield Violation("short-list", f"{item} is missing", read)

@@ -1,0 +1,239 @@
+"""The processes under test: workers behind proxies, and routers, started, ended and watched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+
+from examples.ports import free_ports
+from forebay.clock import boot_ms
+from forebay.topology import Topology
+from tests.chaos.history import Finding
+from tests.chaos.proxy import Proxies, Proxy
+from tests.command_process import CommandProcess
+
+STOP_WITHIN_S = 30
+STARTING_MS = 5_000
+"""A process that is this young may not heed SIGTERM yet, and is ended by it."""
+WORKERS, ROUTERS = 3, 2
+_WORKER_OPTIONS = (
+    *("--session-timeout-ms", "1000", "--initial-rebalance-delay-ms", "300", "--drain-ms", "300"),
+    *("--standby-rebuild-delay-ms", "4000", "--state-cleanup-delay-ms", "5000"),
+)
+
+
+Starter: TypeAlias = Callable[[list[str], Path, Mapping[str, str]], Any]
+"""Starts one of forebay's commands: its arguments, its log, its environment."""
+
+
+@dataclass
+class Node:
+    """One worker or router, through all its processes."""
+
+    name: str
+    address: str
+    """Where clients and routers reach it."""
+    listen: str
+    log: Path
+    arguments: list[str]
+    state_dir: Path | None = None
+    proxy: Proxy | None = None
+    process: Any = None
+    started_ms: float = 0.0
+    meant_to_run: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it should run, and does."""
+        return self.meant_to_run and self.process is not None and self.process.poll() is None
+
+
+@dataclass
+class Deployment:
+    """Workers and routers over one log; ``report`` takes what is found."""
+
+    directory: Path
+    topology: Topology
+    changelog_url: str
+    report: Callable[[Finding], None]
+    start_process: Starter = CommandProcess
+    workers: dict[str, Node] = field(default_factory=dict)
+    routers: dict[str, Node] = field(default_factory=dict)
+    proxies: Proxies = field(default_factory=Proxies)
+    _http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=2))
+
+    def add_worker(self) -> Node:
+        """A new worker, not started yet."""
+        port, upstream_port = free_ports(2)
+        name = f"worker-{len(self.workers)}"
+        state_dir, listen = self.directory / f"{name}-state", f"127.0.0.1:{upstream_port}"
+        proxy = self.proxies.add(port, upstream_port)
+        arguments = ["worker", "--topology", str(self.directory / "topology.toml"), *_WORKER_OPTIONS]
+        arguments += ["--changelog", self.changelog_url, "--state-dir", str(state_dir), "--listen", listen]
+        arguments += ["--advertise", proxy.address]
+        if len(self.workers) % WORKERS == WORKERS - 1:
+            # Its restores take a while, in which it is asked, too.
+            arguments += ["--apply-records-per-second", "500"]
+        log = self.directory / f"{name}.log"
+        self.workers[name] = Node(name, proxy.address, listen, log, arguments, state_dir, proxy)
+        return self.workers[name]
+
+    def spare_worker(self) -> Node:
+        """One beyond the first ``WORKERS`` that does not run."""
+        spare = list(self.workers.values())[WORKERS:]
+        return next((node for node in spare if not node.meant_to_run), None) or self.add_worker()
+
+    def heal(self) -> None:
+        """Have everything run that ran at the beginning: faults that overlap may have undone each other's end."""
+        for node in [*list(self.workers.values())[:WORKERS], *self.routers.values()]:
+            self.signal(node, signal.SIGCONT)
+            self.start(node)
+
+    def add_router(self) -> Node:
+        """A new router, not started yet."""
+        (port,) = free_ports(1)
+        name, listen = f"router-{len(self.routers)}", f"127.0.0.1:{port}"
+        seeds = ",".join(worker.address for worker in self.workers.values())
+        # One router of a single process, one of several.
+        processes = str(1 + len(self.routers) % 2)
+        arguments = ["router", "--seeds", seeds, "--listen", listen, "--drain-ms", "300", "--processes", processes]
+        self.routers[name] = Node(name, listen, listen, self.directory / f"{name}.log", arguments)
+        return self.routers[name]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All of them."""
+        return [*list(self.workers.values()), *list(self.routers.values())]
+
+    def start(self, node: Node) -> None:
+        """Start a process unless it runs."""
+        with node.lock:
+            if node.process is not None and node.process.poll() is None:
+                return
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+            node.process = self.start_process(node.arguments, node.log, environment)
+            node.started_ms = boot_ms()
+            node.meant_to_run = True
+
+    def signal(self, node: Node, number: int) -> None:
+        """Send a signal that does not end a process."""
+        with node.lock:
+            if node.process is not None:
+                node.process.send_signal(number)
+
+    def kill(self, node: Node) -> None:
+        """End a process as a crash does."""
+        with node.lock:
+            node.meant_to_run = False
+            if node.process is not None:
+                self._report_end(node)
+                node.process.kill()
+                node.process.wait(STOP_WITHIN_S)
+
+    def stop(self, node: Node) -> None:
+        """End a process in order."""
+        with node.lock:
+            node.meant_to_run = False
+            if node.process is None or node.process.poll() is not None:
+                return
+            is_young = boot_ms() - node.started_ms < STARTING_MS
+            node.process.terminate()
+            status = node.process.wait(STOP_WITHIN_S)
+            if status != 0 and not (is_young and status == -signal.SIGTERM):
+                self._found("process-ended", f"{node.name} was stopped and ended with {status}")
+
+    def watch(self) -> None:
+        """Report processes that ended by themselves."""
+        for node in self.nodes:
+            with node.lock:
+                if node.meant_to_run:
+                    self._report_end(node)
+
+    def _report_end(self, node: Node) -> None:
+        if node.process is not None and node.meant_to_run and node.process.poll() is not None:
+            node.meant_to_run = False
+            self._found("process-ended", f"{node.name} ended by itself with {node.process.poll()}")
+
+    def leader(self) -> Node | None:
+        """The worker that holds the leader's lease of a group over SQLite."""
+        path = self.directory / "log" / "group.db"
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as connection:
+            (leader,) = connection.execute("SELECT leader FROM grp").fetchone() or (None,)
+            return next((node for node in self.workers.values() if leader and leader == _process_id(node)), None)
+        return None
+
+    def document(self, node: Node, path: str) -> Any:
+        """The document at a path of a node, None if it does not answer; past its proxy."""
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            return self._http.get(f"http://{node.listen}{path}").json()
+        return None
+
+    def metric(self, node: Node, name: str) -> float:
+        """The sum of a metric's series, 0 if it does not answer."""
+        with contextlib.suppress(httpx.HTTPError):
+            lines = self._http.get(f"http://{node.listen}/metrics").text.splitlines()
+            return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+        return 0.0
+
+    def unsettled(self) -> str:
+        """What is missing until all replicas are there, caught up, and every router knows; '' if nothing."""
+        for node in self.nodes:
+            if node.meant_to_run and self.unready(node):
+                return self.unready(node)
+        replicas = min(2, sum(node.meant_to_run for node in self.workers.values()))
+        for router in self.routers.values():
+            missing = self._missing_replicas(router, replicas)
+            if missing:
+                return f"{router.name}: {missing}"
+        return ""
+
+    def unready(self, node: Node) -> str:
+        """Why a node is not ready; '' if it is."""
+        with contextlib.suppress(httpx.HTTPError):
+            answer = self._http.get(f"http://{node.listen}/readyz")
+            return "" if answer.status_code == 200 else f"{node.name} is not ready: {answer.text}"
+        return f"{node.name} does not answer"
+
+    def _missing_replicas(self, router: Node, replicas: int) -> str:
+        rows = (self.document(router, "/v1/lags") or {}).get("lags", ())
+        running = {node.address for node in self.workers.values() if node.meant_to_run}
+        held: dict[tuple[str, int], list[str]] = {}
+        for row in rows:
+            if row["host"] in running and row["record_lag"] is not None and row["record_lag"] < 100:
+                held.setdefault((row["store"], row["partition"]), []).append(row["role"])
+        for spec in self.topology.stores.values():
+            for partition in range(spec.partitions):
+                roles = held.get((spec.name, partition), [])
+                if roles.count("active") != 1 or len(roles) < replicas:
+                    return f"{spec.name} {partition} is held by {roles}"
+        return ""
+
+    def close(self) -> None:
+        """End everything."""
+        for node in self.nodes:
+            self.signal(node, signal.SIGCONT)
+            self.kill(node)
+        self.proxies.close()
+        self._http.close()
+
+    def _found(self, kind: str, detail: str) -> None:
+        self.report(Finding(kind, detail, boot_ms()))
+
+
+def _process_id(node: Node) -> str | None:
+    assert node.state_dir is not None
+    for path in node.state_dir.glob("*/process.json"):
+        with contextlib.suppress(OSError, ValueError):
+            return str(json.loads(path.read_text())["process_id"])
+    return None

@@ -1,0 +1,125 @@
+"""What a partition's log held at any offset and time: the model that answers are compared with."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tests.chaos.history import Item, Record
+
+
+class Version(NamedTuple):
+    """One committed record of an item."""
+
+    offset: int
+    serial: int | None
+    began_ms: float
+    committed_ms: float
+    time_ms: int
+    """From when it is valid, or its window starts; 0 if the item is a key alone."""
+
+
+class Ends:
+    """A lower bound of where a log ended at any time, from the times by which each record was there."""
+
+    def __init__(self, moments: Iterable[tuple[float, int]]) -> None:
+        self._times: list[float] = []
+        self._ends: list[int] = []
+        for time_ms, offset in sorted(moments):
+            self._times.append(time_ms)
+            self._ends.append(max(offset + 1, self._ends[-1] if self._ends else 0))
+
+    def at(self, time_ms: float) -> int:
+        """Every offset below was there at this time."""
+        at = bisect.bisect_right(self._times, time_ms)
+        return self._ends[at - 1] if at else 0
+
+
+@dataclass
+class ItemHistory:
+    """The versions of one item, in the order of the log."""
+
+    versions: list[Version] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    index_of: dict[int, int] = field(default_factory=dict)
+    """By serial number."""
+
+    def add(self, version: Version) -> None:
+        """Append a version."""
+        if version.serial is not None:
+            self.index_of[version.serial] = len(self.versions)
+        self.versions.append(version)
+        self.offsets.append(version.offset)
+
+    def index_at(self, position: int) -> int:
+        """Which version is the item's in the fold below a position; -1 if there is none yet."""
+        return bisect.bisect_left(self.offsets, position) - 1
+
+    def index_as_of(self, time_ms: int) -> int:
+        """The last version that is valid from this time or earlier; a key's versions are written in that order."""
+        return bisect.bisect_right(self.versions, time_ms, key=lambda version: version.time_ms) - 1
+
+    def committed_between(self, began_ms: float, ended_ms: float) -> range:
+        """Which versions could first be read in an interval; later ones are committed later."""
+        first, end = (
+            bisect.bisect_left(self.versions, time_ms, key=lambda version: version.committed_ms)
+            for time_ms in (began_ms, ended_ms)
+        )
+        return range(first, end)
+
+    def is_absent(self, index: int) -> bool:
+        """Whether the item does not exist as of a version."""
+        return index < 0 or self.versions[index].serial is None
+
+    def earliest_position(self, index: int) -> int:
+        """The lowest position of which the fold has this version."""
+        return 0 if index < 0 else self.offsets[index] + 1
+
+
+class PartitionFold:
+    """One partition's log."""
+
+    def __init__(self, records: list[Record]) -> None:
+        records = sorted(records, key=lambda record: record.offset)
+        committed = [record for record in records if record.committed_ms is not None]
+        self.written = Ends((record.written_ms, record.offset) for record in records)
+        self.committed = Ends((record.committed_ms or 0.0, record.offset) for record in committed)
+        self.generated = Ends((record.generated_ms, record.offset) for record in committed)
+        self.items: dict[Item, ItemHistory] = {}
+        self.keys: dict[Item, ItemHistory] = {}
+        """By the key alone, the versions of all its times."""
+        self._items_of: dict[str, dict[Item, ItemHistory]] = {}
+        for record in committed:
+            time_ms = record.item[1] if len(record.item) > 1 else 0
+            version = Version(record.offset, record.serial, record.began_ms, record.committed_ms or 0.0, time_ms)
+            history = self.items.setdefault(record.item, ItemHistory())
+            history.add(version)
+            self._items_of.setdefault(record.item[0], {})[record.item] = history
+            self.keys.setdefault(record.item[:1], ItemHistory()).add(version)
+
+    def items_of(self, key: str) -> Iterable[tuple[Item, ItemHistory]]:
+        """The items of one key, each with its versions."""
+        return self._items_of.get(key, {}).items()
+
+    def history(self, item: Item) -> ItemHistory:
+        """An item's versions; none if it was never written."""
+        return self.items.get(item) or self.keys.get(item) or ItemHistory()
+
+
+class Fold:
+    """All logs of a run."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        split: dict[tuple[str, int], list[Record]] = {}
+        self.partition_of: dict[tuple[str, str], int] = {}
+        for record in records:
+            split.setdefault((record.store, record.partition), []).append(record)
+            self.partition_of[record.store, record.item[0]] = record.partition
+        self._partitions = {key: PartitionFold(records) for key, records in split.items()}
+        self._empty = PartitionFold([])
+
+    def partition(self, store: str, partition: int) -> PartitionFold:
+        """The log of a partition; an empty one if nothing was written to it."""
+        return self._partitions.get((store, partition), self._empty)

@@ -1,0 +1,213 @@
+"""What a run wrote, sent, received and broke. All times are milliseconds on the boot-time clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Item: TypeAlias = tuple[Any, ...]
+"""What one record of a log is about: a key, or a key and the start of its window or version."""
+
+BOTH_ROUTERS = "both"
+"""The target of reads by a client that may choose."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record that the writer appended, heartbeats left out."""
+
+    store: str
+    partition: int
+    offset: int
+    item: Item
+    serial: int | None
+    """Unique in the run, and part of the value; None deletes."""
+    generated_ms: float
+    """When the source had it."""
+    began_ms: float
+    """Nobody can have read it before."""
+    written_ms: float
+    """It was in the log by then."""
+    committed_ms: float | None
+    """It could be read by then; None if its transaction was aborted."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What an answer says about one partition."""
+
+    position: int
+    """Next offset after everything that was read."""
+    role: str
+    host: str
+    record_lag: int | None
+    time_lag_ms: int | None
+    age_ms: int | None
+
+    @property
+    def figures(self) -> dict[str, int | None]:
+        """The lag, by the names of the bounds on it."""
+        return {
+            "max_record_lag": self.record_lag,
+            "max_time_lag_ms": self.time_lag_ms,
+            "max_age_ms": self.age_ms,
+        }
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a page was asked for: items of a key or of all, from ``low`` to before ``high``, between two others."""
+
+    key: str | None = None
+    low: Any = None
+    high: Any = None
+    after: Item | None = None
+    """The last item of the page before."""
+    last: Item | None = None
+    """The last item of a page that is not the list's end."""
+    reverse: bool = False
+
+    def covers(self, item: Item) -> bool:
+        """Whether an item that exists belongs to the page."""
+        if self.key is not None and item[0] != self.key:
+            return False
+        place = item[-1]
+        if (self.low is not None and place < self.low) or (self.high is not None and place >= self.high):
+            return False
+        least, most = (self.last, self.after) if self.reverse else (self.after, self.last)
+        if self.after is not None and item == self.after:
+            return False
+        return (least is None or item >= least) and (most is None or item <= most)
+
+
+@dataclass(frozen=True)
+class Read:
+    """One answer: of a key, of a page, of one key of a batch, or one event of a stream."""
+
+    reader: str
+    kind: str
+    tier: str
+    target: str
+    store: str
+    sent_ms: float
+    received_ms: float
+    status: int
+    """That of the answer or of the problem; 0 without any."""
+    problem: str = ""
+    """The problem's name, or what the connection failed with."""
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    require_active: bool = False
+    min_position: Mapping[int, int] = field(default_factory=dict)
+    """The offset to be reached, by partition."""
+    session: str = ""
+    """Reads of one session, or of one stream, never go back."""
+    items: tuple[tuple[Item, Any], ...] = ()
+    """Each item with its value; None if there is none."""
+    as_of_ms: int | None = None
+    """Of a read of a version: the latest time from which it may be valid."""
+    portions: Mapping[int, Portion] = field(default_factory=dict)
+    scope: Scope | None = None
+    """Of lists only."""
+    partition: int | None = None
+    """That of the key, for reads of one by plain HTTP."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What was broken, and until when; the target of a process is its address."""
+
+    kind: str
+    target: str
+    began_ms: float
+    ended_ms: float
+    episode: int
+
+
+@dataclass(frozen=True)
+class Calm:
+    """A time in which nothing is broken, and every partition has all its replicas, caught up."""
+
+    began_ms: float
+    ended_ms: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the run itself found wrong or reached: a process that ended, a stack trace, a rebuild."""
+
+    kind: str
+    detail: str
+    at_ms: float
+
+
+Entry: TypeAlias = Record | Read | Fault | Calm | Finding
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Record, Read, Fault, Calm, Finding)}
+
+
+@dataclass
+class History:
+    """Everything of one run."""
+
+    records: list[Record] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    calms: list[Calm] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, entry: Entry) -> None:
+        """Append an entry; any thread may."""
+        match entry:
+            case Record():
+                self.records.append(entry)
+            case Read():
+                self.reads.append(entry)
+            case Fault():
+                self.faults.append(entry)
+            case Calm():
+                self.calms.append(entry)
+            case Finding():
+                self.findings.append(entry)
+
+    def entries(self) -> Iterable[Entry]:
+        """All entries, kind by kind."""
+        for entries in (self.records, self.reads, self.faults, self.calms, self.findings):
+            yield from entries
+
+    def save(self, path: Path) -> None:
+        """Write one JSON document a line."""
+        with path.open("w") as file:
+            for entry in self.entries():
+                file.write(json.dumps({"entry": type(entry).__name__, **asdict(entry)}) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> History:
+        """The inverse of ``save``."""
+        history = cls()
+        with path.open() as file:
+            for line in file:
+                document = json.loads(line)
+                history.add(_KINDS[document.pop("entry")](**_restored(document)))
+        return history
+
+
+def _restored(document: dict[str, Any]) -> dict[str, Any]:
+    """A document with the types that JSON has not."""
+    if "item" in document:
+        document["item"] = tuple(document["item"])
+    if "items" in document:
+        document["items"] = tuple((tuple(item), value) for item, value in document["items"])
+        document["portions"] = {int(p): Portion(**portion) for p, portion in document["portions"].items()}
+        document["min_position"] = {int(p): offset for p, offset in document["min_position"].items()}
+        if document["scope"] is not None:
+            scope = document["scope"]
+            ends = {name: tuple(scope[name]) if scope.get(name) else None for name in ("after", "last")}
+            document["scope"] = Scope(**{**scope, **ends})
+    return document
+
+
+def value_of(item: Item, serial: int) -> dict[str, Any]:
+    """The value that the writer gives an item: it names the item, so that another's is recognised."""
+    return {"of": list(item), "serial": serial}

@@ -1,0 +1,128 @@
+"""The writer's side of a Kafka log: transactions, some of them aborted, some open for a while."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from forebay.changelog import Heartbeat
+from forebay.changelog.heartbeat_keys import heartbeat_key
+from forebay.changelog.kafka.changelog import KafkaChangelog
+from forebay.changelog.record_headers import HEARTBEAT_HEADER
+from forebay.clock import boot_ms, epoch_ms
+from forebay.topology import StoreSpec, Topology
+from tests.chaos.history import Finding, Record
+from tests.chaos.writer import Row, log_row
+
+ABORTED = 0.1
+"""The share of transactions that are aborted."""
+HELD_OPEN = 0.03
+LONGEST_OPEN_S = 1.5
+_COMPACTED = {
+    "cleanup.policy": "compact",
+    "min.compaction.lag.ms": "2000",
+    "max.compaction.lag.ms": "4000",
+    "segment.ms": "3000",
+    "min.cleanable.dirty.ratio": "0.01",
+    "delete.retention.ms": "60000",
+}
+_TIMEOUT_S = 60.0
+
+
+def create_topics(changelog: KafkaChangelog, topology: Topology) -> None:
+    """Create the stores' topics; those of key-value stores are compacted all the time."""
+    admin = AdminClient(changelog.kafka.librdkafka())
+    topics = [
+        NewTopic(spec.topic, num_partitions=spec.partitions, config=dict(_COMPACTED))
+        for spec in topology.stores.values()
+        if spec.kind == "key-value"
+    ]
+    for future in admin.create_topics(topics).values():
+        future.result(_TIMEOUT_S)
+    for spec in topology.stores.values():
+        changelog.ensure(spec)
+
+
+class KafkaWriter:
+    """Each batch is a transaction with a heartbeat to every partition."""
+
+    def __init__(self, changelog: KafkaChangelog, seed: int, on_finding: Callable[[Finding], None]) -> None:
+        self._changelog = changelog
+        self._chooser = random.Random(seed)
+        self._on_finding = on_finding
+        self._producers: dict[str, Producer] = {}
+        self._batch = 0
+
+    def write(self, spec: StoreSpec, rows: Mapping[int, list[Row]], generated_ms: float) -> list[Record]:
+        self._batch += 1
+        producer = self._producer(spec)
+        written: list[Record] = []
+        producer.begin_transaction()
+        for partition, some in rows.items():
+            for row in some:
+                self._produce(producer, spec, partition, row, generated_ms, written)
+        beat = Heartbeat(int(epoch_ms()), "q", self._batch).value()
+        for partition in range(spec.partitions):
+            producer.produce(
+                spec.topic, beat, heartbeat_key(spec.name), partition, headers=[(HEARTBEAT_HEADER, b"")]
+            )
+        return self._end(producer, written)
+
+    def _produce(
+        self, producer: Producer, spec: StoreSpec, partition: int, row: Row, generated_ms: float, to: list[Record]
+    ) -> None:
+        key, value, timestamp_ms = log_row(spec, row)
+        began_ms = boot_ms()
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            offset = message.offset()
+            if error is None and offset is not None:
+                to.append(Record(spec.name, partition, offset, *row, generated_ms, began_ms, boot_ms(), None))
+
+        producer.produce(spec.topic, value, key, partition, on_delivery=delivered, timestamp=timestamp_ms)
+
+    def _end(self, producer: Producer, written: list[Record]) -> list[Record]:
+        """Commit or abort; returns the records as they ended."""
+        if self._chooser.random() < HELD_OPEN:
+            producer.flush(_TIMEOUT_S)
+            time.sleep(self._chooser.uniform(0, LONGEST_OPEN_S))
+        if self._chooser.random() < ABORTED:
+            producer.flush(_TIMEOUT_S)
+            _insist(producer.abort_transaction)
+            self._on_finding(Finding("abort", f"{len(written)} records", boot_ms()))
+            return written
+        try:
+            _insist(producer.commit_transaction)
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                raise
+            _insist(producer.abort_transaction)
+            return written
+        committed_ms = boot_ms()
+        return [Record(**{**vars(record), "committed_ms": committed_ms}) for record in written]
+
+    def _producer(self, spec: StoreSpec) -> Producer:
+        if spec.name not in self._producers:
+            options: dict[str, Any] = {"transactional_id": f"chaos-{spec.topic}", "linger_ms": 0}
+            options |= {"transaction_timeout_ms": 60_000, "message_timeout_ms": 60_000}
+            producer = Producer(self._changelog.kafka.librdkafka(**options))
+            _insist(producer.init_transactions)
+            self._producers[spec.name] = producer
+        return self._producers[spec.name]
+
+
+def _insist(action: Callable[[float], None]) -> None:
+    """Repeat what may be repeated, until its outcome is known; raises ``KafkaException`` if that is a failure."""
+    end = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            action(5.0)
+            return
+        except KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > end:
+                raise

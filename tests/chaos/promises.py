@@ -1,0 +1,82 @@
+"""What is promised of answers and of a deployment, and the violation of each promise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tests.chaos.history import Read
+
+END_OFFSET_MAX_AGE_MS = 5_000
+"""The workers' setting: no bound on records is met by an older observation of the end."""
+CLOCK_SLACK_MS = 5
+"""Heartbeats carry the wall clock, which is slewed against the boot-time clock."""
+CALM_MARGIN_MS = 500
+"""A read counts as calm if it lies this far within a calm."""
+CHANGE_WITHIN_MS = 2_000
+"""A stream shows a change within this time while all is calm."""
+UNPROVEN_MS = 10_000
+"""A miss without a time lag must be true of some time since then: who never reached an end states none."""
+SHORT_LOG = 6
+"""Of a log with fewer records, a replica may lack all and have been at its beginning once."""
+EVENT_TRANSIT_MS = 1_000
+"""An event is received within this time after it was made while all is calm."""
+GENEROUS: Mapping[str, int] = MappingProxyType(
+    {"max_record_lag": 1_000, "max_time_lag_ms": 5_000, "max_age_ms": 5_000}
+)
+"""Bounds that every replica meets while all is calm."""
+OF_THE_LOG = frozenset({"lock-log", "stop-broker", "kill-broker", "freeze-broker"})
+"""Faults that, alone, leave all processes and replicas, but hold the log back."""
+SURVIVABLE = frozenset(
+    {"kill-worker", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
+    | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "damage-group"}
+    | {"cut-network", "delay-network", "hold-network", "half-open-network"}
+)
+"""Faults that, alone, leave every router, and a replica of each partition that is caught up."""
+OF_ROUTERS = frozenset({"kill-router", "stop-router"})
+"""Faults that, alone, leave the other router."""
+OUT_OF_CALM_MS = 3_000
+ANSWERED = frozenset({200, 404})
+
+EXPECTED = {
+    200: {""},
+    404: {"unknown-key"},
+    412: {"lag-exceeds-tolerance", "not-active", "position-not-reached"},
+    421: {"not-hosted-here"},
+    429: {"overloaded"},
+    503: {"not-ready", "no-replica", "log-diverged"},
+    504: {"deadline"},
+}
+"""What a correct request for what exists may be answered with; 0 stands for no answer at all."""
+
+KINDS = {
+    "wrong-value": "a value that the item never had, or of a record that was never committed",
+    "beyond-position": "a value from beyond the answer's own position, or from before it was written",
+    "record-lag-understated": "the answer lacks records that its record lag excludes",
+    "time-lag-understated": "the answer lacks what was in the log at the time that its time lag names",
+    "age-understated": "the answer lacks what the source had at the time that its age names",
+    "beyond-bounds": "an answer whose lag is not proven to be within the request's bounds",
+    "silent-miss": "no such key, where the key existed within the lag",
+    "short-list": "a list without an item that existed within the lag",
+    "disordered-list": "a list out of order, or with an item twice or from outside its range",
+    "position-not-reached": "an answer that lacks what its min_position names",
+    "went-back": "a session or stream that saw less than it had seen before",
+    "not-active": "a read for actives only, answered by another",
+    "undocumented-status": "a status or problem that no such request may be answered with",
+    "unavailable": "no answer within generous bounds while all was calm, or while a single fault left a replica",
+    "missed-change": "a stream that did not show a change, though all was calm",
+    "not-converged": "replicas that did not become equal to the log within the stated time",
+    "process-ended": "a process that ended by itself",
+    "stack-trace": "a stack trace in a log",
+}
+"""Every kind of violation."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One promise that was broken."""
+
+    kind: str
+    detail: str
+    read: Read | None = None

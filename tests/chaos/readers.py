@@ -1,0 +1,156 @@
+"""Readers of every kind: each asks, notes what it sent and received, and pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from forebay.client import Answer, AsyncClient
+from forebay.clock import boot_ms, epoch_ms
+from forebay.errors import Problem
+from tests.chaos import answers
+from tests.chaos.history import BOTH_ROUTERS, Scope
+from tests.chaos.reading import Reading
+from tests.chaos.streams import ClientStreamReader, StreamReader
+
+MOST_PAGES = 4
+"""Of a list."""
+Reader = Callable[[Reading], Any]
+
+
+async def read_key(reading: Reading) -> None:
+    """A key, within some bounds, by plain HTTP."""
+    store = reading.chooser.choice(("counts", "counts", "prices"))
+    key, (tier, node), options = reading.key(store), reading.node(), reading.options()
+    as_of_ms = None
+    if store == "prices" and reading.chooser.random() < 0.5:
+        as_of_ms = options["as_of"] = int(epoch_ms()) - reading.chooser.randrange(10_000)
+    partition = reading.deployment.topology.stores[store].partition_of(key.encode())
+    read = reading.started("keys", "key", store, tier, node.address, options)
+    read = replace(read, as_of_ms=as_of_ms, partition=partition)
+    read, document = await reading.ask(read, "GET", f"/keys/{key}", params=options)
+    reading.note(read if document is None else answers.of_key(read, read.status, document))
+
+
+async def read_own_write(reading: Reading) -> None:
+    """A key at the newest position that the writer has reached, now and then with time to wait."""
+    store = reading.chooser.choice(("counts", "prices"))
+    key, (tier, node) = reading.key(store), reading.node()
+    partition = reading.deployment.topology.stores[store].partition_of(key.encode())
+    position = reading.writer.position(store, partition)
+    options = {"min_position": position, "wait_ms": reading.chooser.choice((0, 500)), "timeout_ms": 1_500}
+    read = reading.started("own-writes", "key", store, tier, node.address, options)
+    read, document = await reading.ask(read, "GET", f"/keys/{key}", params=options)
+    reading.note(read if document is None else answers.of_key(read, read.status, document))
+
+
+async def read_batch(reading: Reading) -> None:
+    """Many keys at once; each counts as a read."""
+    store = reading.chooser.choice(("counts", "prices"))
+    keys = sorted({reading.key(store) for _ in range(8)})
+    (tier, node), options = reading.node(), reading.options()
+    read = reading.started("batches", "batch", store, tier, node.address, options)
+    read, document = await reading.ask(read, "POST", "/batch-get", params=options, json={"keys": keys})
+    if document is None or read.status != 200:
+        reading.note(read if document is None else answers.of_key(read, read.status, document))
+        return
+    for key, result in zip(keys, document["results"], strict=True):
+        problem = result.get("problem")
+        if problem is None:
+            reading.note(answers.of_key(read, 200, result))
+        else:
+            reading.note(answers.of_key(read, problem["status"], {**problem, "key": key}))
+
+
+async def list_entries(reading: Reading) -> None:
+    """A range of keys, page by page."""
+    keys = sorted(reading.key("counts") for _ in range(2))
+    scope = Scope(low=keys[0], high=keys[1], reverse=reading.chooser.random() < 0.3)
+    if reading.chooser.random() < 0.3:
+        scope = replace(scope, low=None, high=None)
+    await _list(reading, "counts", "/entries", "entries", scope)
+
+
+async def list_windows(reading: Reading) -> None:
+    """The windows of a key."""
+    scope = Scope(key=reading.key("hours"), low=2_000 if reading.chooser.random() < 0.5 else None)
+    await _list(reading, "hours", f"/keys/{scope.key}/windows", "windows", scope)
+
+
+async def list_all_windows(reading: Reading) -> None:
+    """The windows of all keys."""
+    await _list(reading, "hours", "/windows", "windows", Scope())
+
+
+async def list_versions(reading: Reading) -> None:
+    """A key's recent versions."""
+    scope = Scope(key=reading.key("prices"), low=int(epoch_ms()) - 20_000)
+    await _list(reading, "prices", f"/keys/{scope.key}/versions", "versions", scope)
+
+
+async def _list(reading: Reading, store: str, path: str, member: str, scope: Scope) -> None:
+    (tier, node), options = reading.node(), reading.options()
+    names = {"from": scope.low, "to": scope.high, "limit": reading.chooser.choice((5, 1_000))}
+    options |= {name: value for name, value in names.items() if value is not None}
+    if scope.reverse:
+        options["reverse"] = "true"
+    for _ in range(MOST_PAGES):
+        read = replace(reading.started("lists", member, store, tier, node.address, options), scope=scope)
+        read, document = await reading.ask(read, "GET", path, params=options)
+        if document is not None:
+            read = answers.of_list(read, read.status, document, member)
+        reading.note(read)
+        if read.status != 200 or document["next"] is None:
+            return
+        options["cursor"] = document["next"]
+        if read.items:
+            scope = replace(scope, after=read.items[-1][0])
+
+
+class SessionReader:
+    """Keys through sessions of forebay's client, each over both routers."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = 0
+
+    async def __call__(self, reading: Reading) -> None:
+        """Some reads of one session."""
+        self._begun += 1
+        session_name = f"{self._name}-{self._begun}"
+        routers = [f"http://{node.address}" for node in reading.deployment.routers.values()]
+        reading.chooser.shuffle(routers)
+        async with AsyncClient(routers) as client:
+            session = client.session()
+            for _ in range(40):
+                read = reading.started("sessions", "key", "counts", "router", BOTH_ROUTERS, {})
+                item = (reading.key("counts"),)
+                try:
+                    found: Answer | Problem = await session.get("counts", item[0], prefer="any", wait_ms=300)
+                except Problem as problem:
+                    found = problem
+                read = replace(read, received_ms=boot_ms(), session=session_name)
+                reading.note(answers.of_client(read, item, found))
+                await asyncio.sleep(0.1)
+
+
+def readers() -> Sequence[tuple[Reader, float]]:
+    """Every reader, with its pause in seconds after each read."""
+    some: list[tuple[Reader, float]] = [(read_key, 0.03)] * 3
+    some += [(read_own_write, 0.1), (read_batch, 0.15), (list_entries, 0.1), (list_windows, 0.15)]
+    some += [(list_all_windows, 0.5), (list_versions, 0.15)]
+    some += [(SessionReader(f"session-{number}"), 0.1) for number in range(2)]
+    some += [(StreamReader(f"stream-{number}"), 0.2) for number in range(4)]
+    some += [(ClientStreamReader(f"client-stream-{number}"), 0.2) for number in range(2)]
+    return some
+
+
+async def read_until(stopped: asyncio.Event, reading: Reading, reader: Reader, pause_s: float) -> None:
+    """Have a reader read again and again."""
+    while not stopped.is_set():
+        await reader(reading)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), pause_s)

@@ -1,0 +1,225 @@
+"""One run: processes, writer, readers and faults, until the time is over and all has converged."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from examples.broker import Broker
+from forebay.changelog import Changelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.clock import boot_ms
+from forebay.topology import Topology, load_topology
+from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
+from tests.chaos.faults import Faults
+from tests.chaos.history import Calm, Fault, Finding, History
+from tests.chaos.planted import planted, start_elsewhere
+from tests.chaos.readers import read_until, readers
+from tests.chaos.reading import Reading
+from tests.chaos.schedule import PlannedFault, episodes, kinds_for
+from tests.chaos.sweep import sweep
+from tests.chaos.writer import Compactor, LogWriter, SqliteWriter, Writer
+from tests.command_process import CommandProcess
+
+TOPOLOGY = """
+application_id = "chaos"
+
+[[subtopology]]
+name = "counts"
+partitions = 4
+
+[[subtopology.store]]
+name = "counts"
+
+[[subtopology]]
+name = "times"
+partitions = 2
+
+[[subtopology.store]]
+name = "hours"
+kind = "window"
+window_size_ms = 1000
+retention_ms = 1000000000
+
+[[subtopology.store]]
+name = "prices"
+kind = "versioned"
+history_retention_ms = 1000000000
+"""
+START_WITHIN_S = 60
+CONVERGE_WITHIN_S = 30
+"""After the faults have ended, every partition has its replicas, caught up, within this time."""
+CALM_S = 4.0
+WARM_UP_S = 2.0
+_REBUILDS = {"rebuild": " and rebuilt", "tombstones-missed": "tombstones"}
+"""Words by which a log says that a store is rebuilt: after damage, and since tombstones were removed meanwhile."""
+_TRACES = ("Traceback (most recent call last)", "panicked at", "Fatal Python error")
+
+
+class Settings(Protocol):
+    """What the command line sets."""
+
+    minutes: float
+    seed: int
+    log: str
+    faults: list[str]
+    mutant: str
+
+
+@dataclass
+class Run:
+    """Everything of a run; ``history`` is complete once ``go`` has returned."""
+
+    directory: Path
+    settings: Settings
+    history: History = field(default_factory=History)
+
+    def __post_init__(self) -> None:
+        (self.directory / "topology.toml").write_text(TOPOLOGY)
+        self.topology: Topology = load_topology(self.directory / "topology.toml")
+        self._stopping = threading.Event()
+
+    def go(self) -> None:
+        """Run to the end."""
+        (self._run_kafka if self.settings.log == "kafka" else self._run_sqlite)()
+
+    def _run_sqlite(self) -> None:
+        changelog = SqliteChangelog(self.directory / "log")
+        for spec in self.topology.stores.values():
+            changelog.ensure(spec)
+        compactor = Compactor(changelog, self.topology, self.history.add)
+        compactor.start()
+        try:
+            self._deploy(changelog, SqliteWriter(changelog))
+        finally:
+            compactor.stop()
+
+    def _run_kafka(self) -> None:
+        # SQLite needs no Kafka client.
+        from forebay.changelog.kafka.changelog import KafkaChangelog
+        from tests.chaos.kafka_writer import KafkaWriter, create_topics
+
+        with Broker(self.directory / "kafka") as broker:
+            changelog = KafkaChangelog(broker.url)
+            create_topics(changelog, self.topology)
+            self._deploy(changelog, KafkaWriter(changelog, self.settings.seed, self.history.add), broker)
+
+    def _deploy(self, changelog: Changelog, log: LogWriter, broker: Broker | None = None) -> None:
+        deployment = Deployment(self.directory, self.topology, changelog.url, self.history.add, self._starter())
+        writer = Writer(self.topology, changelog.identity, log, self.settings.seed, self.history.add)
+        try:
+            writer.start()
+            for _ in range(WORKERS):
+                deployment.start(deployment.add_worker())
+            for _ in range(ROUTERS):
+                deployment.start(deployment.add_router())
+            faults = Faults(deployment, self.directory / "log", broker)
+            asyncio.run(self._read_under_faults(deployment, writer, faults))
+            self._find_traces(deployment)
+        finally:
+            deployment.close()
+            writer.stop()
+
+    def _starter(self) -> Starter:
+        """How processes are started: with the code of this repository, or of a copy with a fault planted in it."""
+        if not self.settings.mutant:
+            return CommandProcess
+        return functools.partial(start_elsewhere, planted(self.settings.mutant, self.directory / "code"))
+
+    async def _read_under_faults(self, deployment: Deployment, writer: Writer, faults: Faults) -> None:
+        await asyncio.to_thread(self._wait_settled, deployment, START_WITHIN_S)
+        stopped = asyncio.Event()
+        chooser = random.Random(self.settings.seed)
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(timeout=6.0, limits=limits) as http:
+            reading = Reading(deployment, writer, self.history.add, chooser, http)
+            tasks = [asyncio.create_task(read_until(stopped, reading, *reader)) for reader in readers()]
+            try:
+                schedule = asyncio.create_task(asyncio.to_thread(self._break_and_heal, deployment, faults))
+                # A reader that fails ends the run.
+                done, _ = await asyncio.wait([schedule, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                self._stopping.set()
+                stopped.set()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._converge, deployment, writer)
+
+    def _break_and_heal(self, deployment: Deployment, faults: Faults) -> None:
+        """Episode by episode: calm, then faults, then wait until all is well again."""
+        end = time.monotonic() + 60 * self.settings.minutes
+        kinds = self.settings.faults or kinds_for(self.settings.log)
+        self._rest(deployment)
+        for number, planned in enumerate(episodes(self.settings.seed, kinds)):
+            with ThreadPoolExecutor(len(planned)) as pool:
+                for done in [pool.submit(self._inject, faults, number, fault) for fault in planned]:
+                    done.result()
+            deployment.heal()
+            self._wait_settled(deployment, CONVERGE_WITHIN_S)
+            self._rest(deployment)
+            self._note_metrics(deployment)
+            if time.monotonic() > end or self._stopping.is_set():
+                return
+
+    def _inject(self, faults: Faults, episode: int, planned: PlannedFault) -> None:
+        time.sleep(planned.start_s)
+        began_ms = boot_ms()
+        with faults.injuries[planned.kind](planned.target) as target:
+            time.sleep(planned.hold_s)
+        self.history.add(Fault(planned.kind, target, began_ms, boot_ms(), episode))
+
+    def _rest(self, deployment: Deployment) -> None:
+        """Leave everything alone for a while."""
+        time.sleep(WARM_UP_S)
+        began_ms = boot_ms()
+        time.sleep(CALM_S)
+        if not deployment.unsettled():
+            self.history.add(Calm(began_ms, boot_ms()))
+
+    def _wait_settled(self, deployment: Deployment, within_s: float) -> None:
+        end = time.monotonic() + within_s
+        while missing := deployment.unsettled():
+            deployment.watch()
+            if time.monotonic() > end:
+                self.history.add(Finding("not-converged", f"after {within_s} s {missing}", boot_ms()))
+                return
+            time.sleep(0.1)
+        deployment.watch()
+
+    def _note_metrics(self, deployment: Deployment) -> None:
+        """What routers counted; a router that is killed takes its counters with it."""
+        for router in deployment.routers.values():
+            for name in ("forebay_router_hedges_won_total", "forebay_router_failovers_total"):
+                if deployment.metric(router, name):
+                    self.history.add(Finding(name, router.name, boot_ms()))
+
+    def _converge(self, deployment: Deployment, writer: Writer) -> None:
+        """End the log, and compare every replica with it."""
+        writer.stop()
+        self._wait_settled(deployment, CONVERGE_WITHIN_S)
+        for entry in sweep(deployment, writer):
+            self.history.add(entry)
+
+    def _find_traces(self, deployment: Deployment) -> None:
+        for node in deployment.nodes:
+            text = node.log.read_text(errors="replace") if node.log.exists() else ""
+            for trace in _TRACES:
+                if trace in text:
+                    excerpt = text[text.index(trace) : text.index(trace) + 2_000]
+                    self.history.add(Finding("stack-trace", f"{node.name}: {excerpt}", boot_ms()))
+            for line in text.splitlines():
+                for kind, words in _REBUILDS.items():
+                    if words in line:
+                        self.history.add(Finding(kind, f"{node.name}: {line}", boot_ms()))

@@ -1,0 +1,71 @@
+"""The seeded schedule: which faults happen when, alone and together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+ON_EVERY_LOG = (
+    "kill-worker",
+    "stop-worker",
+    "kill-leader",
+    "stop-leader",
+    "kill-router",
+    "stop-router",
+    "wipe-state",
+    "damage-sst",
+    "damage-manifest",
+    "damage-offsets",
+    "refuse-writes",
+    "cut-network",
+    "delay-network",
+    "hold-network",
+    "half-open-network",
+    "rolling-restart",
+    "scale-out",
+    "scale-in",
+    "restart-storm",
+)
+OF_SQLITE = ("lock-log", "damage-group")
+OF_KAFKA = ("stop-broker", "kill-broker", "freeze-broker")
+MOST_TOGETHER = 3
+LATEST_START_S = 2.0
+SHORTEST_S, LONGEST_S = 1.5, 5.0
+
+
+@dataclass(frozen=True)
+class PlannedFault:
+    """A fault, when it begins within its episode, how long it lasts, and a number that selects its target."""
+
+    kind: str
+    start_s: float
+    hold_s: float
+    target: int
+
+
+def kinds_for(log: str) -> tuple[str, ...]:
+    """The kinds of faults that are possible with a log."""
+    if log == "sqlite":
+        return ON_EVERY_LOG + OF_SQLITE
+    # Nothing tells which member Kafka's coordinator chose as the leader.
+    return tuple(kind for kind in ON_EVERY_LOG if not kind.endswith("-leader")) + OF_KAFKA
+
+
+def episodes(seed: int, kinds: Sequence[str]) -> Iterator[list[PlannedFault]]:
+    """Without end: by turns one fault alone, and several together. Each kind comes before any comes again."""
+    chooser = random.Random(seed)
+    alone, together = _decks(chooser, kinds), _decks(chooser, kinds)
+    while True:
+        yield [_planned(chooser, next(alone), 0.0)]
+        chosen = {next(together) for _ in range(chooser.randint(2, MOST_TOGETHER))}
+        yield [_planned(chooser, kind, chooser.uniform(0, LATEST_START_S)) for kind in sorted(chosen)]
+
+
+def _decks(chooser: random.Random, kinds: Sequence[str]) -> Iterator[str]:
+    while True:
+        yield from chooser.sample(list(kinds), len(kinds))
+
+
+def _planned(chooser: random.Random, kind: str, start_s: float) -> PlannedFault:
+    return PlannedFault(kind, start_s, chooser.uniform(SHORTEST_S, LONGEST_S), chooser.randrange(1 << 16))

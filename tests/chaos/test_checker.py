@@ -1,0 +1,296 @@
+"""The checker accepts what is promised, and finds every kind of violation that is planted in a history."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.chaos.checker import check
+from tests.chaos.history import Calm, Fault, Finding, History, Item, Portion, Read, Record, Scope, value_of
+from tests.chaos.promises import KINDS
+
+KEY: Item = ("k",)
+OTHER: Item = ("m",)
+UNBOUNDED: dict[str, int] = {}
+
+
+def record(offset: int, item: Item, serial: int | None, **changes: Any) -> Record:
+    """Record ``offset`` is generated, written and committed within its own second, from 1,000 * (offset + 1)."""
+    at = 1000.0 * (offset + 1)
+    return replace(Record("counts", 0, offset, item, serial, at, at + 10, at + 20, at + 20), **changes)
+
+
+# k: 0 → 10, 1 → 11, 3 deleted, 4 → 14. m: 2 → 12. Offset 5 was aborted. All in the first seven seconds.
+RECORDS = [
+    record(0, KEY, 10),
+    record(1, KEY, 11),
+    record(2, OTHER, 12),
+    record(3, KEY, None),
+    record(4, KEY, 14),
+    record(5, KEY, 15, committed_ms=None),
+]
+UP_TO_DATE = Portion(6, "active", "w1", record_lag=0, time_lag_ms=0, age_ms=0)
+UNKNOWN = {"record_lag": None, "time_lag_ms": None, "age_ms": None}
+
+
+def read(
+    value: Any, portion: Portion = UP_TO_DATE, item: Item = KEY, at: float = 20_000.0, **changes: Any
+) -> Read:
+    base = Read(
+        reader="r",
+        kind="key",
+        tier="router",
+        target="t",
+        store="counts",
+        sent_ms=at,
+        received_ms=at + 5,
+        status=404 if value is None else 200,
+        problem="unknown-key" if value is None else "",
+        items=((item, value if value is None or isinstance(value, dict) else value_of(item, value)),),
+        portions={0: portion},
+    )
+    return replace(base, **changes)
+
+
+def listed(*items: Item, scope: Scope | None = None, **changes: Any) -> Read:
+    serials = {KEY: 14, OTHER: 12}
+    rows = tuple((item, value_of(item, serials.get(item, 1))) for item in items)
+    return replace(read(14, scope=scope or Scope(), kind="entries"), items=rows, **changes)
+
+
+def kinds(*reads: Read, records: list[Record] = RECORDS, calms: tuple[Calm, ...] = ()) -> set[str]:
+    return {found.kind for found in check(History(records=records, reads=list(reads), calms=list(calms)))}
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        read(14),
+        read(12, item=OTHER),
+        read(None, item=("never",)),
+        # An old value by a replica that says so.
+        read(10, replace(UP_TO_DATE, position=1, record_lag=5, time_lag_ms=18_500, age_ms=18_500)),
+        read(10, replace(UP_TO_DATE, position=1, **UNKNOWN)),
+        # The position token is an upper bound of what was read.
+        read(11, replace(UP_TO_DATE, record_lag=2, time_lag_ms=16_000, age_ms=16_000)),
+        # Deleted between the lag and the position.
+        read(None, replace(UP_TO_DATE, position=5, **UNKNOWN), at=13_000.0),
+        # Within bounds, and the active where only that may answer.
+        read(14, bounds={"max_record_lag": 0, "max_time_lag_ms": 0, "max_age_ms": 0}, require_active=True),
+        read(14, min_position={0: 6}),
+        listed(KEY, OTHER),
+        listed(OTHER, KEY, scope=Scope(reverse=True)),
+        listed(KEY, scope=Scope(last=KEY)),
+        listed(OTHER, scope=Scope(low="l")),
+        listed(OTHER, scope=Scope(after=KEY)),
+        listed(KEY, scope=Scope(after=OTHER, reverse=True)),
+        read(14, status=412, problem="lag-exceeds-tolerance", items=(), portions={}),
+        read(14, status=421, problem="not-hosted-here", tier="worker", items=(), portions={}),
+    ],
+)
+def test_what_is_promised_is_no_violation(good):
+    assert kinds(good) == set()
+
+
+def test_a_record_that_is_being_written_may_be_read_or_not():
+    for value in (11, 14):
+        late = [*RECORDS[:4], record(4, KEY, 14, began_ms=100.0, written_ms=30_000.0, committed_ms=30_000.0)]
+        late[4] = replace(late[4], generated_ms=25_000.0)
+        portion = replace(UP_TO_DATE, position=5 if value == 14 else 3, record_lag=0)
+        shown = read(value, portion, at=3_500.0 if value == 11 else 20_000.0)
+        assert kinds(shown, records=late) == set()
+
+
+def test_a_version_is_read_as_of_a_time():
+    versions = [record(0, ("p", 100), 1, store="prices"), record(1, ("p", 200), 2, store="prices")]
+    as_of = read(value_of(("p", 100), 1), item=("p",), store="prices", as_of_ms=150)
+    assert kinds(as_of, records=versions) == set()
+    assert kinds(replace(as_of, as_of_ms=250), records=versions) == {"time-lag-understated"}
+    before = read(None, item=("p",), store="prices", as_of_ms=50)
+    assert kinds(before, records=versions) == set()
+    assert kinds(replace(before, as_of_ms=100), records=versions) == {"silent-miss"}
+
+
+def test_a_deletion_in_a_list_of_versions_is_one_of_them():
+    versions = [record(0, ("p", 100), 1, store="prices"), record(1, ("p", 200), None, store="prices")]
+    rows = ((("p", 100), value_of(("p", 100), 1)), (("p", 200), None))
+    full = read(14, kind="versions", store="prices", items=rows, scope=Scope(key="p"))
+    assert kinds(full, records=versions) == set()
+    assert kinds(replace(full, items=rows[:1]), records=versions) == {"short-list"}
+    assert kinds(replace(full, items=(*rows, (("p", 300), None))), records=versions) == {"wrong-value"}
+
+
+STALE = replace(UP_TO_DATE, position=3, record_lag=3, time_lag_ms=18_000, age_ms=18_000)
+"""True of a replica at offset 3, which has k = 11."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        ("wrong-value", read(99)),
+        ("wrong-value", read(15)),  # aborted
+        ("wrong-value", read(12)),  # another item's serial
+        ("wrong-value", read(value_of(OTHER, 14))),
+        ("wrong-value", read("text")),
+        ("beyond-position", read(14, replace(UP_TO_DATE, position=4, **UNKNOWN))),
+        ("beyond-position", read(14, replace(UP_TO_DATE, **UNKNOWN), at=4_000.0)),
+        ("record-lag-understated", read(11, replace(STALE, record_lag=1), bounds={"max_record_lag": 1})),
+        (
+            "record-lag-understated",
+            read(11, replace(UP_TO_DATE, **UNKNOWN | {"record_lag": 0}), bounds={"max_record_lag": 0}),
+        ),
+        ("time-lag-understated", read(11, replace(STALE, time_lag_ms=10))),
+        ("time-lag-understated", read(11, replace(UP_TO_DATE, age_ms=None))),
+        ("age-understated", read(11, replace(STALE, age_ms=10))),
+        ("age-understated", read(11, replace(UP_TO_DATE, time_lag_ms=None))),
+        ("beyond-bounds", read(11, STALE, bounds={"max_time_lag_ms": 17_000})),
+        ("beyond-bounds", read(14, replace(UP_TO_DATE, age_ms=None), bounds={"max_age_ms": 5})),
+        ("silent-miss", read(None)),
+        ("silent-miss", read(None, item=OTHER)),
+        ("short-list", listed(KEY)),
+        ("short-list", listed(OTHER, scope=Scope(last=OTHER))),
+        ("short-list", listed(scope=Scope(key="k"))),
+        ("disordered-list", listed(OTHER, KEY)),
+        ("disordered-list", listed(KEY, KEY, OTHER)),
+        ("disordered-list", listed(KEY, OTHER, scope=Scope(low="l"))),
+        ("disordered-list", listed(KEY, OTHER, scope=Scope(after=KEY))),
+        ("short-list", listed(scope=Scope(after=KEY))),
+        ("wrong-value", listed(KEY, OTHER, ("never",))),
+        ("position-not-reached", read(11, STALE, min_position={0: 5})),
+        ("position-not-reached", read(11, replace(UP_TO_DATE, **UNKNOWN), min_position={0: 5})),
+        ("not-active", read(14, replace(UP_TO_DATE, role="standby"), require_active=True)),
+        ("undocumented-status", read(14, status=500, problem="internal-error")),
+        ("undocumented-status", read(14, status=404, problem="unknown-store")),
+        ("undocumented-status", read(14, status=421, problem="not-hosted-here")),
+    ],
+)
+def test_a_planted_violation_is_found(kind, bad):
+    assert kind in kinds(bad)
+
+
+def test_a_session_that_goes_back_is_found_through_every_answer():
+    old = replace(UP_TO_DATE, position=3, **UNKNOWN)
+    new = read(14, at=20_000.0, session="s")
+    assert kinds(new, read(11, old, at=21_000.0, session="s")) == {"went-back"}
+    assert kinds(new, read(11, old, at=21_000.0, session="t")) == set()
+    # Another key of the partition, and a miss after a value.
+    assert kinds(
+        read(14, at=20_000.0, session="s"), read(None, replace(old, position=2), OTHER, at=21_000.0, session="s")
+    ) == {"went-back"}
+    assert kinds(
+        read(12, item=OTHER, session="s"), read(10, replace(old, position=1), at=21_000.0, session="s")
+    ) == {"went-back"}
+
+
+def test_misses_that_several_deletions_explain_are_taken_for_the_earliest():
+    twice = [*RECORDS, record(6, KEY, None)]
+    missing = read(None, replace(UP_TO_DATE, position=7, **UNKNOWN), session="s")
+    later = read(14, replace(UP_TO_DATE, position=6, **UNKNOWN), at=21_000.0, session="s")
+    assert kinds(missing, later, records=twice) == set()
+
+
+def failed(status: int, problem: str, **changes: Any) -> Read:
+    return read(14, status=status, problem=problem, items=(), portions={}, **changes)
+
+
+def test_a_failure_while_all_is_calm_is_found_unless_the_bounds_are_narrow():
+    calm = (Calm(15_000.0, 25_000.0),)
+    for status, problem in [(0, "ReadTimeout"), (503, "no-replica"), (504, "deadline"), (429, "overloaded")]:
+        assert kinds(failed(status, problem), calms=calm) == {"unavailable"}
+        assert kinds(failed(status, problem)) == set()
+    refused = failed(412, "lag-exceeds-tolerance", bounds={"max_time_lag_ms": 10})
+    assert kinds(refused, calms=calm) == set()
+    assert kinds(replace(refused, bounds={"max_time_lag_ms": 5_000}), calms=calm) == {"unavailable"}
+    assert kinds(failed(503, "no-replica", at=24_800.0), calms=calm) == set()
+    # A worker may hold nothing, or have been taken away.
+    assert kinds(failed(503, "not-ready", tier="worker"), calms=calm) == set()
+
+
+def test_a_failure_during_a_single_fault_that_leaves_a_replica_is_found():
+    def during(*faults: str, **changes: Any) -> set[str]:
+        some = [Fault(kind, "r0", 16_000.0, 22_000.0, 0) for kind in faults]
+        calms = [Calm(5_000.0, 15_000.0), Calm(26_000.0, 30_000.0)]
+        reads = [failed(503, "no-replica", **changes)]
+        return {found.kind for found in check(History(records=RECORDS, reads=reads, faults=some, calms=calms))}
+
+    assert during("kill-worker") == during("freeze-broker", at=24_000.0) == {"unavailable"}
+    assert during("kill-worker", bounds={"max_time_lag_ms": 5_000}) == {"unavailable"}
+    assert during("kill-worker", bounds={"max_time_lag_ms": 500}) == set()
+    assert during("freeze-broker", bounds={"max_time_lag_ms": 5_000}) == set()
+    assert during("kill-worker", "wipe-state") == during("restart-storm") == during() == set()
+    assert during("kill-router", target="r1") == {"unavailable"}
+    assert during("kill-router", target="r0") == set()
+
+
+def event(serial: int, position: int, at: float) -> Read:
+    portion = replace(UP_TO_DATE, position=position, **UNKNOWN)
+    return read(serial, portion, kind="change", session="s", at=at, sent_ms=0.0, received_ms=at)
+
+
+def test_a_change_that_a_stream_does_not_show_is_found_while_all_is_calm():
+    calm = (Calm(0.0, 30_000.0),)
+    ended = failed(0, "ended", kind="change", session="s", at=20_000.0)
+    complete = [event(10, 1, 1_100.0), event(11, 2, 2_100.0), event(14, 6, 6_000.0), ended]
+    assert kinds(*complete, calms=calm) == set()
+    assert kinds(complete[0], ended, calms=calm) == {"missed-change"}
+    assert kinds(complete[0], ended) == set()
+    # Deleting what does not exist is no change.
+    twice = [*RECORDS, record(6, KEY, None), record(7, KEY, None)]
+    deleted = replace(read(None, replace(UP_TO_DATE, position=7, **UNKNOWN)), kind="change", session="s")
+    deleted = replace(deleted, sent_ms=0.0, received_ms=7_500.0)
+    assert kinds(*complete[:-1], deleted, ended, records=twice, calms=calm) == set()
+    # It said why it showed nothing.
+    problems = [
+        failed(412, "lag-exceeds-tolerance", kind="change", session="s", at=at) for at in (2_500.0, 5_500.0)
+    ]
+    assert kinds(complete[0], *problems, ended, calms=calm) == set()
+
+
+def test_the_lag_of_an_event_is_judged_while_all_is_calm():
+    stale = replace(event(11, 3, 10_000.0), portions={0: replace(STALE, time_lag_ms=10)})
+    assert kinds(stale, calms=(Calm(0.0, 30_000.0),)) == {"time-lag-understated"}
+    # Else it may have been under way for long.
+    assert kinds(stale) == set()
+
+
+def test_a_miss_without_a_time_lag_is_explained_by_the_last_seconds_alone():
+    unknown = replace(UP_TO_DATE, **UNKNOWN)
+    assert kinds(read(None, unknown, OTHER, at=12_000.0)) == set()
+    assert kinds(read(None, unknown, OTHER, at=20_000.0)) == {"silent-miss"}
+    assert kinds(listed(KEY, portions={0: unknown})) == {"short-list"}
+    # Deleted ten seconds ago, and written again since.
+    assert kinds(read(None, unknown, at=14_500.0)) == set()
+
+
+def test_a_replica_that_is_at_no_point_of_history_states_no_absence():
+    long = [*RECORDS, record(6, OTHER, 16)]
+    cold = replace(UP_TO_DATE, **UNKNOWN | {"record_lag": 7})
+    assert kinds(read(14, cold), records=long) == set()
+    assert kinds(read(None, cold, item=("never",)), records=long) == {"silent-miss"}
+    assert kinds(read(None, replace(cold, record_lag=6), item=("never",)), records=long) == set()
+    assert kinds(listed(KEY, portions={0: cold}, scope=Scope(key="k")), records=long) == {"short-list"}
+
+
+@pytest.mark.parametrize("kind", ["process-ended", "stack-trace", "not-converged"])
+def test_what_the_run_found_is_a_violation(kind):
+    assert [found.kind for found in check(History(findings=[Finding(kind, "w1", 1.0)]))] == [kind]
+
+
+def test_other_findings_are_none():
+    assert check(History(findings=[Finding("rebuild", "w1", 1.0)])) == []
+
+
+def test_every_kind_of_violation_is_planted_above():
+    text = __import__("pathlib").Path(__file__).read_text()
+    assert [kind for kind in KINDS if f'"{kind}"' not in text] == []
+
+
+def test_a_saved_history_is_judged_as_before(tmp_path):
+    history = History(
+        records=RECORDS,
+        reads=[listed(KEY), read(14)],
+        calms=[Calm(0.0, 1.0)],
+        findings=[Finding("rebuild", "w", 2.0)],
+    )
+    history.save(tmp_path / "history.jsonl")
+    assert History.load(tmp_path / "history.jsonl") == history
