@@ -2167,4 +2167,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._sleep(0)",
         ("service/tasks/test_yielding.py::test_readers_get_twice_the_time_of_each_slice",),
     ),
+    Mutant(
+        "large-answers-without-room",
+        "a large answer is read only if there is room for it",
+        "forebay_router.upstream.connection:Connection.data_received",
+        "if not on_body_begun(self._awaited + size - at):",
+        "if on_body_begun(self._awaited + size - at) is None:",
+        ("router/upstream/test_pool.py::test_a_large_answer_is_read_only_if_there_is_room_for_it",),
+    ),
 )

@@ -141,6 +141,27 @@ class _BatchResults:
         return (status, body), None if lag is None or tolerance.met_by(lag) else lag
 
 
+class _ArrivingAnswer:
+    """The memory for one worker's answer, held from when its size is known, before it is read."""
+
+    def __init__(self, memory: HeldMemory) -> None:
+        self._memory = memory
+        self._held_bytes = 0
+
+    def admit(self, size_bytes: int) -> None:
+        """Hold what an answer is going to take; raises ``Overloaded``."""
+        self._memory.grow(size_bytes)
+        self._held_bytes += size_bytes
+
+    def settle(self, size_bytes: int) -> None:
+        """Hold what has arrived, and give the rest back; raises ``Overloaded``."""
+        if size_bytes > self._held_bytes:
+            self.admit(size_bytes - self._held_bytes)
+        else:
+            self._memory.adjust(size_bytes - self._held_bytes)
+            self._held_bytes = size_bytes
+
+
 @dataclass(frozen=True)
 class _BatchGet:
     """One request's keys on their way."""
@@ -241,14 +262,15 @@ class _BatchGet:
         """Some partitions' results for their keys; keys that one replica refuses are asked of others."""
         indices = [index for at in group.values() for index in at]
         keys = [self.keys[index] for index in indices]
+        arriving = _ArrivingAnswer(self.memory)
         request = self._request(next(iter(group)), keys, len(group) > 1, history.hosts)
-        read = ReplicaRead(self.router, request, self.parameters, until)
+        read = ReplicaRead(self.router, replace(request, admit=arriving.admit), self.parameters, until)
         answer = await read.run()
+        arriving.settle(len(answer.body) if answer is not None and answer.status == 200 else 0)
         if answer is not None and answer.status == AnswerTooLarge.status:
             require_size(self.router.settings.max_answer_bytes + 1, self.router.settings.max_answer_bytes)
         if answer is None or answer.status != 200 or read.answered_by is None:
             return self._without_answer(group, read, answer, history)
-        self.memory.grow(len(answer.body))
         require_size(self.memory.held_bytes, self.router.settings.max_answer_bytes)
         statuses, bodies = read.decoded
         results = list(zip(statuses, bodies, strict=True))

@@ -19,7 +19,7 @@ from forebay.topology import StoreSpec
 from forebay_router.reads.attempts import Attempt, attempts_head, late, overload, refusal
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.router import Router
-from forebay_router.upstream.connection import AnsweredForAnother
+from forebay_router.upstream.connection import Admit, AnsweredForAnother
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.pool import InFlightPermit
 from forebay_router.upstream.timeouts import TIME_TO_READ_S, was_stopped
@@ -63,6 +63,8 @@ class ReplicaRequest:
     """How large the answer may become, if it is a page."""
     named: NamedKey | None = None
     """The key that the answer must be for."""
+    admit: Admit | None = None
+    """Makes room for a large answer before it is read; only on a dedicated connection."""
     decode: Callable[[bytes], Any] | None = None
     """Reads the body of an answer in the form of ``accept``; raises ``ValueError``."""
 
@@ -324,7 +326,9 @@ class ReplicaRead:
         begun = boot_ms()
         named = None if self._request.named is None else self._request.named.is_in
         upstream = self._router.pool[host]
-        answer = await upstream.request(request, dedicated_connection=self._dedicated, claim=claim, named=named)
+        answer = await upstream.request(
+            request, dedicated_connection=self._dedicated, claim=claim, named=named, admit=self._request.admit
+        )
         if not self._dedicated:
             self._router.delay.observe(boot_ms() - begun)
         return answer

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
 
+from forebay.errors import Problem
 from forebay.rest.answers import HttpAnswer
 
 _MOST_HEAD_BYTES = 64 << 10
@@ -38,6 +39,9 @@ OnAnswer = Callable[["HttpAnswer | None"], bool]
 """Called once with the answer, or with None if the connection ended before it was complete; returns whether that
 was an answer to its request: if not, the connection is closed."""
 
+Admit = Callable[[int], None]
+"""Makes room for an answer of so many bytes before it is read; raises ``Problem`` if there is none."""
+
 
 class InFlight:
     """How many requests are in flight at one worker."""
@@ -64,6 +68,8 @@ class Connection(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self.closed = False
+        self.on_body_begun: Callable[[int], bool] | None = None
+        """Called with the size in bytes of a body that has not arrived whole; returns whether to read it."""
 
     @property
     def load(self) -> int:
@@ -130,6 +136,10 @@ class Connection(asyncio.Protocol):
         if at < size:
             self._chunks.append(buffer[at:])
             self._awaited = _left_of_body(buffer, at)
+            if self._awaited and self.on_body_begun is not None:
+                on_body_begun, self.on_body_begun = self.on_body_begun, None
+                if not on_body_begun(self._awaited + size - at):
+                    self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify all that still wait."""
@@ -146,10 +156,16 @@ class Connection(asyncio.Protocol):
 
 
 async def exchange(
-    connection: Connection, request: bytes, named: Callable[[HttpAnswer], bool] | None = None
+    connection: Connection,
+    request: bytes,
+    named: Callable[[HttpAnswer], bool] | None = None,
+    admit: Admit | None = None,
 ) -> HttpAnswer:
-    """Send and wait; raises ``UpstreamClosed``, or ``AnsweredForAnother`` unless an answer is as ``named``
-    asks."""
+    """Send and wait; raises ``UpstreamClosed``, or ``AnsweredForAnother`` unless an answer is as ``named`` asks.
+
+    On a connection without other requests, ``admit`` makes room for a large answer before it is read. Its
+    ``Problem`` is raised here, and closes the connection.
+    """
     future: asyncio.Future[HttpAnswer | None] = asyncio.get_running_loop().create_future()
 
     def on_answer(answer: HttpAnswer | None) -> bool:
@@ -161,6 +177,16 @@ async def exchange(
             future.set_result(answer)
         return True
 
+    def on_body_begun(size_bytes: int) -> bool:
+        assert admit is not None
+        try:
+            admit(size_bytes)
+        except Problem as problem:
+            if not future.done():
+                future.set_exception(problem)
+        return not future.done()
+
+    connection.on_body_begun = None if admit is None else on_body_begun
     connection.send(request, on_answer, at_once=connection.load == 0)
     answer = await future
     if answer is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from forebay.metadata import HostInfo
 from forebay.rest.answers import HttpAnswer
-from forebay_router.upstream.connection import Connection, InFlight, OnAnswer, UpstreamClosed, exchange
+from forebay_router.upstream.connection import Admit, Connection, InFlight, OnAnswer, UpstreamClosed, exchange
 from forebay_router.upstream.event_upstream import EventUpstream
 from forebay_router.upstream.opener import Opener
 
@@ -92,11 +92,13 @@ class WorkerConnections:
         dedicated_connection: bool = False,
         claim: InFlightPermit | None = None,
         named: Callable[[HttpAnswer], bool] | None = None,
+        admit: Admit | None = None,
     ) -> HttpAnswer:
         """Send a request, using the ``claim`` made for it, if any.
 
         ``dedicated_connection`` gives it a connection of its own, for answers that are slow or large. Raises
-        ``OSError`` if the worker cannot be reached or goes away, or an answer is not as ``named`` asks.
+        ``OSError`` if the worker cannot be reached or goes away, or an answer is not as ``named`` asks, and the
+        ``Problem`` of ``admit``.
         """
         claim = claim or self.claim()
         try:
@@ -109,29 +111,35 @@ class WorkerConnections:
                     # A worker that drains closes after an answer, and loses later requests. Only a new connection
                     # shows whether this one is alive.
                     claim = self.claim()
-            return await self._dedicated(request, named)
+            return await self._dedicated(request, named, admit)
         finally:
             claim.release()
 
-    async def _dedicated(self, request: bytes, named: Callable[[HttpAnswer], bool] | None) -> HttpAnswer:
+    async def _dedicated(
+        self, request: bytes, named: Callable[[HttpAnswer], bool] | None, admit: Admit | None
+    ) -> HttpAnswer:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
                 try:
-                    return await self._lent(connection, request, named)
+                    return await self._lent(connection, request, named, admit)
                 except UpstreamClosed:
                     # It may have been closed for being idle; only a new one shows whether the worker is alive.
                     break
         # Its one request is counted by a claim.
-        return await self._lent(await self._opener.connect(self.host, InFlight()), request, named)
+        return await self._lent(await self._opener.connect(self.host, InFlight()), request, named, admit)
 
     async def _lent(
-        self, connection: Connection, request: bytes, named: Callable[[HttpAnswer], bool] | None
+        self,
+        connection: Connection,
+        request: bytes,
+        named: Callable[[HttpAnswer], bool] | None,
+        admit: Admit | None,
     ) -> HttpAnswer:
         """Use a connection for one exchange, and keep it for the next if that was completed."""
         answer = None
         try:
-            answer = await exchange(connection, request, named)
+            answer = await exchange(connection, request, named, admit)
         finally:
             if answer is None or connection.closed or self._closed or len(self._idle) >= _MOST_IDLE:
                 connection.close()

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from forebay.errors import Overloaded
 from forebay.metadata import HostInfo
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed
 from forebay_router.upstream.pool import ConnectionPool
@@ -163,3 +164,22 @@ async def test_an_answer_without_end_is_not_waited_for():
     async with worker(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", b"x" * 100_000) as host:
         (got,) = await ask(host)
         assert got is None
+
+
+async def test_a_large_answer_is_read_only_if_there_is_room_for_it():
+    # More than any socket hands over at once.
+    whole, sizes = answer(b"x" * 2_000_000), []
+    pool = ConnectionPool()
+
+    def no_room(size_bytes: int) -> None:
+        sizes.append(size_bytes)
+        raise Overloaded("no room", retry_after_s=1)
+
+    async with worker(whole) as host, asyncio.timeout(5):
+        request = partial(pool[host].request, b"GET / HTTP/1.1\r\n\r\n", dedicated_connection=True)
+        with pytest.raises(Overloaded, match="no room"):
+            await request(admit=no_room)
+        assert sizes == [len(whole)]
+        assert len((await request(admit=sizes.append)).body) == 2_000_000
+    pool.close()
+    assert sizes == [len(whole)] * 2
