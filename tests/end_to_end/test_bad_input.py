@@ -153,7 +153,7 @@ def test_a_query_where_nothing_answers():
 
 def test_a_query_whose_url_lacks_its_scheme():
     message = refused(forebay("query", "s", "k", "--url", "127.0.0.1:8080"))
-    assert "Begin the --url with http:// or https://." in message
+    assert "Begin the --url with http://, https:// or unix:/." in message
 
 
 @pytest.mark.parametrize(

@@ -2170,9 +2170,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "large-answers-without-room",
         "a large answer is read only if there is room for it",
-        "forebay_router.upstream.connection:Connection.data_received",
-        "if not on_body_begun(self._awaited + size - at):",
-        "if on_body_begun(self._awaited + size - at) is None:",
+        "forebay_router.upstream.connection:exchange",
+        "admit(size_bytes)",
+        "pass",
         ("router/upstream/test_pool.py::test_a_large_answer_is_read_only_if_there_is_room_for_it",),
     ),
 )
