@@ -2163,7 +2163,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "readers-never-get-a-turn",
         "readers get twice the time of each slice",
         "forebay_worker.tasks.yielding:ReaderYield.after_slice",
-        "self._sleep(used_s * _PAUSE_BY_WORK)",
+        "self._sleep(min(used_s * _PAUSE_BY_WORK, _MOST_PAUSE_S))",
         "self._sleep(0)",
         ("service/tasks/test_yielding.py::test_readers_get_twice_the_time_of_each_slice",),
     ),

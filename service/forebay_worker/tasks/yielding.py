@@ -10,6 +10,8 @@ _SLICE_S = 0.0003
 Python's lock for about a microsecond a record."""
 _PAUSE_BY_WORK = 2.0
 """A pause, as a multiple of the work before it: writing never takes more than a third of the lock."""
+_MOST_PAUSE_S = 0.02
+"""However long the work took, such as the start of a rebuild."""
 _LEAST_TURN_S = 0.002
 """From one poll of a log that flows to the next at least: what comes together is committed together."""
 
@@ -35,9 +37,10 @@ class ReaderYield:
         """Pause if a slice's worth of work was done since the last pause."""
         used_s = self._work_s() - self._since_s
         if used_s >= _SLICE_S:
-            self._sleep(used_s * _PAUSE_BY_WORK)
+            self._sleep(min(used_s * _PAUSE_BY_WORK, _MOST_PAUSE_S))
             self._since_s = self._work_s()
 
     def pause_before_poll_s(self) -> float:
         """How long to wait before the next poll, while records keep coming."""
-        return max(_LEAST_TURN_S, (self._work_s() - self._since_s) * _PAUSE_BY_WORK)
+        used_s = self._work_s() - self._since_s
+        return min(max(_LEAST_TURN_S, used_s * _PAUSE_BY_WORK), _MOST_PAUSE_S)

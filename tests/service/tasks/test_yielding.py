@@ -53,3 +53,10 @@ def test_work_before_the_turn_does_not_count(thread, turn):
     turn.begin()
     turn.after_slice()
     assert thread.pauses_s == []
+
+
+def test_no_pause_is_long_however_long_the_work_was(thread, turn):
+    thread.worked_s += 5.0
+    assert turn.pause_before_poll_s() == pytest.approx(0.02)
+    turn.after_slice()
+    assert thread.pauses_s == pytest.approx([0.02])
