@@ -78,7 +78,7 @@ def lag_head(lag: Lag) -> bytes:
     )
 
 
-def provenance_head(source: ReplicaInfo) -> bytes:
+def replica_info_head(source: ReplicaInfo) -> bytes:
     """The ``forebay-`` header lines."""
     partition, position, role, host, lag = source
     return lag_head(lag) + _lasting(partition, position, role, host)[1]
@@ -96,7 +96,7 @@ class EncodedReplicaInfo(NamedTuple):
     """The same as the rest of a document, with its closing brace."""
 
 
-def encode_provenance(source: ReplicaInfo) -> EncodedReplicaInfo:
+def encode_replica_info(source: ReplicaInfo) -> EncodedReplicaInfo:
     """A provenance in bytes, reused until it changes."""
     partition, position, role, host, lag = source
     lasting_members, lasting_lines = _lasting(partition, position, role, host)
@@ -108,7 +108,7 @@ def problem_answer(problem: Problem, source: ReplicaInfo | None = None) -> HttpA
     """A problem as an answer, with the headers of the replica that found it."""
     head = PROBLEM_HEAD + NO_STORE
     if source is not None:
-        head += provenance_head(source)
+        head += replica_info_head(source)
     if isinstance(problem, Unauthenticated):
         head += CHALLENGE
     if problem.retry_after_s is not None:

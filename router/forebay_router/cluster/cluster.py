@@ -250,11 +250,11 @@ class Cluster:
     def drop_map_of_former_group(self, generation: Generation) -> None:
         """Forget the map if for some time every worker that answers has known only older ones.
 
-        As after all of them were restarted on a group that was restored from a backup. ``report`` is the
-        generation that one of them has just told.
+        As after all of them were restarted on a group that was restored from a backup. ``generation`` is
+        the one that one of them reports.
         """
         if generation >= self.metadata.map.generation:
-            # As nearly always: the others need not be looked at.
+            # As nearly always: the others need not be checked.
             self._outdated_boot_ms = float("inf")
             return
         known = {worker.generation for worker in self.workers.values() if worker.is_healthy} - {NO_GENERATION}

@@ -29,7 +29,7 @@ class ProcessSlot:
         return self.processes == 1
 
     def socket_of(self, number: int) -> Path:
-        """The socket on which a process answers its siblings."""
+        """The socket on which a process answers its peers."""
         return self.directory / f"{number}.sock"
 
     def counts_of(self, number: int) -> Path:

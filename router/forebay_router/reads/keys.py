@@ -77,11 +77,9 @@ async def read_admitted_key(
         rejected_by=rejected_by,
         named=named,
     )
-    timed_answers = await ask(router, request, parameters, deadline)
+    timed = await ask(router, request, parameters, deadline)
     tolerance = router.tolerance(spec, parameters)
-    return answer_by_now(
-        timed_answers.answer, boot_ms() - timed_answers.as_of_boot_ms, tolerance, spec.name, "it had arrived"
-    )
+    return answer_by_now(timed.answer, boot_ms() - timed.as_of_boot_ms, tolerance, spec.name, "it had arrived")
 
 
 async def _search(

@@ -316,18 +316,18 @@ class ReplicaRead:
         return bool(self._in_flight)
 
     def _ask(self, host: HostInfo, request: bytes) -> asyncio.Task[HttpAnswer]:
-        claim = self._router.pool[host].claim()
-        task = asyncio.create_task(self._timed(host, request, claim))
+        permit = self._router.pool[host].permit()
+        task = asyncio.create_task(self._timed(host, request, permit))
         # It may end before it begins.
-        task.add_done_callback(lambda _: claim.release())
+        task.add_done_callback(lambda _: permit.release())
         return task
 
-    async def _timed(self, host: HostInfo, request: bytes, claim: InFlightPermit) -> HttpAnswer:
+    async def _timed(self, host: HostInfo, request: bytes, permit: InFlightPermit) -> HttpAnswer:
         begun = boot_ms()
         named = None if self._request.named is None else self._request.named.is_in
         upstream = self._router.pool[host]
         answer = await upstream.request(
-            request, dedicated_connection=self._dedicated, claim=claim, named=named, admit=self._request.admit
+            request, dedicated_connection=self._dedicated, permit=permit, named=named, admit=self._request.admit
         )
         if not self._dedicated:
             self._router.delay.observe(boot_ms() - begun)

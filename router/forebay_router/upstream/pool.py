@@ -51,7 +51,7 @@ class WorkerConnections:
         """How many requests are in flight, including those whose answer is no longer awaited."""
         return self._in_flight.count
 
-    def claim(self) -> InFlightPermit:
+    def permit(self) -> InFlightPermit:
         """Count a request that is about to be sent."""
         return InFlightPermit(self._in_flight)
 
@@ -90,30 +90,30 @@ class WorkerConnections:
         request: bytes,
         *,
         dedicated_connection: bool = False,
-        claim: InFlightPermit | None = None,
+        permit: InFlightPermit | None = None,
         named: Callable[[HttpAnswer], bool] | None = None,
         admit: Admit | None = None,
     ) -> HttpAnswer:
-        """Send a request, using the ``claim`` made for it, if any.
+        """Send a request, using the ``permit`` made for it, if any.
 
         ``dedicated_connection`` gives it a connection of its own, for answers that are slow or large. Raises
         ``OSError`` if the worker cannot be reached or goes away, or an answer is not as ``named`` asks, and the
         ``Problem`` of ``admit``.
         """
-        claim = claim or self.claim()
+        permit = permit or self.permit()
         try:
             if not dedicated_connection:
                 connection = await self.connection()
-                claim.release()
+                permit.release()
                 try:
                     return await exchange(connection, request, named)
                 except UpstreamClosed:
                     # A worker that drains closes after an answer, and loses later requests. Only a new connection
                     # shows whether this one is alive.
-                    claim = self.claim()
+                    permit = self.permit()
             return await self._dedicated(request, named, admit)
         finally:
-            claim.release()
+            permit.release()
 
     async def _dedicated(
         self, request: bytes, named: Callable[[HttpAnswer], bool] | None, admit: Admit | None
@@ -126,7 +126,7 @@ class WorkerConnections:
                 except UpstreamClosed:
                     # It may have been closed for being idle; only a new one shows whether the worker is alive.
                     break
-        # Its one request is counted by a claim.
+        # Its one request is counted by a permit.
         return await self._lent(await self._opener.connect(self.host, InFlight()), request, named, admit)
 
     async def _lent(

@@ -13,21 +13,21 @@ _LINES = re.compile(
 )
 
 
-class ReportedProvenance(NamedTuple):
+class ReportedReplica(NamedTuple):
     """Role, empty if several replicas answered, and lag."""
 
     role: str
     lag: Lag
 
 
-def reported_in(head: bytes) -> ReportedProvenance | None:
+def reported_in(head: bytes) -> ReportedReplica | None:
     """The contents of header lines, in the order in which they are sent; None if they contain no figures."""
     at = head.find(b"forebay-")
     found = None if at < 0 else _LINES.match(head, at)
     if found is None:
         return None
     record_lag, time_lag_ms, age_ms, role = found.groups()
-    return ReportedProvenance(
+    return ReportedReplica(
         "" if role is None else role.decode(), Lag(_number(record_lag), _number(time_lag_ms), _number(age_ms))
     )
 

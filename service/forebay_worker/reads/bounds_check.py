@@ -29,7 +29,7 @@ from forebay.rest.answers import (
     EncodedReplicaInfo,
     HttpAnswer,
     ReplicaInfo,
-    encode_provenance,
+    encode_replica_info,
     problem_answer,
     provenance_members,
 )
@@ -229,7 +229,7 @@ class Admission:
             return kept
         now = float(moment)
         role, lag = replica.role(lease, now), lag_of(progress, now)
-        replica_info = encode_provenance(self._replica_info(replica, role, lag))
+        replica_info = encode_replica_info(self._replica_info(replica, role, lag))
         admitted = Admitted(
             replica, moment, lease, designated, progress, replayed, replica.knows_all_keys, role, lag, replica_info
         )
@@ -262,7 +262,7 @@ class Admission:
         replica = admitted.replica
         if replica.progress is admitted.progress:
             return admitted.replica_info
-        return encode_provenance(self._replica_info(replica, admitted.role, admitted.lag))
+        return encode_replica_info(self._replica_info(replica, admitted.role, admitted.lag))
 
     def _replica_info(self, replica: Replica, role: str, lag: Lag) -> ReplicaInfo:
         partition = replica.task.partition

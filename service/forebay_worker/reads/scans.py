@@ -14,8 +14,8 @@ from forebay.rest.answers import (
     NO_STORE,
     HttpAnswer,
     ReplicaInfo,
-    provenance_head,
     provenance_members,
+    replica_info_head,
 )
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters
@@ -151,7 +151,7 @@ def _source_head(*pages: ScanPage) -> bytes:
     if len(pages) != 1:
         return b""
     source = pages[0].source
-    return provenance_head(ReplicaInfo(**{**source, "lag": Lag(**source["lag"])}))
+    return replica_info_head(ReplicaInfo(**{**source, "lag": Lag(**source["lag"])}))
 
 
 def _merged(scan: Scan, pages: list[ScanPage], limit: int) -> bytes:

@@ -4,13 +4,13 @@ import json
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now, as_of
-from forebay.rest.answers import HttpAnswer, ReplicaInfo, encode_provenance
+from forebay.rest.answers import HttpAnswer, ReplicaInfo, encode_replica_info
 
 SLOW_MS = IN_TRANSIT_MS + 50
 
 
 def answer(lag: Lag, head: bytes = b"") -> HttpAnswer:
-    encoded = encode_provenance(ReplicaInfo(0, "position", "active", "h:1", lag))
+    encoded = encode_replica_info(ReplicaInfo(0, "position", "active", "h:1", lag))
     return HttpAnswer(
         200, encoded.json_head + head, b'{"key":"k","value":{"lag":{"record_lag":9}}%b' % encoded.tail
     )

@@ -11,12 +11,12 @@ from forebay.rest.answers import (
     NO_STORE,
     HttpAnswer,
     ReplicaInfo,
-    encode_provenance,
+    encode_replica_info,
     json_answer,
     lag_json,
     problem_answer,
-    provenance_head,
     provenance_members,
+    replica_info_head,
 )
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
@@ -35,14 +35,14 @@ def headers(head: bytes) -> dict[bytes, bytes]:
 def test_figures_are_the_same_in_body_and_headers_and_unknown_ones_have_no_header(lag: Lag) -> None:
     body = json.loads(lag_json(lag))
     assert body == lag.document()
-    sent = headers(provenance_head(SOURCE._replace(lag=lag)))
+    sent = headers(replica_info_head(SOURCE._replace(lag=lag)))
     for name, figure in body.items():
         header = b"forebay-" + name.replace("_", "-").encode()
         assert sent.get(header) == (None if figure is None else str(figure).encode())
 
 
 def test_an_answer_says_which_replica_gave_it() -> None:
-    assert headers(provenance_head(SOURCE)) == {
+    assert headers(replica_info_head(SOURCE)) == {
         b"forebay-record-lag": b"7",
         b"forebay-age-ms": b"0",
         b"forebay-position": b"AQtoken_-",
@@ -59,7 +59,7 @@ def test_the_spliced_members_are_those_of_a_problem() -> None:
         "host": "[::1]:8080",
         "lag": {"record_lag": 7, "time_lag_ms": None, "age_ms": 0},
     }
-    assert json.loads(b"{" + encode_provenance(SOURCE).members + b"}") == members
+    assert json.loads(b"{" + encode_replica_info(SOURCE).members + b"}") == members
     assert provenance_members(SOURCE) == members
 
 
@@ -68,7 +68,7 @@ def test_unknown_lag_is_null_in_the_body() -> None:
 
 
 def test_headers_come_apart_as_they_were_put_together() -> None:
-    answer = HttpAnswer(200, JSON_HEAD + NO_STORE + provenance_head(SOURCE), b"")
+    answer = HttpAnswer(200, JSON_HEAD + NO_STORE + replica_info_head(SOURCE), b"")
     assert answer.headers()[:2] == [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     assert b"".join(b"%b: %b\r\n" % line for line in answer.headers()) == answer.head
     assert HttpAnswer(204, b"", b"").headers() == []

@@ -4,7 +4,7 @@ from forebay.clock import boot_ms
 from forebay.console.replica_states import ReplicaState
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
-from forebay.rest.answers import ReplicaInfo, provenance_head
+from forebay.rest.answers import ReplicaInfo, replica_info_head
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
@@ -41,7 +41,7 @@ def test_partitions_that_nobody_who_answers_holds_are_counted():
     known = cluster(view)
     assert known.unheld(SPEC) == 2
     known.on_answer_headers(
-        HOST, ("s", 1), provenance_head(ReplicaInfo(1, "p", "standby", str(HOST), Lag(0, 0, 0)))
+        HOST, ("s", 1), replica_info_head(ReplicaInfo(1, "p", "standby", str(HOST), Lag(0, 0, 0)))
     )
     assert known.unheld(SPEC) == 1
     known.on_unreachable(HOST)
@@ -68,7 +68,7 @@ def test_answer_headers_update_the_lag_report():
     known = cluster(view)
     view.replicas["s", 0] = Report("active", Lag(500, 500, 500), boot_ms() - 900)
     known.on_answer_headers(
-        HOST, ("s", 0), provenance_head(ReplicaInfo(0, "p", "standby", str(HOST), Lag(2, 3, None)))
+        HOST, ("s", 0), replica_info_head(ReplicaInfo(0, "p", "standby", str(HOST), Lag(2, 3, None)))
     )
     (holder,) = known.holders(SPEC, 0, lambda host: 0)
     assert (holder.role, holder.lag) == ("standby", Lag(2, 3, None))

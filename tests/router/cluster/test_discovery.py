@@ -13,7 +13,7 @@ from forebay.lag import Lag
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.networks import Networks
 from forebay.process_identity import Identity
-from forebay.rest.answers import ReplicaInfo, provenance_head
+from forebay.rest.answers import ReplicaInfo, replica_info_head
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
@@ -49,7 +49,7 @@ def test_a_router_that_knows_workers_but_no_stores_yet_is_not_ready():
     known, discovery = discovering([HOST])
     known.workers[HOST] = view
     known.on_answer_headers(
-        HOST, ("s", 0), provenance_head(ReplicaInfo(1, "p", "active", str(HOST), Lag(0, 0, 0)))
+        HOST, ("s", 0), replica_info_head(ReplicaInfo(1, "p", "active", str(HOST), Lag(0, 0, 0)))
     )
     assert not discovery.ready
     known.metadata.stores = {"s": SPEC}

@@ -66,10 +66,10 @@ async def test_where_no_replica_knows_the_routers_format_that_is_told():
 class Answering(asyncio.Protocol):
     """A worker's end of a connection: answers each request alike after a while, and keeps it."""
 
-    def __init__(self, after_s: float, sent: bytes, in_flight_before: list[bytes]) -> None:
+    def __init__(self, after_s: float, sent: bytes, received: list[bytes]) -> None:
         self._after_s = after_s
         self._sent = sent
-        self._in_flight = in_flight_before
+        self._in_flight = received
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -85,14 +85,12 @@ class Answering(asyncio.Protocol):
 @asynccontextmanager
 async def answering(after_s: float, status: bytes) -> AsyncIterator[tuple[HostInfo, list[bytes]]]:
     """A worker that answers everything with one status after a while, and what it was sent."""
-    in_flight_before: list[bytes] = []
+    received: list[bytes] = []
     body = b'{"type":"urn:forebay:problem:unknown-store"}' if b"404" in status else b"{}"
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: Answering(after_s, answer(body, status), in_flight_before), "127.0.0.1", 0
-    )
+    server = await loop.create_server(lambda: Answering(after_s, answer(body, status), received), "127.0.0.1", 0)
     try:
-        yield HostInfo("127.0.0.1", server.sockets[0].getsockname()[1]), in_flight_before
+        yield HostInfo("127.0.0.1", server.sockets[0].getsockname()[1]), received
     finally:
         server.close()
 
@@ -125,24 +123,24 @@ async def test_ordinary_reads_hedge_within_the_budget():
 async def test_unknown_store_at_one_worker_fails_over():
     """One that is behind in a deployment does not know it yet."""
     async with (
-        answering(0.0, b"404 Not Found") as (behind, in_flight_before),
+        answering(0.0, b"404 Not Found") as (behind, received),
         answering(0.0, b"200 OK") as (other, _),
     ):
         router = router_of((behind, "active"), (other, "standby"))
         assert await read_key(router) == (200, b"{}")
-        assert in_flight_before
+        assert received
         router.pool.close()
 
 
 async def test_workers_get_the_remaining_deadline():
     async with (
         answering(0.0, b"503 Service Unavailable") as (first, _),
-        answering(0.0, b"200 OK") as (second, in_flight_before),
+        answering(0.0, b"200 OK") as (second, received),
     ):
         router = router_of((first, "active"), (second, "standby"))
         assert await read_key(router, timeout_ms=700) == (200, b"{}")
         router.pool.close()
-    [line] = [line for line in in_flight_before[0].split(b"\r\n") if line.startswith(b"forebay-deadline-ms: ")]
+    [line] = [line for line in received[0].split(b"\r\n") if line.startswith(b"forebay-deadline-ms: ")]
     assert 0 < int(line.split()[1]) <= 700
 
 
@@ -170,34 +168,34 @@ async def test_an_overloaded_worker_is_followed_by_one_other():
     async with (
         answering(0.0, b"429 Too Many Requests") as (first, _),
         answering(0.0, b"429 Too Many Requests") as (second, _),
-        answering(0.0, b"200 OK") as (third, in_flight_before),
+        answering(0.0, b"200 OK") as (third, received),
     ):
         router = router_of((first, "active"), (third, "standby"))
         assert (await read_key(router))[0] == 200
         router.pool.close()
-        in_flight_before.clear()
+        received.clear()
         router = router_of((first, "active"), (second, "active"), (third, "standby"))
         assert (await read_key(router))[0] == 429
         router.pool.close()
-        assert in_flight_before == []
+        assert received == []
 
 
 async def test_a_worker_that_was_silent_is_asked_last():
     async with (
-        answering(0.0, b"200 OK") as (unresponsive_host, in_flight_before),
+        answering(0.0, b"200 OK") as (unresponsive_host, received),
         answering(0.0, b"200 OK") as (other, _),
     ):
         router = router_of((unresponsive_host, "active"), (other, "standby"))
         request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", unresponsive_host=unresponsive_host)
         found = await ask(router, request, ReadParameters(), boot_ms() + 5_000)
-        assert (found.answer.status, in_flight_before) == (200, [])
+        assert (found.answer.status, received) == (200, [])
         router.pool.close()
 
 
 async def test_replicas_wait_only_once_none_can_answer_at_once():
     refused = b"412 Precondition Failed"
     async with (
-        answering(0.0, refused) as (first, in_flight_before),
+        answering(0.0, refused) as (first, received),
         answering(0.0, refused) as (second, also_asked),
     ):
         router = router_of((first, "active"), (second, "standby"))
@@ -205,14 +203,14 @@ async def test_replicas_wait_only_once_none_can_answer_at_once():
         found = await ask(router, request, ReadParameters(wait_ms=500), boot_ms() + 5_000)
         router.pool.close()
     assert found.answer.status == 412
-    for requests in (in_flight_before, also_asked):
+    for requests in (received, also_asked):
         assert [b"\r\nforebay-wait-ms: 0\r\n" in request for request in requests] == [True, False]
 
 
 async def attempts_of(router: Router, **request: Any) -> list[bytes]:
     """The other workers that an answer for a key names."""
-    in_flight_before = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", **request)
-    found = (await ask(router, in_flight_before, ReadParameters(), boot_ms() + 5_000)).answer
+    received = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", **request)
+    found = (await ask(router, received, ReadParameters(), boot_ms() + 5_000)).answer
     assert found.status == 200
     router.pool.close()
     return [line for line in found.head.split(b"\r\n") if line.startswith(b"forebay-attempts")]

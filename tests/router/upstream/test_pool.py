@@ -131,13 +131,13 @@ async def test_requests_that_were_not_read_are_sent_again_each_on_a_connection_o
 async def test_a_claim_counts_until_it_is_released_also_where_the_request_never_began():
     host = HostInfo("127.0.0.1", 1)
     pool = ConnectionPool()
-    claims = [pool[host].claim(), pool[host].claim()]
+    claims = [pool[host].permit(), pool[host].permit()]
     assert pool.load(host) == 2
     claims[0].release()
     claims[0].release()
     assert pool.load(host) == 1
     with pytest.raises(ConnectionRefusedError):
-        await pool[host].request(b"x", claim=claims[1])
+        await pool[host].request(b"x", permit=claims[1])
     assert pool.load(host) == 0
 
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import UnknownKey
 from forebay.lag import Lag
-from forebay.rest.answers import JSON_HEAD, NO_STORE, ReplicaInfo, lag_head, problem_answer, provenance_head
+from forebay.rest.answers import JSON_HEAD, NO_STORE, ReplicaInfo, lag_head, problem_answer, replica_info_head
 from forebay_router.upstream.replica_headers import reported_in
 
 FIGURES = st.none() | st.integers(0, 2**40)
@@ -22,7 +22,7 @@ SOURCES = st.builds(
 @given(SOURCES)
 def test_a_replica_is_read_off_the_lines_that_name_it(source):
     for head in (
-        JSON_HEAD + NO_STORE + provenance_head(source),
+        JSON_HEAD + NO_STORE + replica_info_head(source),
         problem_answer(UnknownKey("No.", retry_after_s=1), source).head,
     ):
         assert reported_in(head) == (source.role, source.lag)
