@@ -71,7 +71,10 @@ ANSWER_HEADERS: dict[str, Any] = {
     },
 }
 """What is said of an answer of one replica in headers; the members of its document, and more."""
-EXPOSED_HEADERS = (*ANSWER_HEADERS, "Retry-After")
+PROBLEM_HEADERS: dict[str, Any] = {
+    "Forebay-Problem": {"description": "The name of the problem's type.", "schema": {"type": "string"}},
+}
+EXPOSED_HEADERS = (*ANSWER_HEADERS, *PROBLEM_HEADERS, "Retry-After")
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
@@ -204,6 +207,7 @@ def _document_problems(documented: dict[int | str, dict[str, Any]], *problems: t
             str(problem.status),
             {
                 "description": "",
+                "headers": PROBLEM_HEADERS,
                 "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
             },
         )
