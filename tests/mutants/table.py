@@ -659,7 +659,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "predecessor-not-served",
         "a store that missed tombstones serves until its rebuild is done",
-        "forebay_worker.tasks.recovery:Recovery._recover",
+        "forebay_worker.tasks.applier:_damaged",
         "as_it_once_was=isinstance(corrupted, TombstonesMissed)",
         "as_it_once_was=False",
         ("service/tasks/test_recovery.py::test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done",),
@@ -828,7 +828,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rebuild-of-what-is-read",
         "what is rebuilt is not read meanwhile",
-        "forebay_worker.tasks.recovery:Recovery.rebuild",
+        "forebay_worker.tasks.recovery:Recovery._rebuild",
         "replica.invalidate()",
         "pass",
         (
@@ -836,10 +836,26 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "any-phase-after-any",
+        "a replica's phases follow one another as in their diagram",
+        "forebay_worker.tasks.phases:check_transition",
+        "if before is ReplicaPhase.CLOSED or not from_any:",
+        "if False:",
+        ("service/tasks/test_phases.py::test_a_phase_follows_only_those_of_the_diagram",),
+    ),
+    Mutant(
+        "restore-thread-writes",
+        "one thread changes a replica",
+        "forebay_worker.tasks.bulk_restore:BulkRestore._run",
+        "self._post(RestoreEnded(restoration))",
+        "restoration.replica.failure = None; self._post(RestoreEnded(restoration))",
+        ("service/tasks/test_phases.py::test_one_thread_changes_a_replica_through_all_of_its_life",),
+    ),
+    Mutant(
         "rebuild-over-the-old",
         "a rebuild begins with an empty store",
         "forebay_worker.tasks.recovery:Recovery._begin_anew",
-        "if set_aside_first:",
+        "if replica.in_place:",
         "if False:",
         ("service/tasks/test_recovery.py::test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same",),
     ),
@@ -880,7 +896,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "restored-file-anywhere",
         "a restored file is ingested only where it begins",
-        "forebay_worker.tasks.bulk_restore:ingest",
+        "forebay_worker.tasks.ingest:ingest",
         "report.position_from == committed.position",
         "True",
         ("service/tasks/test_ingest.py::test_a_file_is_ingested_only_where_it_begins",),
