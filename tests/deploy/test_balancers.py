@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
+import click.testing
 import httpx
 import pytest
 
+from forebay.client.status_command import status as status_command
 from tests.cluster import Cluster, free_port, running_cluster, wait_until
 from tests.deploy.balancers import BALANCERS, DEPLOY, running_balancer
+from tests.deploy.test_chart import KUBERNETES
 
 KEY = "/v1/stores/counts/keys/a%2Fb"
 MOST_STREAMS = 8
@@ -139,11 +142,30 @@ def test_limits_count_the_client_and_not_the_balancer_nor_what_the_client_writes
             stream = client.stream("GET", f"{front}{KEY}/changes", headers=headers)
             return stack.enter_context(stream).status_code
 
-        # The balancer spreads them over both routers.
-        taken = [follow(greedy) for _ in range(4 * MOST_STREAMS)]
-        assert taken.count(200) == 2 * (MOST_STREAMS - 1)
+        taken: list[int] = []
+
+        def has_all() -> bool:
+            taken.append(follow(greedy))
+            return taken.count(200) == 2 * (MOST_STREAMS - 1)
+
+        # The balancer spreads them over both routers, as soon as it has found both ready.
+        wait_until(has_all, "as many streams as one client may have")
+        assert [follow(greedy) for _ in range(4)] == [429] * 4
         assert follow(greedy, **{"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"}) == 429
         assert follow(modest) == 200
+
+
+def test_what_helm_test_runs_finds_that_each_partition_has_an_active(serving):
+    [container] = KUBERNETES["Pod", "forebay-test"]["spec"]["containers"]
+    command, *arguments = container["args"]
+    assert command == status_command.name
+
+    def run(address: str) -> int:
+        given = [f"http://{address}" if "://" in argument else argument for argument in arguments]
+        return click.testing.CliRunner().invoke(status_command, given).exit_code
+
+    assert run(serving.routers[0]) == 0
+    assert run(f"127.0.0.1:{free_port()}") == 1
 
 
 @pytest.mark.chaos
