@@ -22,7 +22,8 @@ from forebay.task_ids import TaskId
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError, refusal
 from forebay_worker.group.leader import GroupTimeouts, Leader, holders, may_lead, superseded
-from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
+from forebay_worker.group.subscriptions import SubscriptionReader, one_a_process
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class KafkaMembership:
         self._leader = leader
         self._topology = leader.topology
         self._times = times
+        self._reader = SubscriptionReader()
         self._topic = AssignmentTopic(self._url, self._topology.application_id)
         self._heartbeat_sent_boot_ms = 0.0
         self._known = NO_GENERATION
@@ -194,8 +196,8 @@ class KafkaMembership:
     def lead(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
         """Turns all members' messages into the message for each."""
         now = boot_ms()
-        subscriptions = _readable(members)
-        newest_by_process = _one_an_address(_one_each(subscriptions))
+        subscriptions = self._reader.read(members)
+        newest_by_process = self._reader.one_an_address(one_a_process(subscriptions))
         self._rejoin_at = float("inf")
         known = max([info.known_generation for info in subscriptions.values()], default=NO_GENERATION)
         if known > (NO_GENERATION if self._newest is None else self._newest.generation):
@@ -296,41 +298,6 @@ class KafkaMembership:
         found = self._topic.newest()
         if found is not None and (self._newest is None or found.generation > self._newest.generation):
             self._newest = found
-
-
-def _readable(members: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
-    """Members' messages; one that cannot be read must not keep the rest from being led."""
-    subscriptions = {}
-    for name, raw in members.items():
-        try:
-            subscriptions[name] = SubscriptionInfo.decode(raw)
-        except UnreadableMessage as error:
-            log.warning("the member %s is given no tasks: %s", name, error)
-    return subscriptions
-
-
-def _one_each(subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
-    """By process: if one crashed and came back, both are members until the first one's session ends."""
-    newest: dict[str, SubscriptionInfo] = {}
-    for info in sorted(subscriptions.values(), key=lambda info: info.incarnation):
-        newest[info.process_id] = info
-    return newest
-
-
-def _one_an_address(members: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
-    """Of several that advertise the same address, the first: routers could not distinguish them."""
-    of_address: dict[HostInfo, SubscriptionInfo] = {}
-    for info in sorted(members.values(), key=lambda info: (info.incarnation, info.process_id)):
-        first = of_address.setdefault(info.host, info)
-        if first is not info:
-            log.error(
-                "the worker %s gets no tasks: it advertises %s, as the worker %s does. Give each its own "
-                "--advertise or --listen.",
-                info.process_id,
-                info.host,
-                first.process_id,
-            )
-    return {info.process_id: info for info in of_address.values()}
 
 
 def _reference(raw: bytes, generation: Generation) -> bytes:

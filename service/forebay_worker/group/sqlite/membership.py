@@ -23,8 +23,9 @@ from forebay.metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts, Leader, holders, may_lead, superseded
-from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo, UnreadableMessage
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.group.sqlite.database import GroupDatabase, GroupTransaction, LivingMember
+from forebay_worker.group.subscriptions import SubscriptionReader
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +60,13 @@ class SqliteMembership:
         self._database = GroupDatabase(path, topology.application_id)
         self._topology = topology
         self._leader = Leader(topology, changelog, policy)
+        self._reader = SubscriptionReader()
         self._times = times
         self._clock = clock
         self._known = NO_GENERATION
         self._fingerprint: str | None = None
         self._empty_since: tuple[int, float] | None = None
         self._founded_at: float | None = None
-        self._unreadable: set[str] = set()
         self.refusal: str | None = None
         self._round_ms = 0.0
         """How long this member took to compute an assignment when it last led."""
@@ -180,7 +181,7 @@ class SqliteMembership:
             generation,
             assignment,
             leads,
-            self._readable({row.process_id: row.subscription for row in members}) if leads else {},
+            self._reader.read({row.process_id: row.subscription for row in members}) if leads else {},
             {row.process_id: row.lease_until for row in members},
         )
 
@@ -189,20 +190,6 @@ class SqliteMembership:
         session_ms = self._times.session_timeout_ms
         group.put_leader(me, now + session_ms / 2 + min(2 * self._round_ms, _MOST_SESSIONS * session_ms))
         group.forget_members(now - self._times.standby_rebuild_delay_ms)
-
-    def _readable(self, subscriptions: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
-        """Members' messages; one that cannot be read must not keep the rest from being led."""
-        read: dict[str, SubscriptionInfo] = {}
-        for name, raw in subscriptions.items():
-            try:
-                read[name] = SubscriptionInfo.decode(raw)
-            except UnreadableMessage as error:
-                if name not in self._unreadable:
-                    log.warning("the member %s is given no tasks: %s", name, error)
-                self._unreadable.add(name)
-            else:
-                self._unreadable.discard(name)
-        return read
 
     def _take_over(self, seen: _Seen) -> None:
         if seen.assignment is None or seen.generation <= self._known:
