@@ -103,7 +103,7 @@ class Worker:
             self.metadata,
             str(host),
             self.tasks,
-            self.membership,
+            self.membership.member,
             settings.end_offset_max_age_ms,
             self._ceiling,
         )

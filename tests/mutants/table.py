@@ -1237,14 +1237,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "generations-begin-again",
         "a group that is recreated goes on above what members know",
         "forebay_worker.group.sqlite.membership:SqliteMembership._renew",
-        "Generation(self._known.incarnation + 1, 0)",
-        "Generation(self._known.incarnation, 0)",
+        "Generation(mine.known_generation.incarnation + 1, 0)",
+        "Generation(mine.known_generation.incarnation, 0)",
         ("service/group/test_sqlite.py::test_a_database_restored_from_before_goes_on_above_what_members_know",),
     ),
     Mutant(
         "leader-of-another-topology",
         "the most frequent topology leads",
-        "forebay_worker.group.leader:may_lead",
+        "forebay_worker.group.leadership:may_lead",
         "mine in foremost if led else mine == foremost[0]",
         "True",
         (
@@ -1297,9 +1297,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rebuilt-at-once",
         "a member is expected back for standby_rebuild_delay_ms",
-        "forebay_worker.group.sqlite.membership:SqliteMembership._lead",
-        "gone = now - self._times.standby_rebuild_delay_ms",
-        "gone = now",
+        "forebay_worker.group.absences:Absences.__init__",
+        "self._delay_ms = standby_rebuild_delay_ms",
+        "self._delay_ms = 0",
         (
             "service/group/test_sqlite.py::test_the_actives_of_a_silent_member_move_to_its_standbys_and_nothing_is_built_before_the_delay",
         ),
@@ -1307,9 +1307,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "first-assignment-at-once",
         "an empty group waits initial_rebalance_delay_ms",
-        "forebay_worker.group.sqlite.membership:SqliteMembership._waited_for_members",
-        ">= self._times.initial_rebalance_delay_ms",
-        ">= 0",
+        "forebay_worker.group.group_member:GroupMember._formed_at",
+        "began + self._times.initial_rebalance_delay_ms",
+        "began",
         ("service/group/test_sqlite.py::test_the_first_assignment_waits_for_the_others",),
     ),
     Mutant(

@@ -142,7 +142,7 @@ class Node:
 
     @property
     def leads(self) -> bool:
-        return self.membership._leads
+        return self.membership.member.leads
 
     def freeze(self) -> None:
         """Stop its part in the group, as SIGSTOP would: no heartbeat, no answer, no leaving."""

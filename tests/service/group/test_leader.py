@@ -6,6 +6,7 @@ from forebay.metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.leader import Leader
+from forebay_worker.group.leadership import assignment_to_continue
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
@@ -108,7 +109,7 @@ def test_placements_of_another_topology_are_those_of_the_same_stores():
     )
     held = {task: Placement(f"holder of {task}") for task in old.tasks}
     told = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
-    before = Leader(turned, None, AssignmentPolicy()).before(told)
+    before = assignment_to_continue(turned, told)
     assert before.target == before.current == {TaskId(1 - ordinal, p): held[ordinal, p] for ordinal, p in held}
 
 
