@@ -1305,6 +1305,44 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "lease-by-a-late-answer",
+        "no stale message extends a lease",
+        "forebay_worker.group.group_member:GroupMember.on_heartbeat",
+        "max(sent_boot_ms, self._heartbeat_sent_boot_ms)",
+        "sent_boot_ms",
+        (
+            "service/group/test_group_member.py::test_a_lease_covers_only_what_is_followed_and_no_stale_message_extends_it",
+        ),
+    ),
+    Mutant(
+        "lease-without-following",
+        "a member that cannot follow the newest assignment is active for nothing",
+        "forebay_worker.group.group_member:GroupMember.follow",
+        "self._follows = info.generation == self.known",
+        "self._follows = True",
+        (
+            "service/group/test_group_member.py::test_a_lease_covers_only_what_is_followed_and_no_stale_message_extends_it",
+        ),
+    ),
+    Mutant(
+        "absences-of-another-leaders-time",
+        "whoever leads, a member keeps its place for standby_rebuild_delay_ms",
+        "forebay_worker.group.group_member:GroupMember._absent",
+        "inbox.previous.generation > self._last_led",
+        "False",
+        ("service/group/test_group_member.py::test_whoever_leads_no_place_is_lost_before_the_delay",),
+    ),
+    Mutant(
+        "warned-at-each-round",
+        "an unreadable message is warned of once",
+        "forebay_worker.group.subscriptions:SubscriptionReader.read",
+        "if name not in self._unreadable:",
+        "if True:",
+        (
+            "service/group/test_subscriptions.py::test_an_unreadable_message_leaves_out_its_member_and_is_warned_of_once",
+        ),
+    ),
+    Mutant(
         "first-assignment-at-once",
         "an empty group waits initial_rebalance_delay_ms",
         "forebay_worker.group.group_member:GroupMember._formed_at",

@@ -133,8 +133,8 @@ class GroupMember:
         finally:
             if not self._follows:
                 self.lease_until_boot_ms = 0.0
-        if not self.leads:
-            self._absences.forget()
+        if self.leads:
+            self._last_led = info.generation
         self.on_heartbeat(self._heartbeat_sent_boot_ms)
 
     def _warn_of_topology(self, info: AssignmentInfo) -> None:
@@ -195,7 +195,9 @@ class GroupMember:
         """The members that are expected back, by rack: some are gone; some serve what they hold, with another
         topology."""
         if inbox.previous is not None and inbox.previous.generation > self._last_led:
+            # Another leader wrote it, and may have had members back that this one misses.
             self._absences.forget()
+            self._last_led = inbox.previous.generation
         elsewhere = missing & here.keys()
         gone = inbox.gone_since.keys() & alike(self._topology, inbox.subscriptions).keys()
         until = self._absences.expected_back((missing | gone) - elsewhere, inbox.gone_since, now)
@@ -212,10 +214,7 @@ class GroupMember:
             info = led.previous
             if info.generation < led.newest:
                 info = replace(info, generation=led.generation)
-        if info is not None:
-            self._last_led = max(info.generation, self._last_led)
-            if not info.assignment.settled:
-                self.next_round_boot_ms = min(
-                    self.next_round_boot_ms, now + self._times.probing_rebalance_interval_ms
-                )
+        if info is not None and not info.assignment.settled:
+            probing_boot_ms = now + self._times.probing_rebalance_interval_ms
+            self.next_round_boot_ms = min(self.next_round_boot_ms, probing_boot_ms)
         return info
