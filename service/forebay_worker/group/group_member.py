@@ -15,8 +15,11 @@ Until when it may answer as active (``lease_until_boot_ms``)::
 
                             follow() succeeded
         no lease ────────────────────────────────────► leased ──┐ on_heartbeat(sent):
-           ▲                                             │  ▲   │ until the newest sent + session_timeout_ms
-           └─────────────────────────────────────────────┘  └───┘
+           ▲                                          │  ▲   ▲  │ until the newest sent + session_timeout_ms
+           │                                          │  │   └──┘
+           │                            subscription()│  │follow() succeeded, keep()
+           │                                          ▼  │
+           └──────────────────────────────────────── in a round: the lease runs on, and nothing extends it
                follow() failed, or of an older generation than it knows; end_lease()
 
 What it does for the others (``leads``)::
@@ -55,6 +58,8 @@ class Inbox:
     previous: AssignmentInfo | None
     newest: Generation
     """The highest generation of which the backend or a member knows."""
+    is_followed: bool = True
+    """Whether members follow the previous assignment, as far as they are present."""
     gone_since: Mapping[str, float] = field(default_factory=dict)
     """By process that is gone, when its lease ended, if the backend keeps that."""
 
@@ -67,7 +72,7 @@ class Round:
     absent: Mapping[str, str | None]
     previous: AssignmentInfo | None
     generation: Generation
-    newest: Generation
+    is_followed: bool
 
 
 class GroupMember:
@@ -99,8 +104,12 @@ class GroupMember:
         return "member" if self._fingerprint == self._topology.fingerprint else "other-topology"
 
     def subscription(self, mine: SubscriptionInfo) -> SubscriptionInfo:
-        """The message that begins a round; who leads is decided anew."""
+        """The message that begins a round; who leads is decided anew.
+
+        Until the round ends, by ``follow`` or ``keep``, others may follow a newer assignment.
+        """
         self.led_before, self.leads = self.leads, False
+        self._follows = False
         self.next_round_boot_ms = math.inf
         return replace(mine, known_generation=self.known)
 
@@ -109,6 +118,10 @@ class GroupMember:
         self._heartbeat_sent_boot_ms = max(sent_boot_ms, self._heartbeat_sent_boot_ms)
         if self._follows:
             self.lease_until_boot_ms = self._heartbeat_sent_boot_ms + self._times.session_timeout_ms
+
+    def keep(self) -> None:
+        """The round ends, and the group has nothing newer than what this member follows."""
+        self._follows = self._fingerprint is not None
 
     def end_lease(self) -> None:
         """Be active for nothing until an assignment is followed again."""
@@ -170,7 +183,7 @@ class GroupMember:
         self._founded_at = -math.inf
         absent = self._absent(inbox, here, missing, now)
         generation = Generation(inbox.newest.incarnation, inbox.newest.number + 1)
-        return Round(present, absent, inbox.previous, generation, inbox.newest)
+        return Round(present, absent, inbox.previous, generation, inbox.is_followed)
 
     def _formed_at(self, incarnation: int, before: Assignment, missing: set[str], now: float) -> float:
         """Until when a group that forms waits for members that are about to join, or that hold something."""
@@ -207,13 +220,11 @@ class GroupMember:
     def conclude(self, led: Round, info: AssignmentInfo | None, now: float) -> AssignmentInfo | None:
         """The assignment to give out after a round: the new one, or the previous one again.
 
-        A previous one that some member does not follow any more, since it knows of a newer one that was lost, is
-        given out anew.
+        A previous one that members may not follow is given out under a new generation. They may know of a newer
+        one, or of another one of its generation, by a leader that was deposed.
         """
         if info is None and led.previous is not None:
-            info = led.previous
-            if info.generation < led.newest:
-                info = replace(info, generation=led.generation)
+            info = led.previous if led.is_followed else replace(led.previous, generation=led.generation)
         if info is not None and not info.assignment.settled:
             probing_boot_ms = now + self._times.probing_rebalance_interval_ms
             self.next_round_boot_ms = min(self.next_round_boot_ms, probing_boot_ms)

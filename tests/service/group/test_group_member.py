@@ -44,7 +44,7 @@ def assignment(
 
 def inbox(present: str, previous: AssignmentInfo | None, gone_since: Mapping[str, float] | None = None) -> Inbox:
     newest = Generation(1, 0) if previous is None else previous.generation
-    return Inbox({name: subscription(name) for name in present}, previous, newest, gone_since or {})
+    return Inbox({name: subscription(name) for name in present}, previous, newest, gone_since=gone_since or {})
 
 
 @pytest.fixture
@@ -204,9 +204,9 @@ def test_an_assignment_that_changes_nothing_is_given_out_again(member, moving):
     assert member.next_round_boot_ms == (TIMES.probing_rebalance_interval_ms if moving else float("inf"))
 
 
-def test_an_assignment_that_members_have_left_behind_is_given_out_above_what_they_know(member):
-    """The newest one was lost with its topic; who follows it would take an older one for stale."""
-    led = member.lead(replace(inbox("abc", assignment(4)), newest=Generation(1, 7)), 0)
+def test_an_assignment_that_members_may_not_follow_is_given_out_under_a_new_generation(member):
+    """Who follows a newer one, or another of its generation, would not take it."""
+    led = member.lead(replace(inbox("abc", assignment(4)), newest=Generation(1, 7), is_followed=False), 0)
     info = member.conclude(led, None, 0)
     assert info == replace(assignment(4), generation=Generation(1, 8))
 

@@ -375,11 +375,10 @@ def test_lags_that_swing_about_the_limit_move_no_active(group, monkeypatch):
     assert {node.name: node.running_actives for node in nodes} == before
 
 
-def test_a_copy_that_catches_up_again_and_again_asks_once_an_interval(group, monkeypatch):
+def test_a_copy_that_catches_up_again_and_again_asks_once_an_interval(group):
     now, beyond = 1_000_000.0, POLICY.acceptable_recovery_lag + 1
-    monkeypatch.setattr(membership, "boot_ms", lambda: now)
     times = GroupTimeouts(SESSION_MS, NEVER_MS, INITIAL_MS, probing_rebalance_interval_ms=5_000)
-    own = KafkaMembership(group.url, Leader(group.topology, group.changelog, POLICY), times)
+    own = KafkaMembership(group.url, Leader(group.topology, group.changelog, POLICY), times, lambda: now)
     node = Node("a", own, group.topology)
     own._subscription = node.subscription
     moving, settled, *_ = group.topology.tasks

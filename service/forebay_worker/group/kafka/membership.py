@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms, epoch_ms
@@ -42,12 +42,15 @@ _REFERENCE = b"@"
 class KafkaMembership(Membership):
     """One worker's membership; the group id is the application id."""
 
-    def __init__(self, url: str, leader: Leader, times: GroupTimeouts) -> None:
+    def __init__(
+        self, url: str, leader: Leader, times: GroupTimeouts, clock: Callable[[], float] = boot_ms
+    ) -> None:
         super().__init__(GroupMember(leader.topology, times))
         self._url = KafkaUrl.parse(url)
         self._leader = leader
         self._topology = leader.topology
         self._times = times
+        self._clock = clock
         self._reader = SubscriptionReader()
         self._topic = AssignmentTopic(self._url, self._topology.application_id)
         self._newest: AssignmentInfo | None = None
@@ -55,6 +58,9 @@ class KafkaMembership(Membership):
         self._caught_up_reported: dict[TaskId, float] = {}
         """When a rebalance was last requested because the copy of a task under way had caught up."""
         self._first_incarnation = int(epoch_ms())
+        self._round_is_open = False
+        self._missed_round = False
+        """Whether others may follow a newer assignment, of a round whose end this member missed."""
         self._steps_down = False
         self._too_old = False
         """Whether the leader's messages need a newer version than this."""
@@ -92,6 +98,7 @@ class KafkaMembership(Membership):
         """Join and stay until stopped, or until another member should lead."""
         await asyncio.to_thread(self._topic.ensure)
         await asyncio.to_thread(self._read_newest_assignment)
+        self._missed_round = True
         consumer = GroupConsumer(
             self._url.aiokafka(),
             self._topology.application_id,
@@ -101,12 +108,12 @@ class KafkaMembership(Membership):
         )
         try:
             await consumer.join(self._topic.name)
-            checked_boot_ms = boot_ms()
+            checked_boot_ms = self._clock()
             while not (self._stopping.is_set() or self._steps_down or self._too_old):
                 await consumer.poll(_POLL_MS)
                 due_boot_ms = min(checked_boot_ms + _REBALANCE_CHECK_INTERVAL_MS, self.member.next_round_boot_ms)
-                if boot_ms() >= due_boot_ms:
-                    checked_boot_ms = boot_ms()
+                if self._clock() >= due_boot_ms:
+                    checked_boot_ms = self._clock()
                     if await asyncio.to_thread(self._wants_rebalance):
                         self.member.next_round_boot_ms = math.inf
                         consumer.request_rejoin()
@@ -134,7 +141,7 @@ class KafkaMembership(Membership):
         A copy whose lag swings about the limit counts once per ``probing_rebalance_interval_ms``: each rebalance
         costs all members.
         """
-        now, mine, before = boot_ms(), self._subscription(), self._joined_with
+        now, mine, before = self._clock(), self._subscription(), self._joined_with
         if before is None:
             return False
         if now >= self.member.next_round_boot_ms or mine.health is not before.health:
@@ -159,12 +166,15 @@ class KafkaMembership(Membership):
 
     def subscription(self) -> bytes:
         """The message to the leader, requested at each join."""
+        # Only a member without a lease can have been expelled.
+        self._missed_round |= self._round_is_open or self._clock() >= self.lease_until_boot_ms
+        self._round_is_open = True
         self._joined_with = self._subscription()
         return self.member.subscription(self._joined_with).encode()
 
     def lead(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
         """Turns all members' messages into the message for each."""
-        now = boot_ms()
+        now = self._clock()
         inbox = self._inbox(members)
         fingerprints = [subscription.fingerprint for subscription in inbox.subscriptions.values()]
         if not self.member.elect(fingerprints, led=self.member.led_before):
@@ -184,12 +194,16 @@ class KafkaMembership(Membership):
     def _inbox(self, members: Mapping[str, bytes]) -> Inbox:
         subscriptions = self._reader.read(members)
         known = max([info.known_generation for info in subscriptions.values()], default=NO_GENERATION)
-        if known > self._newest_generation:
+        # Another leader may have given out what no present member follows, or this one without having followed it.
+        led_before = self.member.led_before and not self._missed_round
+        is_followed = led_before and known <= self._newest_generation
+        if not is_followed:
             self._read_newest_assignment()
         newest = max(known, self._newest_generation)
         if newest == NO_GENERATION:
             newest = Generation(self._first_incarnation, 0)
-        return Inbox(self._reader.one_an_address(one_a_process(subscriptions)), self._newest, newest)
+        by_process = self._reader.one_an_address(one_a_process(subscriptions))
+        return Inbox(by_process, self._newest, newest, is_followed)
 
     @property
     def _newest_generation(self) -> Generation:
@@ -198,9 +212,11 @@ class KafkaMembership(Membership):
     def follow(self, assignment: bytes) -> None:
         """Accept the leader's message, if it is newer than the known assignment; leave if it cannot be read."""
         if not assignment:
+            self._on_empty_round()
             return
         try:
             self._accept(assignment)
+            self._round_is_open = self._missed_round = False
         except UnsupportedVersion as error:
             self._too_old = True
             log.error("%s It leaves the group for %.0f s, serving what it holds.", error, _TOO_OLD_PAUSE_S)
@@ -208,6 +224,11 @@ class KafkaMembership(Membership):
         except BaseException:
             self.member.end_lease()
             raise
+
+    def _on_empty_round(self) -> None:
+        self._round_is_open = False
+        if not self._missed_round:
+            self.member.keep()
 
     def _accept(self, assignment: bytes) -> None:
         raw = self._topic.find(_referred(assignment)) if assignment.startswith(_REFERENCE) else assignment

@@ -154,6 +154,8 @@ class SqliteMembership(Membership):
     def _follow(self, view: _View) -> None:
         if view.assignment is not None and view.generation > self.member.known:
             self.member.follow(_read_assignment(view.assignment), self._on_assignment)
+        else:
+            self.member.keep()
 
     def _lead(self, view: _View, now: float) -> None:
         led = self.member.lead(self._inbox(view, now), now)
@@ -184,7 +186,9 @@ class SqliteMembership(Membership):
         subscriptions = self._reader.read({row.process_id: row.subscription for row in view.members})
         here = {name: info for name, info in subscriptions.items() if name not in gone_since}
         gone = {name: info for name, info in subscriptions.items() if name in gone_since}
-        return Inbox({**gone, **self._reader.one_an_address(here)}, previous, view.generation, gone_since)
+        return Inbox(
+            {**gone, **self._reader.one_an_address(here)}, previous, view.generation, gone_since=gone_since
+        )
 
     def _write(self, info: AssignmentInfo, read: Generation) -> bool:
         """Write a generation if this member still leads and nothing was written since ``read``."""
