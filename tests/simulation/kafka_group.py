@@ -134,7 +134,7 @@ class _Consumer:
     def leave(self) -> None:
         """Tell the coordinator, which may not get it."""
         if self._id is not None:
-            self._network.carry(lambda name=self._id: self._coordinator.leave(name))  # type: ignore[misc]
+            self._network.carry(lambda name=self._id: self._coordinator.leave(name))
         self._id, self._stable = None, False
         self._attempt += 1
 

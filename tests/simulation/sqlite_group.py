@@ -55,22 +55,27 @@ class SharedDatabase:
 
 
 class SqliteGroup:
-    """All members of a group, each with a round every so often."""
+    """All members of a group, each with a round every so often; by default their database is in memory."""
 
-    def __init__(self, scheduler: Scheduler, random: Random, times: GroupTimeouts) -> None:
+    def __init__(
+        self, scheduler: Scheduler, random: Random, times: GroupTimeouts, path: Path | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._random = random
         self._times = times
+        self._path = path
         self._database = SharedDatabase(random=random)
+        self._opened: list[GroupDatabase] = []
         self._interval_ms = times.session_timeout_ms / ROUNDS_PER_SESSION
 
     def join(self, worker: SimulatedWorker, ends: Ends) -> None:
         """Let a worker take part from now on."""
         changelog = cast(Changelog, ends)
-        membership = SqliteMembership(
-            self._database.path, worker.topology, changelog, POLICY, self._times, self._scheduler.clock
-        )
-        membership._database = cast(GroupDatabase, self._database)
+        path = self._path or self._database.path
+        membership = SqliteMembership(path, worker.topology, changelog, POLICY, self._times, self._scheduler.clock)
+        if self._path is None:
+            membership._database = cast(GroupDatabase, self._database)
+        self._opened.append(membership._database)
         membership._subscription, membership._on_assignment = worker.subscription, worker.on_assignment
         worker.membership = membership
         self._scheduler.after(0, lambda: self._round(worker, membership))
@@ -86,6 +91,8 @@ class SqliteGroup:
 
     def close(self) -> None:
         """Free what it holds."""
+        for opened in self._opened:
+            opened.close()
         self._database.delete()
 
     def _round(self, worker: SimulatedWorker, membership: SqliteMembership) -> None:
