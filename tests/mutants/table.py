@@ -1387,6 +1387,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "lease-by-a-recreated-group",
+        "where a group was lost, no lease is extended until an assignment is followed",
+        "forebay_worker.group.sqlite.membership:SqliteMembership._follow",
+        "elif view.generation == self.member.known:",
+        "else:",
+        ("simulation/test_simulation.py::test_no_schedule_breaks_a_promise",),
+    ),
+    Mutant(
         "first-assignment-at-once",
         "an empty group waits initial_rebalance_delay_ms",
         "forebay_worker.group.group_member:GroupMember._formed_at",

@@ -95,6 +95,9 @@ class KafkaGroup:
         """From now on, so large a part of what is sent is lost."""
         self._network.loss = severity
 
+    def forget(self) -> None:
+        """Brokers keep their groups."""
+
     def close(self) -> None:
         """It holds nothing."""
 

@@ -91,7 +91,9 @@ class GroupJudge:
                 )
 
     def _require_places_kept(self, before: AssignmentInfo, after: AssignmentInfo) -> None:
-        """A member has a place until it has been away for as long as it may."""
+        """A member has a place until it has been away for as long as it may, unless the group was lost."""
+        if before.generation.incarnation != after.generation.incarnation:
+            return
         for name in holders(before.assignment) - holders(after.assignment):
             away_ms = self._scheduler.now - self._leased_until.get(name, 0.0)
             away_ms = max(away_ms, self._longest_absence_ms.get(name, 0.0))

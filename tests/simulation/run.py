@@ -39,6 +39,10 @@ class SimulatedGroup(Protocol):
         """Lose so large a part of what is sent from now on."""
         ...
 
+    def forget(self) -> None:
+        """Lose what can be lost, as by the removal of a file."""
+        ...
+
     def close(self) -> None:
         """Free what it holds."""
         ...
@@ -130,7 +134,9 @@ class Schedule:
         if not running or self._calm:
             return
         worker = self._random.choice(running)
-        fault = self._random.choice([self._crash, self._stop, self._leave, self._refuse, self._disturb])
+        fault = self._random.choice(
+            [self._crash, self._stop, self._leave, self._refuse, self._disturb, self._forget]
+        )
         self._faults[fault.__name__.removeprefix("_")] += 1
         fault(worker)
 
@@ -166,6 +172,9 @@ class Schedule:
     def _disturb(self, _: SimulatedWorker) -> None:
         self._group.disturb(self._random.choice([0.05, 0.3, 1.0]))
         self._later(2 * SESSION_MS, lambda: self._group.disturb(0.0))
+
+    def _forget(self, _: SimulatedWorker) -> None:
+        self._group.forget()
 
     def _read(self) -> None:
         self._router.read(self._random.choice(list(TOPOLOGY.tasks)))

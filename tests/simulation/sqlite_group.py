@@ -33,10 +33,13 @@ class SharedDatabase:
     _connection: sqlite3.Connection = field(init=False)
 
     def __post_init__(self) -> None:
+        self.recreate()
+
+    def recreate(self) -> None:
+        """Begin with an empty one, as after its removal."""
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
         for statement in database._SCHEMA.split(";"):
             self._connection.execute(statement)
-        self._connection.execute("INSERT INTO grp VALUES (0, 1, 'app', 'boot', 1, 0, NULL, 0, NULL)")
 
     @contextlib.contextmanager
     def transaction(self, now: float, first_incarnation: int) -> Iterator[GroupTransaction]:
@@ -44,6 +47,9 @@ class SharedDatabase:
         if self.random.random() < self.fails:
             raise sqlite3.OperationalError("database is locked")
         with database.transaction(self._connection):
+            # By virtual time, where a real one would take the wall clock's.
+            begun = "INSERT OR IGNORE INTO grp VALUES (0, 1, 'app', 'boot', ?, 0, NULL, 0, NULL)"
+            self._connection.execute(begun, (int(now),))
             yield GroupTransaction(self._connection)
 
     def close(self) -> None:
@@ -88,6 +94,10 @@ class SqliteGroup:
     def disturb(self, severity: float) -> None:
         """From now on, so large a part of what is sent is lost."""
         self._database.fails = severity
+
+    def forget(self) -> None:
+        """Lose the database."""
+        self._database.recreate()
 
     def close(self) -> None:
         """Free what it holds."""

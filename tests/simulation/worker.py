@@ -105,11 +105,11 @@ class SimulatedWorker:
                 self.interrupted_ms = self.scheduler.now
             self.offsets = {task: self.offsets.get(task, (0,)) for task in sorted(held)}
             for task in sorted(held):
-                self.scheduler.after(self.catch_up_ms(), lambda task=task: self.catch_up(task))
+                self.scheduler.after(self.catch_up_ms(), lambda task=task: self.run(lambda: self.catch_up(task)))
 
     def catch_up(self, task: TaskId) -> None:
         """A copy reaches the log's end."""
-        if task in self.offsets and not (self.gone or self.stopped):
+        if task in self.offsets:
             self.offsets[task] = (RECORDS,)
 
     def run(self, action: Callable[[], None]) -> None:

@@ -154,7 +154,8 @@ class SqliteMembership(Membership):
     def _follow(self, view: _View) -> None:
         if view.assignment is not None and view.generation > self.member.known:
             self.member.follow(_read_assignment(view.assignment), self._on_assignment)
-        else:
+        elif view.generation == self.member.known:
+            # A database that was recreated does not know what others follow.
             self.member.keep()
 
     def _lead(self, view: _View, now: float) -> None:
