@@ -1364,7 +1364,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.group_member:GroupMember.conclude",
         "info = led.previous if led.is_followed else",
         "info = led.previous if True else",
-        ("simulation/test_simulation.py::test_no_schedule_breaks_a_promise",),
+        (
+            "service/group/test_group_member.py::test_an_assignment_that_members_may_not_follow_is_given_out_under_a_new_generation",
+        ),
     ),
     Mutant(
         "empty-round-after-a-missed-one",

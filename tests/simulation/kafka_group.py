@@ -156,7 +156,7 @@ class _Consumer:
         attempt = self._attempt
 
         def run() -> None:
-            if attempt == self._attempt:
+            if attempt == self._attempt and self._id is not None:
                 action()
 
         self._network.carry(lambda: self._worker.run(run))

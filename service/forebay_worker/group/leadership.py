@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from forebay.metadata import HostInfo
 from forebay.task_ids import TaskId
@@ -59,6 +60,23 @@ def assignment_to_continue(topology: Topology, previous: AssignmentInfo | None) 
         return {task: placements[was] for task, was in there.items() if was in placements}
 
     return Assignment(translated(previous.assignment.current), translated(previous.assignment.target))
+
+
+def with_places_of(newest: AssignmentInfo, followed: AssignmentInfo, topology: Topology) -> AssignmentInfo:
+    """What members hold by the assignment that they follow, and the places of a newer one that no present member
+    follows.
+
+    Those who did follow it are gone, and keep their places. What it would have had the present ones build is not.
+    """
+    target = assignment_to_continue(topology, newest).target
+    current = assignment_to_continue(topology, followed).current
+    held = {task: placement for task, placement in current.items() if task in target}
+    return replace(
+        newest,
+        fingerprint=topology.fingerprint,
+        assignment=Assignment(held, target),
+        ordinals=dict(topology.ordinal_by_store),
+    )
 
 
 def superseded(by: HostInfo | str, mine: HostInfo) -> str:

@@ -6,7 +6,7 @@ from forebay.metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.leader import Leader
-from forebay_worker.group.leadership import assignment_to_continue
+from forebay_worker.group.leadership import assignment_to_continue, with_places_of
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
@@ -111,6 +111,21 @@ def test_placements_of_another_topology_are_those_of_the_same_stores():
     told = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
     before = assignment_to_continue(turned, told)
     assert before.target == before.current == {TaskId(1 - ordinal, p): held[ordinal, p] for ordinal, p in held}
+
+
+def test_of_an_assignment_that_no_present_member_follows_only_the_places_count():
+    """A worker builds nothing for what it was never given. Those who were, and are gone, keep their places."""
+    old = parse_topology(
+        {"application_id": "app", "subtopology": [{"name": "o", "partitions": 1, "store": [{"name": "a"}]}]}
+    )
+    held, places = {TASK: Placement("x")}, {TASK: Placement("y", ("z",))}
+    followed = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
+    newest = AssignmentInfo(
+        Generation(1, 2), TOPOLOGY.fingerprint, {}, Assignment(places, places), TOPOLOGY.ordinal_by_store
+    )
+    combined = with_places_of(newest, followed, TOPOLOGY)
+    assert combined.assignment == Assignment(held, places)
+    assert combined.generation == Generation(1, 2)
 
 
 def test_workers_of_one_rack_are_told_apart_by_their_machines(tmp_path):

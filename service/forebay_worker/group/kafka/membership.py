@@ -22,7 +22,7 @@ from forebay_worker.group.group_member import GroupMember, Inbox
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError, refusal
 from forebay_worker.group.leader import GroupTimeouts, Leader
-from forebay_worker.group.leadership import superseded
+from forebay_worker.group.leadership import superseded, with_places_of
 from forebay_worker.group.membership import Membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from forebay_worker.group.subscriptions import SubscriptionReader, one_a_process
@@ -197,13 +197,17 @@ class KafkaMembership(Membership):
         # Another leader may have given out what no present member follows, or this one without having followed it.
         led_before = self.member.led_before and not self._missed_round
         is_followed = led_before and known <= self._newest_generation
+        followed = self._newest
         if not is_followed:
             self._read_newest_assignment()
         newest = max(known, self._newest_generation)
         if newest == NO_GENERATION:
             newest = Generation(self._first_incarnation, 0)
+        previous = self._newest
+        if previous is not None and followed is not None and known == followed.generation < previous.generation:
+            previous = with_places_of(previous, followed, self._topology)
         by_process = self._reader.one_an_address(one_a_process(subscriptions))
-        return Inbox(by_process, self._newest, newest, is_followed)
+        return Inbox(by_process, previous, newest, is_followed)
 
     @property
     def _newest_generation(self) -> Generation:
