@@ -1289,6 +1289,16 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "place-kept-for-nobody",
+        "a member that will not come back keeps no place",
+        "forebay_worker.group.leader:Leader.next_assignment",
+        "if name not in gone_for_good",
+        "if name",
+        (
+            "service/group/test_leader.py::test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once",
+        ),
+    ),
+    Mutant(
         "first-assignment-at-once",
         "an empty group waits initial_rebalance_delay_ms",
         "forebay_worker.group.sqlite.membership:SqliteMembership._waited_for_members",
@@ -1476,6 +1486,14 @@ MUTANTS: tuple[Mutant, ...] = (
             "router/cluster/test_discovery.py::"
             "test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_answers_first",
         ),
+    ),
+    Mutant(
+        "own-host-ignored",
+        "prefer=any goes to the worker on the router's own host, if it can answer",
+        "forebay.candidates:equally_good",
+        "[holder for holder in good if holder.own_host] or ",
+        "",
+        ("core/test_candidates.py::test_prefer_any_stays_on_the_readers_machine_then_in_its_rack",),
     ),
     Mutant(
         "rack-of-the-router-ignored",
