@@ -1397,6 +1397,16 @@ MUTANTS: tuple[Mutant, ...] = (
         ("simulation/test_simulation.py::test_no_schedule_breaks_a_promise",),
     ),
     Mutant(
+        "place-kept-for-nobody",
+        "a member that will not come back keeps no place",
+        "forebay_worker.group.leader:Leader.next_assignment",
+        "if name not in gone_for_good",
+        "if name",
+        (
+            "service/group/test_leader.py::test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once",
+        ),
+    ),
+    Mutant(
         "first-assignment-at-once",
         "an empty group waits initial_rebalance_delay_ms",
         "forebay_worker.group.group_member:GroupMember._formed_at",
@@ -1584,6 +1594,38 @@ MUTANTS: tuple[Mutant, ...] = (
             "router/cluster/test_discovery.py::"
             "test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_answers_first",
         ),
+    ),
+    Mutant(
+        "client-takes-older-map",
+        "a partition-aware client goes by the newest map",
+        "forebay.client.known_workers:KnownWorkers.adopt",
+        "if newer.generation < self.map.generation:",
+        "if False:",
+        ("core/test_known_workers.py::test_an_older_map_is_not_taken",),
+    ),
+    Mutant(
+        "another-worker-believed",
+        "an answer is of the worker that was asked",
+        "forebay.client.worker_read:WorkerRead._on_content",
+        "if other is not None:",
+        "if False:",
+        ("core/test_known_workers.py::test_an_address_at_which_another_worker_answers_is_not_believed",),
+    ),
+    Mutant(
+        "keys-refused-by-one-replica-given-up",
+        "of a batch, what one replica refuses is read from the others",
+        "forebay.client.key_batches:refused_by_partition",
+        "result.status in OF_THE_REPLICA",
+        "False",
+        ("core/test_known_workers.py::test_of_a_batch_what_one_replica_does_not_hold_is_read_from_another",),
+    ),
+    Mutant(
+        "own-host-ignored",
+        "prefer=any goes to the worker on the router's own host, if it can answer",
+        "forebay.routing.candidates:equally_good",
+        "[holder for holder in good if holder.own_host] or ",
+        "",
+        ("core/routing/test_candidates.py::test_prefer_any_stays_on_the_readers_machine_then_in_its_rack",),
     ),
     Mutant(
         "rack-of-the-router-ignored",

@@ -52,14 +52,23 @@ class Leader:
     ) -> AssignmentInfo | None:
         """The assignment of a new generation, None if it would equal the previous one.
 
-        ``absent`` maps each member that is expected back to its rack.
+        ``absent`` maps each member that is away to its rack, as long as its place is kept. A member that said that
+        it would not come back keeps none.
         """
         before = assignment_to_continue(self.topology, previous)
+        gone_for_good = frozenset() if previous is None else previous.not_returning
+        absent = {name: rack for name, rack in absent.items() if name not in gone_for_good}
+        not_returning = frozenset(name for name, subscription in present.items() if not subscription.returns)
         hosts = {name: subscription.host for name, subscription in present.items()}
         racks = _fail_together(present, absent, {} if previous is None else previous.hosts)
         healths = {name: subscription.health for name, subscription in present.items()}
-        same_hosts = previous is not None and before is previous.assignment and dict(previous.hosts) == hosts
-        if same_hosts and previous is not None and self._settled_in == (previous.generation, racks, healths):
+        same_members = (
+            previous is not None
+            and before is previous.assignment
+            and dict(previous.hosts) == hosts
+            and previous.not_returning == not_returning
+        )
+        if same_members and previous is not None and self._settled_in == (previous.generation, racks, healths):
             return None
         lags = self.lags(
             {name: subscription.offsets for name, subscription in present.items()},
@@ -77,12 +86,17 @@ class Leader:
         ]
         members += [Member(name, absent=True, rack=racks[name]) for name in absent]
         outcome = assign(self.topology.tasks, members, before, self.policy)
-        if same_hosts and previous is not None and outcome == before:
+        if same_members and previous is not None and outcome == before:
             if outcome.settled:
                 self._settled_in = (previous.generation, racks, healths)
             return None
         return AssignmentInfo(
-            generation, self.topology.fingerprint, hosts, outcome, dict(self.topology.ordinal_by_store)
+            generation,
+            self.topology.fingerprint,
+            hosts,
+            outcome,
+            dict(self.topology.ordinal_by_store),
+            not_returning,
         )
 
     def lags(

@@ -1,5 +1,7 @@
 """A leader's conclusions from the members' offsets."""
 
+from dataclasses import replace
+
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.metadata import Generation, HostInfo
@@ -151,6 +153,34 @@ def test_workers_of_one_rack_are_told_apart_by_their_machines(tmp_path):
     assert {placement_on(machines, placement) for placement in second.assignment.target.values()} == {
         frozenset({"left", "right"})
     }
+
+
+def test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once(tmp_path):
+    topology = parse_topology(
+        {"application_id": "app", "subtopology": [{"name": "s", "partitions": 6, "store": [{"name": "a"}]}]}
+    )
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure(topology.stores["a"])
+    leader = Leader(topology, changelog, AssignmentPolicy(num_standby_replicas=1))
+    members = {
+        name: SubscriptionInfo(name, 1, HostInfo(name, 1), topology.fingerprint, returns=name != "beside")
+        for name in ("a", "b", "beside")
+    }
+    first = leader.next_assignment(members, {}, None, Generation(1, 1))
+    left = {"a": members["a"], "b": members["b"]}
+    # The next leader knows of it what the last assignment says.
+    next_leader = Leader(topology, changelog, AssignmentPolicy(num_standby_replicas=1))
+    second = next_leader.next_assignment(
+        left, {"beside": None}, AssignmentInfo.decode(first.encode()), Generation(1, 2)
+    )
+    assert {frozenset(placement.members) for placement in second.assignment.target.values()} == {
+        frozenset({"a", "b"})
+    }
+    # Once it joins as one that comes back, its place is kept.
+    back = {**members, "beside": replace(members["beside"], returns=True)}
+    third = next_leader.next_assignment(back, {}, first, Generation(1, 2))
+    fourth = next_leader.next_assignment(left, {"beside": None}, third, Generation(1, 3))
+    assert any("beside" in placement.members for placement in fourth.assignment.target.values())
 
 
 def placement_on(machines: dict[str, str], placement: Placement) -> frozenset[str]:

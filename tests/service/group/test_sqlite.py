@@ -92,6 +92,7 @@ class Node:
     incarnation: int = 1
     rack: str | None = None
     health: MemberHealth = MemberHealth.HEALTHY
+    returns: bool = True
 
     def __post_init__(self) -> None:
         self.host = HostInfo(self.name, 1)
@@ -99,7 +100,9 @@ class Node:
     def subscription(self) -> SubscriptionInfo:
         told = self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
         unchecked = self.unchecked & self.offsets.keys()
-        return SubscriptionInfo(*told, rack=self.rack, health=self.health, unchecked=unchecked)
+        return SubscriptionInfo(
+            *told, rack=self.rack, health=self.health, unchecked=unchecked, returns=self.returns
+        )
 
     def on_assignment(self, info: AssignmentInfo) -> None:
         self.map = info.map(self.topology)
@@ -245,6 +248,18 @@ def test_a_member_that_leaves_gives_its_actives_away_at_once(group):
     group.round(a, b, a)
     assert a.running_actives | b.running_actives == set(TOPOLOGY.tasks)
     assert a.built | b.built == set()
+
+
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+def test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once(group, how):
+    a, b, beside = group.settled("a", "b", "c")
+    beside.returns = False
+    group.go_on(a, b, beside, for_ms=2 * TICK_MS)
+    if how == "leaves":
+        beside.membership.leave()
+    group.go_on(a, b, for_ms=(SESSION_MS if how == "dies" else 0) + 4 * TICK_MS)
+    assert a.built | b.built != set()
+    group.assert_served_by(a, b)
 
 
 def test_the_actives_of_a_member_whose_disk_is_full_move_at_once_and_later_its_place(group):
