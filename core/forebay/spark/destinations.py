@@ -84,6 +84,7 @@ class SqliteDestination:
             write_name=batch.writer,
             ordered=batch.ordered,
             versioned=spec.kind == "versioned",
+            latest=spec.latest_by is not None,
         )
         written = rows.mapInArrow(write_rows(target), "partition int, row_count bigint, next_offset bigint")
         repeats = batch.number <= self._newest_batch(spec, batch)
@@ -149,11 +150,13 @@ class KafkaDestination:
 
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all rows; raises ``SinkError``."""
-        versioned = spec.kind == "versioned"
+        versioned, latest = spec.kind == "versioned", spec.latest_by is not None
         columns = "partition int, key binary, value binary"
-        if versioned:
+        if versioned or latest:
             columns += ", headers array<struct<key: string, value: binary>>"
-        records = rows.mapInArrow(keyed_records(batch.writer, batch.number, batch.ordered, versioned), columns)
+        records = rows.mapInArrow(
+            keyed_records(batch.writer, batch.number, batch.ordered, versioned, latest), columns
+        )
         writer = records.write.format("kafka").options(**self._options).option("topic", spec.topic)
         _refusing(spec, writer.save)
 

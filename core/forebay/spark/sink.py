@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.streaming.query import StreamingQuery
 
-from forebay import partitioning
+from forebay import partitioning, record_orders
 from forebay.changelog import heartbeat_keys, open_changelog, record_headers
 from forebay.changelog.sqlite import checksums
 from forebay.changelog.sqlite import partition as sqlite_partition
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _LEAST_SPARK = (4, 0)
 _BY_VALUE = (
-    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, checksums, sqlite_partition),
+    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders, checksums, sqlite_partition),
     executor,
 )
 
@@ -169,6 +169,10 @@ class Sink:
             raise SinkError(
                 f"{store!r} is a versioned store: a snapshot cannot say since when other keys are gone."
             )
+        if snapshot and spec.latest_by is not None:
+            raise SinkError(
+                f"{store!r} has latest_by: a snapshot cannot say of which order it is that other keys are gone."
+            )
         layout = lay_out(df, spec, Selection.of(columns))
         writer = StoreWriter(self._log, spec, f"fill-{name}", begins_here=True)
         fill(Write(writer, layout, Slots(spec.partitions)), df, snapshot=snapshot)
@@ -184,7 +188,8 @@ class Sink:
             query = writer.option("checkpointLocation", "…").start()
             sink.heartbeats(query, "carrier_delays")
 
-        The columns are ``key``, ``value``, ``partition`` and, for versioned stores, ``headers``. Rows that cannot
+        The columns are ``key``, ``value``, ``partition`` and, for versioned stores and those with ``latest_by``,
+        ``headers``. Rows that cannot
         be written fail the query. Nothing refuses a second query of the same store, nor one that goes on into a
         log that has nothing of it. Raises ``SinkError``.
         """
