@@ -160,7 +160,6 @@ def test_with_latest_by_neither_replays_nor_batches_out_of_order_bring_back_what
     spark, sink, tmp_path
 ):
     source = Source(spark, tmp_path / "in", "k string, lsn bigint, v int, gone boolean")
-    writer = functools.partial(sink.write, source.df, "customers", key="k", value="v", delete="gone")
     snapshot = [{"k": key, "lsn": -5, "v": 0} for key in "abcd"]
     batches = [
         [{"k": "a", "lsn": 7, "v": 7}, {"k": "a", "lsn": 3, "v": 3}, {"k": "b", "lsn": 2**62, "gone": True}],
@@ -172,7 +171,7 @@ def test_with_latest_by_neither_replays_nor_batches_out_of_order_bring_back_what
     ]
     for rows in batches:
         source.add(*rows)
-        run(writer(), tmp_path)
+    run(sink.write(source.df, "customers", key="k", value="v", delete="gone"), tmp_path)
     # Of equal orders the later one counts.
     expected = {b"a": {"v": 70}, b"c": {"v": 2}, b"d": {"v": 0}}
     assert latest(sink, "customers") == expected

@@ -27,6 +27,10 @@ partitions = 3
 name = "latest"
 
 [[subtopology.store]]
+name = "customers"
+latest_by = "lsn"
+
+[[subtopology.store]]
 name = "prices"
 kind = "versioned"
 history_retention_ms = 86400000
@@ -162,6 +166,32 @@ def test_two_rows_of_a_key_are_refused_unless_something_orders_them(spark, sink,
     run(sink.write(source.df, "latest", key="k", order_by="n"), tmp_path, "ordered")
     router = served(cluster)
     assert httpx.get(f"http://{router}/v1/stores/latest/keys/a").json()["value"] == {"n": 2}
+
+
+def test_with_latest_by_a_replica_from_before_and_one_from_after_have_the_highest_orders(
+    spark, sink, cluster, tmp_path
+):
+    router = served(cluster)
+    source = Source(spark, tmp_path / "in", "k string, lsn bigint, v int, gone boolean")
+    snapshot = [{"k": key, "lsn": -5, "v": 0} for key in "abc"]
+    source.add({"k": "a", "lsn": 7, "v": 7}, {"k": "a", "lsn": 3, "v": 3}, {"k": "b", "lsn": 8, "gone": True})
+    source.add(*snapshot * 2)
+    source.add({"k": "b", "lsn": 4, "v": 4}, {"k": "a", "lsn": 7, "v": 70})
+    run(sink.write(source.df, "customers", key="k", value="v", delete="gone"), tmp_path)
+    sink._changelog.compact(sink.topology.stores["customers"])
+    expected = [{"key": "a", "value": {"v": 70}}, {"key": "c", "value": {"v": 0}}]
+    bound = {"min_position": sink.position("customers"), "wait_ms": 10_000}
+
+    def entries(address: str) -> Any:
+        answer = httpx.get(f"http://{address}/v1/stores/customers/keys/b", params=bound)
+        assert answer.status_code == 404, answer.text
+        listed = httpx.get(f"http://{address}/v1/stores/customers/entries").json()["entries"]
+        return sorted(listed, key=lambda entry: str(entry["key"]))
+
+    assert entries(router) == expected
+    another = cluster.start_worker()
+    cluster.wait_settled(router)
+    assert entries(another) == expected
 
 
 def test_a_query_that_another_superseded_writes_no_row(spark, sink, cluster, tmp_path):

@@ -18,11 +18,9 @@ from forebay import partitioning, record_orders
 from forebay.changelog import heartbeat_keys, open_changelog, record_headers
 from forebay.changelog.sqlite import checksums
 from forebay.changelog.sqlite import partition as sqlite_partition
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
-from forebay.spark.compaction import Compaction
 from forebay.spark.fill import fill
 from forebay.spark.heartbeats import HeartbeatListener
 from forebay.spark.kafka_columns import kafka_columns
@@ -67,14 +65,11 @@ class Sink:
         self._batch_writers: dict[tuple[str, str], StoreWriter] = {}
         self._batch_writes: dict[tuple[str, T.StructType, Selection, str], Write] = {}
         """For functions of the user's own: laid out once for each schema."""
-        self._compaction: Compaction | None = None
+        self._compaction = self._log.destination.compaction(self.topology.stores.values())
         session = SparkSession.getActiveSession()
         if session is not None and hasattr(session, "_jsparkSession"):
             # Queries with a function of the user's own take their settings, and report themselves, at their start.
             self._listen(session)
-        # Kafka compacts its topics itself.
-        if isinstance(self._changelog, SqliteChangelog):
-            self._compaction = Compaction(self._changelog, self.topology.stores.values())
 
     def write(
         self,
@@ -282,8 +277,7 @@ class Sink:
             beat_run(run, self._log, as_of_ms, batch_id)
 
     def _keep_house(self) -> None:
-        if self._compaction is not None:
-            self._compaction.begin_if_due()
+        self._compaction.begin_if_due()
 
 
 def _classic_session(df: DataFrame) -> SparkSession:

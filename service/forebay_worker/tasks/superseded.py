@@ -16,7 +16,7 @@ _PART_APPLIED = 4
 
 
 @dataclass
-class _Pass:
+class _SweepPass:
     """The pass through a store: where it continues, and how many entries it has seen."""
 
     store: StateStore
@@ -37,13 +37,13 @@ class SupersededSweep:
     """
 
     def __init__(self) -> None:
-        self._passes: dict[int, _Pass] = {}
+        self._passes: dict[int, _SweepPass] = {}
 
     def sweep(self, replica: Replica) -> int:
         """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
         at, store, applied = self._passes.get(id(replica)), replica.store, replica.records_applied
         if at is None or at.store is not store or (at.start is None and at.is_due_again(applied)):
-            at = self._passes[id(replica)] = _Pass(store, applied)
+            at = self._passes[id(replica)] = _SweepPass(store, applied)
         if at.start is None:
             return 0
         seen = [key for key, _ in islice(store.scan(at.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP)]
