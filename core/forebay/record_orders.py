@@ -24,10 +24,15 @@ def with_order(plain: bytes, order: int) -> bytes:
 
 def split_order(key: bytes) -> tuple[bytes, int]:
     """User key and order; raises ``ValueError`` for a key that has no order."""
-    cut = len(key) - ORDER_SIZE
-    if cut < 0 or not key.startswith(ORDER_MARK, cut):
+    plain, order = split_order_bytes(key)
+    return plain, int.from_bytes(order, "big") + LOWEST_ORDER
+
+
+def split_order_bytes(key: bytes) -> tuple[bytes, bytes]:
+    """The same with the order's bytes, which are those of stored keys too."""
+    if len(key) < ORDER_SIZE or key[-ORDER_SIZE] != ORDER_MARK[0]:
         raise ValueError(
             f"its key {key[:40]!r} does not end with an order. If its log was written without latest_by, give the "
             "store another name, or empty the log with 'forebay changelog reset'"
         )
-    return key[:cut], int.from_bytes(key[-_BYTES:], "big") + LOWEST_ORDER
+    return key[:-ORDER_SIZE], key[-_BYTES:]

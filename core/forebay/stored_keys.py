@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.codecs import KeyCodec
-from forebay.record_orders import split_order
+from forebay.record_orders import split_order, split_order_bytes
 
 RESERVED_TAG = b"\x00"
 """Tag of keys that a store keeps for itself, such as its offset."""
@@ -109,6 +109,9 @@ class StoredKeys:
         """The stored key of a changelog record; raises ``ValueError`` if the key is too short for its kind."""
         if self.kind == "key-value":
             return USER_TAG + self.codec.ordered(key)
+        if self.kind == LATEST:
+            plain, order = split_order_bytes(key)
+            return self.prefix(plain) + order
         plain, times = self.split_changelog(key, timestamp_ms)
         return self.stored(plain, *times)
 
@@ -119,8 +122,8 @@ class StoredKeys:
         if self.kind == "versioned":
             return LogicalKey(key, (timestamp_ms,))
         if self.kind == LATEST:
-            plain, order = split_order(key)
-            return LogicalKey(plain, (order,))
+            user_key, number = split_order(key)
+            return LogicalKey(user_key, (number,))
         cut = len(key) - TIME_SIZE * self.times
         if cut < 0:
             raise ValueError(f"a {self.kind} changelog key of {len(key)} bytes has no room for its timestamps")

@@ -42,7 +42,7 @@ TOPOLOGY = {
                     "name": "counted",
                     "spark_state": {"fields": [{"name": "n", "position": 0, "function": "count"}]},
                 },
-                {"name": "customers", "latest_by": "lsn"},
+                {"name": "customers", "latest_by": "n"},
                 {"name": "by_number", "key": "int32"},
                 {"name": "by_long", "key": "int64"},
                 {"name": "by_pair", "key": "json"},
@@ -159,15 +159,15 @@ def test_updates_land_in_their_partitions_with_every_value_exact(spark, sink, tm
 def test_with_latest_by_neither_replays_nor_batches_out_of_order_bring_back_what_was_superseded(
     spark, sink, tmp_path
 ):
-    source = Source(spark, tmp_path / "in", "k string, lsn bigint, v int, gone boolean")
-    snapshot = [{"k": key, "lsn": -5, "v": 0} for key in "abcd"]
+    source = Source(spark, tmp_path / "in", "k string, n bigint, v int, gone boolean")
+    snapshot = [{"k": key, "n": -5, "v": 0} for key in "abcd"]
     batches = [
-        [{"k": "a", "lsn": 7, "v": 7}, {"k": "a", "lsn": 3, "v": 3}, {"k": "b", "lsn": 2**62, "gone": True}],
+        [{"k": "a", "n": 7, "v": 7}, {"k": "a", "n": 3, "v": 3}, {"k": "b", "n": 2**62, "gone": True}],
         snapshot,
-        [{"k": "a", "lsn": 3, "v": 3}, {"k": "b", "lsn": 8, "v": 8}, {"k": "c", "lsn": 1, "gone": True}],
+        [{"k": "a", "n": 3, "v": 3}, {"k": "b", "n": 8, "v": 8}, {"k": "c", "n": 1, "gone": True}],
         # What a source delivers again, even within a batch.
-        [{"k": "c", "lsn": 1, "gone": True}] * 2 + snapshot * 2,
-        [{"k": "c", "lsn": 2, "v": 2}, {"k": "a", "lsn": 7, "v": 70}],
+        [{"k": "c", "n": 1, "gone": True}] * 2 + snapshot * 2,
+        [{"k": "c", "n": 2, "v": 2}, {"k": "a", "n": 7, "v": 70}],
     ]
     for rows in batches:
         source.add(*rows)
@@ -189,23 +189,23 @@ def latest(sink: Any, store: str) -> dict[bytes, Any]:
 
 
 def test_with_latest_by_rows_need_an_order_and_equal_orders_a_second_one(spark, sink, tmp_path):
-    source = Source(spark, tmp_path / "in", "k string, lsn timestamp, v int, number decimal(20,0)")
-    source.add({"k": "a", "v": 1}, {"k": "b", "lsn": "2026-01-01T00:00:00Z", "v": 1})
+    source = Source(spark, tmp_path / "in", "k string, n timestamp, v int, number decimal(20,0)")
+    source.add({"k": "a", "v": 1}, {"k": "b", "n": "2026-01-01T00:00:00Z", "v": 1})
     message = refusal(sink.write(source.df, "customers", key="k", value="v"), tmp_path)
-    assert "1 rows of this task have a null order (column 'lsn', the store's latest_by)" in message
-    dated = source.df.where("lsn is not null")
-    source.add(*({"k": "b", "lsn": "2026-01-01T00:00:00.000001Z", "v": v} for v in (3, 2)))
+    assert "1 rows of this task have a null order (column 'n', the store's latest_by)" in message
+    dated = source.df.where("n is not null")
+    source.add(*({"k": "b", "n": "2026-01-01T00:00:00.000001Z", "v": v} for v in (3, 2)))
     message = refusal(sink.write(dated, "customers", key="k", value="v"), tmp_path, "unordered")
     assert "more than one row for the key b'b' of 'customers' with the order 1767225600000001" in message
     run(sink.write(dated, "customers", key="k", value="v", order_by="v"), tmp_path, "ordered")
     assert latest(sink, "customers") == {b"b": {"v": 3}}
     for df, refused in (
-        (source.df.drop("lsn"), "no column 'lsn'"),
-        (source.df.withColumn("lsn", source.df.number), r"latest_by = 'lsn', but that column is decimal\(20,0\)"),
+        (source.df.drop("n"), "no column 'n'"),
+        (source.df.withColumn("n", source.df.number), r"latest_by = 'n', but that column is decimal\(20,0\)"),
     ):
         with pytest.raises(SinkError, match=refused):
             sink.write(df, "customers", key="k")
-    batch = spark.createDataFrame([("a", 1)], "k string, lsn long")
+    batch = spark.createDataFrame([("a", 1)], "k string, n long")
     with pytest.raises(SinkError, match="'customers' has latest_by: a snapshot cannot"):
         sink.fill(batch, "customers", key="k", name="all", snapshot=True)
 
@@ -827,11 +827,11 @@ def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
     versions = df.select("s", F.timestamp_millis(F.lit(5)).alias("at"), F.lit(True).alias("gone"), "i")
     (record,) = written(versions.where("s = 'a'"), "prices", key="s", order_by="at", value="i", delete="gone")
     assert (record.value, record.headers) == (None, [("forebay-valid-from-ms", (5).to_bytes(8, "big"))])
-    orders = df.select("s", F.col("l").alias("lsn"), (F.col("i") > 0).alias("gone"), "i")
+    orders = df.select("s", F.col("l").alias("n"), (F.col("i") > 0).alias("gone"), "i")
     for row, record in zip(
         orders.collect(), written(orders, "customers", key="s", value="i", delete="gone"), strict=True
     ):
-        assert bytes(record.key) == with_order(row.s.encode(), row.lsn)
+        assert bytes(record.key) == with_order(row.s.encode(), row.n)
         assert record.partition == Murmur2Partitioner().partition(row.s.encode(), 3)
         shown = (b"", [("forebay-deleted", b"")]) if row.gone else (b'{"i":%d}' % row.i, None)
         assert (bytes(record.value), record.headers) == shown
