@@ -55,3 +55,10 @@ def test_a_package_missing_at_a_later_import_is_named_too(tmp_path):
     assert done.returncode == 2
     assert "forebay worker needs the worker extra" in done.stderr
     assert "rocksdict is missing" in done.stderr
+
+
+def test_a_changelog_without_its_extra_names_it(cluster):
+    opened = ("--topology", cluster.topology_path, "--changelog", "kafka://127.0.0.1:1")
+    done = run_bare(FOREBAY, "changelog", "ls", *opened)
+    assert done.returncode == 2
+    assert "A kafka:// changelog needs the kafka extra: pip install 'forebay[kafka]'" in done.stderr

@@ -270,19 +270,21 @@ def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_p
 
 
 def test_no_secret_of_the_connection_is_in_what_spark_shows(spark, tmp_path):
-    from forebay.changelog.kafka.url import KafkaUrl
-    from forebay.spark.destinations import KafkaDestination
+    from forebay.changelog.kafka.changelog import KafkaChangelog
+    from forebay.spark.kafka_destination import KafkaDestination
 
     key = tmp_path / "key.pem"
     key.write_text("-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n")
     files = (
         f"ssl.ca.location=/ca.pem&ssl.certificate.location={key}&ssl.key.location={key}&ssl.key.password=secret"
     )
-    url = KafkaUrl.parse(f"kafka://h:1?security.protocol=SASL_SSL&sasl.mechanism=PLAIN&sasl.username=u&{files}")
-    KafkaDestination(url).check(spark)
+    changelog = KafkaChangelog(
+        f"kafka://h:1?security.protocol=SASL_SSL&sasl.mechanism=PLAIN&sasl.username=u&{files}"
+    )
+    KafkaDestination(changelog).check(spark)
     jvm = spark._jvm
     options = jvm.java.util.HashMap()
-    for name, value in url.spark().items():
+    for name, value in changelog.kafka.spark().items():
         options.put(name, value)
     command = jvm.org.apache.spark.sql.execution.datasources.SaveIntoDataSourceCommand(
         spark.range(1)._jdf.queryExecution().logical(),

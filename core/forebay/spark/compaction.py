@@ -1,4 +1,4 @@
-"""Compaction of a SQLite changelog by the job that writes it."""
+"""Compaction of a changelog without servers, by the job that writes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.base import LogCompactor
 from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -20,8 +20,8 @@ _SHARE = 0.02
 class Compaction:
     """Compacts the logs of some stores now and then, one after the other."""
 
-    def __init__(self, changelog: SqliteChangelog, specs: Iterable[StoreSpec]) -> None:
-        self._changelog = changelog
+    def __init__(self, compactor: LogCompactor, specs: Iterable[StoreSpec]) -> None:
+        self._compactor = compactor
         self._specs = tuple(specs)
         self._pauses_s = dict.fromkeys((spec.name for spec in self._specs), _INTERVAL_S)
         self._due = dict.fromkeys(self._pauses_s, time.monotonic())
@@ -43,10 +43,10 @@ class Compaction:
         for spec in due:
             begun = time.monotonic()
             try:
-                compacted_ms = self._changelog.compacted_ms(spec.topic)
+                compacted_ms = self._compactor.compacted_ms(spec.topic)
                 # This or another job may have done it recently; checked once every interval.
                 if compacted_ms is None or time.time() - compacted_ms / 1000 >= self._pauses_s[spec.name] / 2:
-                    self._changelog.compact(spec)
+                    self._compactor.compact(spec)
                     self._pauses_s[spec.name] = max(_INTERVAL_S, (time.monotonic() - begun) / _SHARE)
             except Exception:
                 log.exception("the log of %s could not be compacted; it will be retried", spec.name)

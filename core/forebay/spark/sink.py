@@ -18,7 +18,6 @@ from forebay import partitioning
 from forebay.changelog import heartbeat_keys, open_changelog, record_headers
 from forebay.changelog.sqlite import checksums
 from forebay.changelog.sqlite import partition as sqlite_partition
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
@@ -72,9 +71,9 @@ class Sink:
         if session is not None and hasattr(session, "_jsparkSession"):
             # Queries with a function of the user's own take their settings, and report themselves, at their start.
             self._listen(session)
-        # Kafka compacts its topics itself.
-        if isinstance(self._changelog, SqliteChangelog):
-            self._compaction = Compaction(self._changelog, self.topology.stores.values())
+        compactor = self._changelog.compactor
+        if compactor is not None:
+            self._compaction = Compaction(compactor, self.topology.stores.values())
 
     def write(
         self,

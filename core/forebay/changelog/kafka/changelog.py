@@ -26,6 +26,9 @@ _DELETION_DEADLINE_S = 30.0
 class KafkaChangelog:
     """The topics at a ``kafka://`` URL; the interface is ``Changelog``. Raises ``SettingError``."""
 
+    absent_end = "?"
+    compactor = None
+
     def __init__(self, url: str) -> None:
         self.url = url
         self.kafka = KafkaUrl.parse(url)

@@ -13,6 +13,7 @@ import time
 from array import array
 from dataclasses import dataclass
 
+from forebay.changelog.base import CompactionLimits
 from forebay.changelog.sqlite.checksums import check
 from forebay.changelog.sqlite.partition import connect, read_state, transaction
 from forebay.errors import RecordDamaged
@@ -35,18 +36,6 @@ SELECT offset FROM (
 ) WHERE offset < :dirty_to AND (next_ms = timestamp_ms OR next_ms <= :begins)
 """
 _TOMBSTONES = "SELECT offset FROM log WHERE value IS NULL AND offset < :dirty_to AND timestamp_ms <= :dead_ms"
-
-
-@dataclass(frozen=True)
-class CompactionLimits:
-    """How long ago a record must have been written before compaction removes it, in milliseconds.
-
-    That is ``delete_retention_ms`` for tombstones and ``min_compaction_lag_ms`` for all others; for those that
-    expire by their store's retention, that retention plus a day.
-    """
-
-    min_compaction_lag_ms: int = 3_600_000
-    delete_retention_ms: int = _DAY_MS
 
 
 def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -> int:
