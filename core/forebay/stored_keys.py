@@ -9,10 +9,11 @@ milliseconds with the sign bit flipped.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from forebay.codecs import KeyCodec
+from forebay.store_kinds import STORE_KINDS
 
 RESERVED_TAG = b"\x00"
 """Tag of keys that a store keeps for itself, such as its offset."""
@@ -26,8 +27,6 @@ TIME_SIZE = 8
 _SIGN = 1 << 63
 MIN_TIME_MS = -_SIGN
 MAX_TIME_MS = _SIGN - 1
-
-_TIMES_BY_KIND = {"key-value": 0, "window": 1, "session": 2, "versioned": 1}
 
 
 class LogicalKey(NamedTuple):
@@ -48,11 +47,14 @@ class StoredKeys:
 
     kind: str
     codec: KeyCodec
+    times: int = field(init=False, repr=False, compare=False)
+    """How many timestamps follow the key: 0, 1 or 2."""
+    _timed_by_record: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def times(self) -> int:
-        """How many timestamps follow the key: 0, 1 or 2."""
-        return _TIMES_BY_KIND[self.kind]
+    def __post_init__(self) -> None:
+        # Attributes: properties would be computed for every record.
+        object.__setattr__(self, "times", STORE_KINDS[self.kind].times)
+        object.__setattr__(self, "_timed_by_record", STORE_KINDS[self.kind].keeps_versions)
 
     def stored(self, plain: bytes, *times_ms: int) -> bytes:
         """The stored key; with fewer times than the kind has, a prefix of one key's entries."""
@@ -63,7 +65,7 @@ class StoredKeys:
         """The common prefix of one key's entries; if timestamps follow the key, no other key's entries share
         it."""
         ordered = self.codec.ordered(plain)
-        if self.kind != "key-value" and self.codec.fixed_size is None:
+        if self.times and self.codec.fixed_size is None:
             ordered = ordered.replace(b"\x00", b"\x00\xff") + b"\x00\x01"
         return USER_TAG + ordered
 
@@ -99,16 +101,16 @@ class StoredKeys:
 
     def from_changelog(self, key: bytes, timestamp_ms: int) -> bytes:
         """The stored key of a changelog record; raises ``ValueError`` if the key is too short for its kind."""
-        if self.kind == "key-value":
+        if not self.times:
             return USER_TAG + self.codec.ordered(key)
         plain, times = self.split_changelog(key, timestamp_ms)
         return self.stored(plain, *times)
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
         """User key and timestamps of a changelog record's key, as Kafka's windowed serializers write it."""
-        if self.kind == "key-value":
+        if not self.times:
             return LogicalKey(key, ())
-        if self.kind == "versioned":
+        if self._timed_by_record:
             return LogicalKey(key, (timestamp_ms,))
         cut = len(key) - TIME_SIZE * self.times
         if cut < 0:

@@ -55,7 +55,7 @@ class KafkaDestination:
 
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all rows; raises ``SinkError``."""
-        versioned = spec.kind == "versioned"
+        versioned = spec.store_kind.keeps_versions
         columns = "partition int, key binary, value binary"
         if versioned:
             columns += ", headers array<struct<key: string, value: binary>>"

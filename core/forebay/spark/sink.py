@@ -164,7 +164,7 @@ class Sink:
         if df.isStreaming:
             raise SinkError("sink.fill writes batch DataFrames; for this one, which is streaming, use sink.write.")
         spec = self._writable(store, session)
-        if snapshot and spec.kind == "versioned":
+        if snapshot and spec.store_kind.keeps_versions:
             raise SinkError(
                 f"{store!r} is a versioned store: a snapshot cannot say since when other keys are gone."
             )

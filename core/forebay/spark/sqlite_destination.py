@@ -41,7 +41,7 @@ class SqliteDestination:
             batch_id=batch.number,
             write_name=batch.writer,
             ordered=batch.ordered,
-            versioned=spec.kind == "versioned",
+            versioned=spec.store_kind.keeps_versions,
         )
         written = rows.mapInArrow(write_rows(target), "partition int, row_count bigint, next_offset bigint")
         repeats = batch.number <= self._newest_batch(spec, batch)

@@ -15,6 +15,7 @@ from forebay.rest.answers import EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.rest.batches import KeyResult, key_result, read_plain_keys, require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
+from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.topology import StoreSpec
 from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
@@ -45,7 +46,7 @@ class KeyRead:
     def __init__(
         self, admission: Admission, spec: StoreSpec, key_form: KeyForms, parameters: ReadParameters
     ) -> None:
-        require_kind(spec, "key-value", "versioned")
+        require_kind(spec, *SINGLE_VALUE_KINDS)
         require_versions(spec, parameters)
         self._admission = admission
         self._spec = spec
@@ -100,7 +101,7 @@ class Reads:
     def batch(self, store: str, keys: Sequence[Any], parameters: ReadParameters) -> Batched:
         """Read several keys, each partition's together; raises ``UnknownStore`` and ``WrongStoreKind`` for all."""
         spec = parameters.written(self._admission.spec(store))
-        require_kind(spec, "key-value", "versioned")
+        require_kind(spec, *SINGLE_VALUE_KINDS)
         results: list[Any] = [None] * len(keys)
         places: dict[int, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
         plain_keys, faults = read_plain_keys(spec.key_codec, keys)

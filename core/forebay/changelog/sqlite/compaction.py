@@ -78,7 +78,7 @@ def _find_compactable(
         # A wrong record may put stream time far ahead, so the clock must agree.
         old_ms = now_ms - (spec.history_retention_ms or spec.retention_ms or 0) - _DAY_MS
         values: dict[str, int | None] = {"dead_ms": dead_ms}
-        if spec.kind == "versioned":
+        if spec.store_kind.keeps_versions:
             values["dirty_to"] = _first_after(connection, young_ms, end, of="heartbeat")
             (newest,) = connection.execute("SELECT max(timestamp_ms) FROM log WHERE NOT heartbeat").fetchone()
             begins_ms = history_begins_ms(spec, newest)
