@@ -9,7 +9,7 @@ milliseconds with the sign bit flipped.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.codecs import KeyCodec
@@ -27,6 +27,8 @@ TIME_SIZE = 8
 _SIGN = 1 << 63
 MIN_TIME_MS = -_SIGN
 MAX_TIME_MS = _SIGN - 1
+
+_TIMES_BY_KIND = {name: kind.times for name, kind in STORE_KINDS.items()}
 
 
 class LogicalKey(NamedTuple):
@@ -47,14 +49,11 @@ class StoredKeys:
 
     kind: str
     codec: KeyCodec
-    times: int = field(init=False, repr=False, compare=False)
-    """How many timestamps follow the key: 0, 1 or 2."""
-    _timed_by_record: bool = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        # Attributes: properties would be computed for every record.
-        object.__setattr__(self, "times", STORE_KINDS[self.kind].times)
-        object.__setattr__(self, "_timed_by_record", STORE_KINDS[self.kind].keeps_versions)
+    @property
+    def times(self) -> int:
+        """How many timestamps follow the key: 0, 1 or 2."""
+        return _TIMES_BY_KIND[self.kind]
 
     def stored(self, plain: bytes, *times_ms: int) -> bytes:
         """The stored key; with fewer times than the kind has, a prefix of one key's entries."""
@@ -65,7 +64,7 @@ class StoredKeys:
         """The common prefix of one key's entries; if timestamps follow the key, no other key's entries share
         it."""
         ordered = self.codec.ordered(plain)
-        if self.times and self.codec.fixed_size is None:
+        if self.kind != "key-value" and self.codec.fixed_size is None:
             ordered = ordered.replace(b"\x00", b"\x00\xff") + b"\x00\x01"
         return USER_TAG + ordered
 
@@ -101,16 +100,16 @@ class StoredKeys:
 
     def from_changelog(self, key: bytes, timestamp_ms: int) -> bytes:
         """The stored key of a changelog record; raises ``ValueError`` if the key is too short for its kind."""
-        if not self.times:
+        if self.kind == "key-value":
             return USER_TAG + self.codec.ordered(key)
         plain, times = self.split_changelog(key, timestamp_ms)
         return self.stored(plain, *times)
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
         """User key and timestamps of a changelog record's key, as Kafka's windowed serializers write it."""
-        if not self.times:
+        if self.kind == "key-value":
             return LogicalKey(key, ())
-        if self._timed_by_record:
+        if self.kind == "versioned":
             return LogicalKey(key, (timestamp_ms,))
         cut = len(key) - TIME_SIZE * self.times
         if cut < 0:

@@ -198,9 +198,8 @@ class Changelog(Protocol):
     absent_end: str
     """What a listing shows for a partition whose end cannot be read, such as ``lost``."""
 
-    @property
-    def compactor(self) -> LogCompactor | None:
-        """What compacts its logs; None if its servers do."""
+    def compactor(self, spec: StoreSpec) -> LogCompactor | None:
+        """What compacts a store's log; None if servers do."""
         ...
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:

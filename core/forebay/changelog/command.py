@@ -86,7 +86,7 @@ def compact(topology: Path, changelog: str, store: str, output: Output, **durati
     """Remove from the log of STORE what is no longer needed; younger records and tombstones stay."""
     opened, loaded = open_logs(topology, changelog)
     spec = store_spec(loaded, store)
-    compactor = opened.compactor
+    compactor = opened.compactor(spec)
     if compactor is None:
         raise SettingError(
             "The servers of this changelog compact its topics; on Kafka, see the topic's cleanup.policy and "

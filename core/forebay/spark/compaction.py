@@ -1,4 +1,4 @@
-"""Compaction of a changelog without servers, by the job that writes it."""
+"""Compaction of a changelog by the job that writes it, where no server does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from forebay.changelog.base import LogCompactor
+from forebay.changelog import Changelog
 from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -20,9 +20,10 @@ _SHARE = 0.02
 class Compaction:
     """Compacts the logs of some stores now and then, one after the other."""
 
-    def __init__(self, compactor: LogCompactor, specs: Iterable[StoreSpec]) -> None:
-        self._compactor = compactor
-        self._specs = tuple(specs)
+    def __init__(self, changelog: Changelog, specs: Iterable[StoreSpec]) -> None:
+        possible = [(spec, changelog.compactor(spec)) for spec in specs]
+        self._compactors = {spec.name: compactor for spec, compactor in possible if compactor is not None}
+        self._specs = tuple(spec for spec, _ in possible if spec.name in self._compactors)
         self._pauses_s = dict.fromkeys((spec.name for spec in self._specs), _INTERVAL_S)
         self._due = dict.fromkeys(self._pauses_s, time.monotonic())
         self._thread: threading.Thread | None = None
@@ -42,11 +43,12 @@ class Compaction:
     def _compact(self, due: Iterable[StoreSpec]) -> None:
         for spec in due:
             begun = time.monotonic()
+            compactor = self._compactors[spec.name]
             try:
-                compacted_ms = self._compactor.compacted_ms(spec.topic)
+                compacted_ms = compactor.compacted_ms(spec.topic)
                 # This or another job may have done it recently; checked once every interval.
                 if compacted_ms is None or time.time() - compacted_ms / 1000 >= self._pauses_s[spec.name] / 2:
-                    self._compactor.compact(spec)
+                    compactor.compact(spec)
                     self._pauses_s[spec.name] = max(_INTERVAL_S, (time.monotonic() - begun) / _SHARE)
             except Exception:
                 log.exception("the log of %s could not be compacted; it will be retried", spec.name)

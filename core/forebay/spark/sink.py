@@ -66,14 +66,11 @@ class Sink:
         self._batch_writers: dict[tuple[str, str], StoreWriter] = {}
         self._batch_writes: dict[tuple[str, T.StructType, Selection, str], Write] = {}
         """For functions of the user's own: laid out once for each schema."""
-        self._compaction: Compaction | None = None
+        self._compaction = Compaction(self._changelog, self.topology.stores.values())
         session = SparkSession.getActiveSession()
         if session is not None and hasattr(session, "_jsparkSession"):
             # Queries with a function of the user's own take their settings, and report themselves, at their start.
             self._listen(session)
-        compactor = self._changelog.compactor
-        if compactor is not None:
-            self._compaction = Compaction(compactor, self.topology.stores.values())
 
     def write(
         self,
@@ -276,8 +273,7 @@ class Sink:
             beat_run(run, self._log, as_of_ms, batch_id)
 
     def _keep_house(self) -> None:
-        if self._compaction is not None:
-            self._compaction.begin_if_due()
+        self._compaction.begin_if_due()
 
 
 def _classic_session(df: DataFrame) -> SparkSession:

@@ -59,7 +59,7 @@ class Expiry:
     def sweep(self, replica: Replica) -> int:
         """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
         spec, store = replica.spec, replica.store
-        versioned = spec.store_kind.keeps_versions
+        versioned = spec.kind == "versioned"
         oldest = (history_begins_ms if versioned else oldest_kept_ms)(spec, replica.stream_time_ms)
         if oldest is None:
             return 0

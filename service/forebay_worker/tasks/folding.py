@@ -57,13 +57,13 @@ class Fold:
 
     def _add_changes(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         keys = spec.stored_keys
-        if not keys.times and spec.key in _PLAIN_AS_STORED:
+        if keys.kind == "key-value" and spec.key in _PLAIN_AS_STORED:
             changes = self.changes
             for _, key, value, _, beat in records:
                 if not beat:
                     changes[USER_TAG + key] = value
         else:
-            versioned = spec.store_kind.keeps_versions
+            versioned = keys.kind == "versioned"
             for _, key, value, timestamp_ms, beat in records:
                 if not beat:
                     stored = keys.from_changelog(key, timestamp_ms)

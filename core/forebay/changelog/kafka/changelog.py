@@ -27,7 +27,6 @@ class KafkaChangelog:
     """The topics at a ``kafka://`` URL; the interface is ``Changelog``. Raises ``SettingError``."""
 
     absent_end = "?"
-    compactor = None
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -41,6 +40,9 @@ class KafkaChangelog:
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there; see ``Changelog``."""
         self._topics.ensure(spec, create=create)
+
+    def compactor(self, spec: StoreSpec) -> None:
+        """None: the brokers do."""
 
     def identity(self, topic: str, partition: int | None = None) -> str:
         """The topic's id; raises ``TopicMissing`` and ``ChangelogUnreachable``."""

@@ -91,9 +91,8 @@ class SqliteChangelog:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
 
-    @property
-    def compactor(self) -> SqliteChangelog:
-        """Itself: no server compacts it."""
+    def compactor(self, spec: StoreSpec) -> SqliteChangelog:
+        """Itself: no server does."""
         return self
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
