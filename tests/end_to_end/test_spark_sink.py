@@ -27,7 +27,6 @@ from tests.cluster import wait_until
 
 pytestmark = pytest.mark.spark
 
-FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 COUNT = {"fields": [{"name": "n", "position": 0, "function": "count"}]}
 TOPOLOGY = {
     "application_id": "t",
@@ -56,6 +55,8 @@ TOPOLOGY = {
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
     from pyspark.sql import SparkSession
+
+    from examples.flights.session import FILE_MANAGER
 
     session = (
         SparkSession.builder.master("local[2]")
