@@ -1646,6 +1646,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "long-work-in-one-turn",
+        "long work gives way to the event loop",
+        "forebay.rest.turns:in_turns",
+        "if clock() >= until_s:",
+        "if False:",
+        ("core/rest/test_batches.py::test_long_work_gives_way_to_the_event_loop",),
+    ),
+    Mutant(
         "batch-of-any-size",
         "a batch has at most 500 keys",
         "forebay.rest.batches:read_batch_keys",
@@ -2050,8 +2058,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "stranger-forwards",
         "only proxies that are trusted say whose a request is",
         "forebay.rest.forwarding:TrustedProxies._client",
-        "peer in self._networks",
-        "True",
+        "if not self.trusts(peer):",
+        "if False:",
         ("core/rest/test_forwarding.py::test_who_is_no_proxy_cannot_pass_for_another",),
     ),
     Mutant(
