@@ -2181,6 +2181,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("core/rest/test_unix_listeners.py::test_a_process_that_starts_does_not_make_accept_block_in_others",),
     ),
     Mutant(
+        "extra-unnamed",
+        "a command whose packages are missing names the extra that has them",
+        "forebay.extras:extra_missing",
+        "if not extras or",
+        "if extras or",
+        ("end_to_end/test_extras.py::test_a_command_without_its_extra_names_it",),
+    ),
+    Mutant(
         "stranger-forwards",
         "only proxies that are trusted say whose a request is",
         "forebay.rest.forwarding:TrustedProxies._client",

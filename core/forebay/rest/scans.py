@@ -19,6 +19,7 @@ from forebay.errors import BadParameter, WrongStoreKind
 from forebay.lag import Lag
 from forebay.position import Position, decode_position
 from forebay.rest.parameters import ReadParameters, parse_time
+from forebay.store_kinds import STORE_KINDS
 from forebay.stored_keys import (
     END_OF_USER_KEYS,
     MAX_TIME_MS,
@@ -53,13 +54,11 @@ class ScanRoute(NamedTuple):
         return "/v1/stores/{store}/" + ("keys/{key}/" if self.keyed else "") + self.items
 
 
-SCAN_ROUTES = (
-    ScanRoute("entries", "key-value", False),
-    ScanRoute("windows", "window", True),
-    ScanRoute("windows", "window", False),
-    ScanRoute("sessions", "session", True),
-    ScanRoute("sessions", "session", False),
-    ScanRoute("versions", "versioned", True),
+SCAN_ROUTES = tuple(
+    ScanRoute(kind.items, kind.name, keyed)
+    for kind in STORE_KINDS.values()
+    for keyed, exists in ((True, kind.lists_each_key), (False, kind.lists_all_keys))
+    if exists
 )
 
 
@@ -193,7 +192,7 @@ def _key_range(spec: StoreSpec, plain: bytes, first_ms: int, last_ms: int) -> tu
     keys = spec.stored_keys
     everything = successor(keys.prefix(plain))
     start = keys.prefix(plain) if first_ms == MIN_TIME_MS else keys.stored(plain, first_ms)
-    if spec.kind == "session":
+    if spec.store_kind.stored_by_end:
         # Stored by end: sessions that end at or after the first time, wherever they begin.
         return start, everything
     return start, everything if last_ms == MAX_TIME_MS else keys.stored(plain, last_ms)

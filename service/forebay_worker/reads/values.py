@@ -153,7 +153,7 @@ def _get_many(replica: Replica, stored: list[bytes]) -> list[bytes | None]:
 
 def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
     """Raise ``BadParameter`` if a time is requested from a store that keeps no versions."""
-    if parameters.as_of_ms is not None and spec.kind != "versioned":
+    if parameters.as_of_ms is not None and not spec.store_kind.keeps_versions:
         raise BadParameter(
             f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
         )
