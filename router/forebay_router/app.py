@@ -55,6 +55,7 @@ from forebay.rest.routes import (
     crashes_counted,
 )
 from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
+from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, RouterMetrics
 from forebay_router.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
 from forebay_router.processes.process_group import ProcessGroupView
@@ -141,6 +142,7 @@ def make_app(
     add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(router, metrics)))
     changes = counted(CHANGES_ROUTE, _changes_endpoint(router, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes)
+    add_changes_routes(app, router, metrics, _CHANGES_PROBLEMS)
     add_document_routes(app, router, whole.status_document, ROUTER_STATUS_SCHEMA)
     add_console_page(app)
     add_console_routes(app, console, Bounds(ANSWER_MS, SERVED_BOUNDS), whole.samples)

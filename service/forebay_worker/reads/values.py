@@ -12,6 +12,7 @@ from forebay.log_throttle import LogThrottle
 from forebay.rest.batches import require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.state_store import StateStore, StoreCorrupted
+from forebay.stored_keys import TIME_SIZE
 from forebay.stored_versions import decode_version
 from forebay.topology import StoreSpec
 from forebay_worker.reads.key_forms import KeyForm
@@ -73,6 +74,14 @@ def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> byte
     return None
 
 
+def newest_version(replica: Replica, prefix: bytes) -> tuple[bytes, bytes] | None:
+    """The stored key of a key's newest version, and its value; None if there is none or it deletes the key."""
+    for stored, version in scanned(replica, prefix, prefix + b"\xff" * (TIME_SIZE + 1), reverse=True):
+        value = decode_version(version)
+        return None if value is None else (stored, value)
+    return None
+
+
 def oldest_version(replica: Replica, plain: bytes) -> bytes | None:
     """The stored key of a key's oldest version that is sure to be kept; None if it has none that old.
 
@@ -124,7 +133,7 @@ def values_of(
     while len(found) < len(distinct):
         chunk = distinct[len(found) : len(found) + size]
         if keys.kind == "key-value":
-            values = _get_many(replica, [keys.prefix(plain) for plain in chunk])
+            values = stored_values(replica, [keys.prefix(plain) for plain in chunk])
         else:
             values = [_version(replica, plain, parameters) for plain in chunk]
         found += values
@@ -139,7 +148,8 @@ def values_of(
     return values
 
 
-def _get_many(replica: Replica, stored: list[bytes]) -> list[bytes | None]:
+def stored_values(replica: Replica, stored: list[bytes]) -> list[bytes | None]:
+    """The values of several stored keys; raises ``NotReady``."""
     store = replica.store
     try:
         return store.get_many(stored)
