@@ -9,6 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from forebay.client import Absent, AsyncClient, Client, Reset, StoreChange, StoreLag, Values, Window
+from forebay.client.transports import shut_down
+from forebay.errors import BadKey
 from forebay.rest.events import Event
 from tests.cluster import Cluster, running_cluster
 from tests.end_to_end.test_changes import PROBLEM, Follower, document
@@ -173,6 +176,57 @@ def test_what_is_wrong_with_a_request_is_a_status(address, path, seen, status, p
     headers = {"last-event-id": seen} if seen else {}
     answer = httpx.get(f"http://{address}/v1/stores/{path}", headers=headers)
     assert (answer.status_code, answer.json()["type"]) == (status, PROBLEM + problem)
+
+
+def test_the_client_follows_a_prefix_and_goes_on_by_itself(served, prefix):
+    _, router = served
+    put(served, prefix, a=1, b=2)
+    shown: dict[str, int] = {}
+    with Client(f"http://{router}") as client, client.changes("counts", prefix=prefix) as changes:
+        take(changes, shown, named(prefix, a=1, b=2))
+        # A connection that breaks is made again, and nothing is missed.
+        shut_down(changes._opened.response)
+        put(served, prefix, a=None, b=3)
+        take(changes, shown, named(prefix, b=3))
+        with pytest.raises(BadKey):
+            next(client.changes("counts", keys=[1]))
+        with pytest.raises(TypeError, match="either a key"):
+            client.changes("counts", "k", prefix="k")  # type: ignore[call-overload]
+
+
+def take(changes: Iterator[StoreChange], shown: dict[str, int], until: dict[str, int]) -> None:
+    """Take changes over until this is shown."""
+    while shown != until:
+        change = next(changes)
+        if isinstance(change, Values):
+            shown.update({item.key: item.value for item in change.items})
+            assert change.lag.record_lag is not None
+        elif isinstance(change, Absent):
+            for item in change.items:
+                shown.pop(item.key, None)
+        else:
+            assert isinstance(change, Reset)
+            assert not shown
+
+
+async def test_the_asynchronous_client_follows_windows_and_their_lag(served):
+    cluster, router = served
+    at = (900_000_000 + next(_runs)).to_bytes(8, "big")
+    start_ms = int.from_bytes(at, "big")
+    cluster.put("hours", {b"w" + at: b"1"})
+    async with AsyncClient(f"http://{router}") as client:
+        found: list[StoreChange] = []
+        async with client.changes("hours", keys=["w"], start=start_ms, lag_interval_ms=100) as changes:
+            async for change in changes:
+                found.append(change)
+                if isinstance(change, StoreLag):
+                    break
+    reset, values, lag = found
+    assert isinstance(values, Values)
+    assert values.items == (Window("w", start_ms, start_ms + 1000, 1),)
+    assert isinstance(lag, StoreLag)
+    assert lag.lag.record_lag == 0
+    assert isinstance(reset, Reset)
 
 
 def test_a_worker_that_is_lost_or_hangs_is_replaced_and_nothing_goes_back(tmp_path):

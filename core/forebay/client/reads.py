@@ -14,7 +14,8 @@ from forebay.client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
 from forebay.client.requested import Requested, batch_mismatch, spec_mismatch
-from forebay.client.results import Answer, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
+from forebay.client.results import Answer, Change, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
+from forebay.client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
 from forebay.codecs import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
 from forebay.position import later_position
@@ -69,6 +70,11 @@ class ChangesRequest:
 
     def __post_init__(self) -> None:
         check(self.options)
+
+    @property
+    def name(self) -> str:
+        """What is followed, for messages."""
+        return f"{self.key!r} of {self.store!r}"
 
 
 class _BatchKey(NamedTuple):
@@ -170,7 +176,9 @@ class ClientReads:
             self.note(store, result)
             results[one.place] = result
 
-    def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[tuple[Opened, int, Requested]]:
+    def open(
+        self, wanted: ChangesRequest | StoreChangesRequest, last_event_id: str | None
+    ) -> Plan[tuple[Opened, int, Requested]]:
         """A stream of changes, the server that it is from, and what it must be about; raises ``Problem``.
 
         The last event's id is None before the first; an empty one means that earlier positions no longer apply.
@@ -178,14 +186,17 @@ class ClientReads:
         store, options = wanted.store, wanted.options
         deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
-        plain = spec.key_codec.from_json(wanted.key)
-        parameters = self._parameters(
-            store, options, _partition(spec, plain), lag_interval_ms=wanted.lag_interval_ms
-        )
-        if last_event_id == "":
-            parameters["min_position"] = None
-        path = f"{_key_path(spec, plain)}/changes"
-        requested = Requested(store, wanted.key, spec.key_codec)
+        interval = {"lag_interval_ms": wanted.lag_interval_ms}
+        if isinstance(wanted, StoreChangesRequest):
+            parameters = self._parameters(store, options, None, **interval, **wanted.parameters(spec))
+            path, requested = f"{_path(store)}/changes", Requested(store)
+        else:
+            plain = spec.key_codec.from_json(wanted.key)
+            parameters = self._parameters(store, options, _partition(spec, plain), **interval)
+            if last_event_id == "":
+                parameters["min_position"] = None
+            path = f"{_key_path(spec, plain)}/changes"
+            requested = Requested(store, wanted.key, spec.key_codec)
         request = Request(path, parameters, requested.mismatch, streamed=True, last_event_id=last_event_id)
         opened, server = yield from self._exchange.open(request, deadline_ms)
         return opened, server, requested
@@ -255,11 +266,13 @@ class ClientReads:
             parameters["min_position"] = later_position(seen, options.get("min_position"))
         return parameters
 
-    def note(self, store: str, result: Answer | ReplicaInfo | Problem) -> None:
+    def note(self, store: str, result: Change | StoreChange) -> None:
         """Record what was read: a miss counts, a refusal does not."""
         position = None
         if isinstance(result, Answer | ReplicaInfo):
             position = result.position
+        elif isinstance(result, Values | Absent):
+            position = result.source.position
         elif isinstance(result, UnknownKey):
             position = result.members.get("position")
         if self._positions is not None and position is not None:
