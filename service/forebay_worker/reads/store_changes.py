@@ -18,9 +18,6 @@ from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.change_ticks import ChangeTicks, Seen
 from forebay_worker.reads.changes_pages import ChangesReads
 
-_MOST_POLL_BYTES = 1 << 20
-"""What the pages of one poll may take together."""
-
 
 class StoreChanges:
     """The changes of the stores of which this worker holds replicas."""
@@ -79,6 +76,7 @@ class StoreChanges:
         """
         begun = boot_ms()
         until = begun + request.wait_ms
+        page_bytes = min(page_bytes, request.most_bytes)
         known = sorted(request.cursors.items(), key=lambda item: item[0] not in request.due)
         cursors = {partition: cursor for partition, cursor in known if cursor is not None}
         while True:
@@ -88,7 +86,7 @@ class StoreChanges:
             found: dict[int, ChangesPage | Problem] = {}
             size_bytes = 0
             for partition, cursor in cursors.items():
-                if size_bytes >= _MOST_POLL_BYTES:
+                if size_bytes >= request.most_bytes:
                     # The others are due, and first, in a later poll.
                     break
                 if late or self._has_moved(selection, partition, cursor):

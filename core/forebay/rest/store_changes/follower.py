@@ -19,7 +19,7 @@ from forebay.rest.event_streams import Events
 from forebay.rest.events import EncodedEvents, Event
 from forebay.rest.limits import HeldMemory
 from forebay.rest.store_changes.cursors import ChangesCursor, encode_id
-from forebay.rest.store_changes.own_reads import OwnRead, OwnReads, Part
+from forebay.rest.store_changes.own_reads import PART_BYTES, OwnRead, OwnReads, Part
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.source import Source
 from forebay.rest.store_changes.tail import Tail
@@ -36,7 +36,7 @@ _MOST_PAUSE_MS = 1_000.0
 class StoreFollower:
     """One client's stream; ``cursors`` are those of the id that it resumes from, by partition.
 
-    Its pages are counted in ``memory``. ``timeout_ms`` is how often it says that partitions cannot be read.
+    It is counted in ``memory``. ``timeout_ms`` is how often it says that partitions cannot be read.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class StoreFollower:
         timeout_ms: int,
     ) -> None:
         self._source = source
+        self._memory = memory
         self._lag_interval_ms = lag_interval_ms
         self._timeout_ms = timeout_ms
         self._parts = {partition: Part(cursors.get(partition)) for partition in source.partitions}
@@ -71,6 +72,7 @@ class StoreFollower:
     async def events(self, tail: Tail) -> Events:
         """The events, until a worker lost a partition; raises ``Problem`` if the request is at fault."""
         try:
+            self._memory.grow(PART_BYTES * len(self._parts))
             while not self._ends:
                 self._woken.clear()
                 self._own.start()

@@ -15,6 +15,8 @@ from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.source import PAGE_BYTES, Source
 
+PART_BYTES = 400
+"""What a partition takes of a client's stream."""
 _READS_AT_ONCE = 4
 _BETWEEN_CHANGES_MS = 50.0
 _LEAST_PAUSE_MS, _MOST_PAUSE_MS = 20.0, 1_000.0
@@ -22,6 +24,8 @@ _LEAST_PAUSE_MS, _MOST_PAUSE_MS = 20.0, 1_000.0
 
 class Part:
     """One partition as a client has it."""
+
+    __slots__ = ("changes_due_boot_ms", "cursor", "due_boot_ms", "pause_ms", "problem", "reading", "reads_state")
 
     def __init__(self, cursor: ChangesCursor | None) -> None:
         self.cursor = cursor
@@ -112,8 +116,14 @@ class OwnReads:
         part.reads_state = _reads_state(part, now)
         reading = self._source.page(partition, part.cursor, state=part.reads_state)
         part.reading = asyncio.ensure_future(reading)
-        part.reading.add_done_callback(lambda _: self._wake())
+        part.reading.add_done_callback(self._on_read)
         return True
+
+    def _on_read(self, reading: asyncio.Task[ChangesPage]) -> None:
+        if not reading.cancelled():
+            # Nobody may be left to take it.
+            reading.exception()
+        self._wake()
 
     def take(self) -> OwnRead | None:
         """A page that has come, None if there is none; raises ``Problem`` if the request is at fault."""

@@ -18,6 +18,8 @@ CHANGES_MEDIA_TYPE = "application/vnd.forebay.changes.v1"
 """How pages of changes pass from workers to routers. Another version of the format has another name."""
 MOST_WAIT_MS = 1_000
 """How long a poll may wait for changes: as often, its replicas are held to the bounds."""
+MOST_POLL_BYTES = 1 << 20
+"""What the pages of one poll may take together."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +27,22 @@ class PagesRequest:
     """One read of some partitions.
 
     Of one partition with ``state``, the next page of its state is read. Otherwise it is a poll for changes, which
-    waits up to ``wait_ms`` for some; the answer has the partitions that have any, and those that are ``due``.
+    waits up to ``wait_ms`` for some; the answer has the partitions that have any, and those that are ``due``. Its
+    pages take about ``most_bytes`` together.
     """
 
     cursors: dict[int, ChangesCursor | None]
     state: bool = False
     wait_ms: int = 0
     due: frozenset[int] = field(default_factory=frozenset)
+    most_bytes: int = MOST_POLL_BYTES
 
     def encode(self) -> bytes:
         """The body of the request, which is JSON as all bodies are."""
         cursors = [
             (partition, None if cursor is None else tuple(cursor)) for partition, cursor in self.cursors.items()
         ]
-        packed: bytes = msgpack.packb((cursors, self.state, self.wait_ms, sorted(self.due)))
+        packed: bytes = msgpack.packb((cursors, self.state, self.wait_ms, sorted(self.due), self.most_bytes))
         return json.dumps({"changes": base64.b64encode(packed).decode()}).encode()
 
     @classmethod
@@ -46,7 +50,7 @@ class PagesRequest:
         """The request in a body; raises ``BadRequest``."""
         try:
             packed = base64.b64decode(json.loads(body)["changes"], validate=True)
-            cursors, state, wait_ms, due = msgpack.unpackb(packed)
+            cursors, state, wait_ms, due, most_bytes = msgpack.unpackb(packed)
             request = cls(
                 {
                     int(partition): None if cursor is None else ChangesCursor(*cursor)
@@ -55,6 +59,7 @@ class PagesRequest:
                 bool(state),
                 min(int(wait_ms), MOST_WAIT_MS),
                 frozenset(map(int, due)),
+                min(int(most_bytes), MOST_POLL_BYTES),
             )
             known = [cursor for cursor in request.cursors.values() if cursor is not None]
             in_range = all(0 <= partition < partitions for partition in request.cursors)

@@ -122,7 +122,7 @@ class Tail:
         while cursors := self._polled_at(host):
             now = boot_ms()
             due = frozenset(one for one in cursors if now - self.pages[one].as_of_boot_ms >= _DUE_MS)
-            request = PagesRequest(cursors, wait_ms=MOST_WAIT_MS, due=due)
+            request = PagesRequest(cursors, wait_ms=MOST_WAIT_MS, due=due, most_bytes=self._most_bytes())
             try:
                 outcomes: Mapping[int, ChangesPage | Problem] = await self.source.poll(host, request)
             except (OSError, Problem):
