@@ -45,9 +45,9 @@ class Clients:
         self.tails = Tails()
 
     @contextlib.asynccontextmanager
-    async def client(self, lag_interval_ms: int = 60_000) -> AsyncIterator[Events]:
+    async def client(self, lag_interval_ms: int = 60_000, timeout_ms: int = 1_000) -> AsyncIterator[Events]:
         memory = HeldMemory(Limit("memory", 1 << 30, "full"), Peer("client"))
-        follower = StoreFollower(self.source, {}, memory, lag_interval_ms, 1_000)
+        follower = StoreFollower(self.source, {}, memory, lag_interval_ms, timeout_ms)
         with self.tails.joined("all", self.source, follower.wake) as tail:
             async with contextlib.aclosing(follower.events(tail)) as events:
                 yield events
@@ -119,6 +119,18 @@ async def test_a_key_that_changes_all_the_time_is_sent_twenty_times_a_second_at_
             await received(events)
     # The first comes at once.
     assert boot_ms() - begun >= 4 * 50
+
+
+async def test_a_stream_ends_where_its_partition_is_no_longer_held(tmp_path):
+    served = Served(tmp_path)
+    async with Clients(served).client(timeout_ms=50) as events:
+        await until_whole(events)
+        served.admission._tasks.replicas.clear()  # type: ignore[attr-defined]
+        (problem,) = await received(events)
+        assert (problem.name, json.loads(problem.data)["partitions"]) == ("problem", [0])
+        assert json.loads(problem.data)["type"] == "urn:forebay:problem:not-hosted-here"
+        with pytest.raises(StopAsyncIteration):
+            await received(events)
 
 
 class Page:

@@ -27,6 +27,7 @@ _TAILS_BYTES = 64 << 20
 _DUE_MS = 1_000.0
 """How old the provenance of a partition may become while others change."""
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.02, 1.0
+_REFUSED_PAUSE_S = 0.25
 _JOINING_S = 0.02
 """Partitions join one after the other: those that do within this time are polled together."""
 
@@ -125,7 +126,10 @@ class Tail:
             request = PagesRequest(cursors, wait_ms=MOST_WAIT_MS, due=due, most_bytes=self._most_bytes())
             try:
                 outcomes: Mapping[int, ChangesPage | Problem] = await self.source.poll(host, request)
-            except (OSError, Problem):
+            except (OSError, Problem) as error:
+                if isinstance(error, Problem):
+                    # The worker is there, but takes no polls at the moment.
+                    await asyncio.sleep(_REFUSED_PAUSE_S)
                 outcomes = {}
                 for partition in cursors:
                     self._recover(partition)
