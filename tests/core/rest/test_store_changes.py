@@ -23,7 +23,7 @@ def test_an_id_tells_how_far_each_partition_is_and_which_begins_anew():
         4: ChangesCursor(OTHER_LOG, 9, 9),
     }
     found = decode_id(encode_id(QUERY, range(5), cursors), QUERY, range(5))
-    assert found == {0: ChangesCursor(LOG, 70, 73), 1: ChangesCursor(LOG, 5, 5)}
+    assert found == {0: ChangesCursor(LOG, 70, 73), 1: ChangesCursor(LOG, 5, 5), 2: ChangesCursor(LOG, 0, 9)}
 
 
 def test_an_id_of_another_selection_resumes_nothing_and_none_is_refused():

@@ -120,7 +120,11 @@ def test_a_log_that_was_replaced_is_followed_from_its_beginning(tmp_path):
     served = Served(tmp_path)
     served.page()
     assert served.cursor is not None
+    of_this_log = served.cursor.log
     served.cursor = served.cursor._replace(log=b"x" * 8, upper=1 << 40)
+    assert served.page().reset
+    # As after an id of a client that did not get the whole state.
+    served.cursor = ChangesCursor(of_this_log, 0, 1)
     assert served.page().reset
 
 
@@ -130,7 +134,9 @@ def test_no_page_goes_back_and_none_is_beyond_the_bounds(tmp_path):
     served.replica.progress = served.replica.progress._replace(applying_to=5)
     page = served.page()
     assert page.cursor.upper == 5
-    # Only a replica that is as far may continue.
+    # Only a replica that is as far may continue, or begin anew.
+    assert isinstance(served.refused(), PositionNotReached)
+    served.cursor = ChangesCursor(page.cursor.log, 0, 5)
     assert isinstance(served.refused(), PositionNotReached)
     served.cursor = None
     served.replica.progress = served.replica.progress._replace(end_offset=5)

@@ -14,6 +14,7 @@ _DIGEST_BYTES = 8
 MOST_ID_CHARACTERS = 8 << 10
 """Proxies take a request's head of that size. A stream whose id would be longer has none, so it begins anew."""
 NO_NONCE = b""
+_NOTHING, _PART, _ALL = 0, 1, 2
 
 
 class ChangesCursor(NamedTuple):
@@ -46,7 +47,8 @@ class ChangesCursor(NamedTuple):
 def encode_id(selection: bytes, partitions: Sequence[int], cursors: Mapping[int, ChangesCursor]) -> str:
     """The id of an event: a position for each partition; empty if it would be too long.
 
-    A partition whose state was not sent to its end, or that is of another log than the first, begins anew.
+    A partition whose state was not sent to its end begins anew, though not before what was sent of it. So does one
+    that is of another log than the first.
     """
     log = next((cursors[partition].log for partition in partitions if partition in cursors), None)
     if log is None:
@@ -57,10 +59,16 @@ def encode_id(selection: bytes, partitions: Sequence[int], cursors: Mapping[int,
     for partition in partitions:
         cursor = known.get(partition)
         raw += encode_leb128(0 if cursor is None else cursor.upper - base)
-        # Zero means that it begins anew.
-        raw += encode_leb128(1 + cursor.upper - cursor.since if cursor is not None and cursor.whole else 0)
+        raw += encode_leb128(_extent(cursor))
     text = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
     return text if len(text) <= MOST_ID_CHARACTERS else ""
+
+
+def _extent(cursor: ChangesCursor | None) -> int:
+    """How much was sent, in one number: nothing, not all of the state, or all changes up to a distance."""
+    if cursor is None:
+        return _NOTHING
+    return _ALL + cursor.upper - cursor.since if cursor.whole else _PART
 
 
 def decode_id(text: str, selection: bytes, partitions: Sequence[int]) -> dict[int, ChangesCursor]:
@@ -76,8 +84,10 @@ def decode_id(text: str, selection: bytes, partitions: Sequence[int]) -> dict[in
     if found != selection or len(numbers) != 2 * len(partitions):
         return {}
     cursors = {}
-    for partition, over, gap in zip(partitions, numbers[::2], numbers[1::2], strict=True):
-        if gap:
-            upper = base + over
-            cursors[partition] = ChangesCursor(log, max(0, upper - gap + 1), upper)
+    for partition, over, extent in zip(partitions, numbers[::2], numbers[1::2], strict=True):
+        upper = base + over
+        if extent >= _PART:
+            # No replica can tell what has changed since the beginning, so it resets the partition.
+            since = 0 if extent == _PART else max(0, upper - extent + _ALL)
+            cursors[partition] = ChangesCursor(log, since, upper)
     return cursors
