@@ -55,6 +55,8 @@ from forebay.rest.routes import (
     crashes_counted,
 )
 from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
+from forebay.rest.ticket_routes import add_ticket_route
+from forebay.rest.tickets import Tickets, ticket_key_of
 from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, RouterMetrics
 from forebay_router.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
@@ -108,6 +110,7 @@ def make_app(
     """The application of a router's process, which starts to discover workers when the application starts."""
     console = Console.of("router", router, metrics.store_counts)
     whole = ProcessGroupView(router, metrics, console.history, place)
+    tickets = Tickets(ticket_key_of(router.settings.ticket_key_file, place.ticket_key), authenticator)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -126,6 +129,7 @@ def make_app(
         ready=whole.readiness,
         metrics=whole.metrics,
         authenticator=authenticator,
+        tickets=tickets,
         hosts=hosts,
         refusals=metrics.refusals,
         max_key_bytes=router.settings.max_key_bytes,
@@ -143,6 +147,7 @@ def make_app(
     changes = counted(CHANGES_ROUTE, _changes_endpoint(router, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes)
     add_changes_routes(app, router, metrics, _CHANGES_PROBLEMS)
+    add_ticket_route(app, tickets, router.spec, router.limits)
     add_document_routes(app, router, whole.status_document, ROUTER_STATUS_SCHEMA)
     add_console_page(app)
     add_console_routes(app, console, Bounds(ANSWER_MS, SERVED_BOUNDS), whole.samples)

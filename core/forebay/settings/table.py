@@ -374,6 +374,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Networks of proxies, comma-separated, and `unix` for the Unix sockets: in their requests "
         "`X-Forwarded-For`, or `Forwarded`, names the client that limits count.",
     ),
+    Setting(
+        "proxy_protocol",
+        "boolean",
+        False,
+        ROUTER,
+        "Whether each connection from one of the `trusted_proxies` begins with a header of the PROXY protocol, "
+        "which names the client that limits count.",
+    ),
     Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
     Setting(
         "tls_certificate_file",
@@ -400,6 +408,15 @@ SETTINGS: tuple[Setting, ...] = (
         BOTH,
         "Name of an entry point in the group `forebay.authenticators` that authenticates requests instead of a "
         "tokens file.",
+    ),
+    Setting(
+        "ticket_key_file",
+        "path",
+        None,
+        BOTH,
+        "File of the one key, of at least 32 characters, that signs tickets for event streams; read again when "
+        "it changes. Routers with the same key open each other's tickets. By default each process, or each router "
+        "of several, makes a key at its start.",
     ),
     Setting(
         "allow_anonymous",

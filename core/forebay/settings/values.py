@@ -59,6 +59,7 @@ class WorkerSettings:
     tls_key_file: Path | None
     auth_tokens_file: Path | None
     authenticator: str | None
+    ticket_key_file: Path | None
     allow_anonymous: bool
     log_level: str
     log_format: str
@@ -90,11 +91,13 @@ class RouterSettings:
     shutdown_timeout_ms: int
     allowed_hosts: tuple[str, ...]
     trusted_proxies: tuple[str, ...]
+    proxy_protocol: bool
     cors_allow_origins: tuple[str, ...]
     tls_certificate_file: Path | None
     tls_key_file: Path | None
     auth_tokens_file: Path | None
     authenticator: str | None
+    ticket_key_file: Path | None
     allow_anonymous: bool
     worker_token_file: Path | None
     worker_token_networks: tuple[str, ...]

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from forebay.errors import ForebayError
@@ -51,7 +52,8 @@ def run_processes(settings: RouterSettings) -> None:
             stack.enter_context(claim(address))
         listeners = stack.enter_context(bound(unix_addresses(settings.listen), settings.socket_group))
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-router-"))
-        places = [ProcessSlot(number, settings.processes, Path(directory)) for number in range(settings.processes)]
+        first = ProcessSlot(0, settings.processes, Path(directory))
+        places = [replace(first, number=number) for number in range(settings.processes)]
         children = [ManagedProcess(settings, place, listeners) for place in places]
         try:
             _watch(children, received)

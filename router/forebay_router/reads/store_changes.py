@@ -22,7 +22,8 @@ from forebay.rest.store_changes.endpoint import OF_THE_CLIENT
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest, decode_outcomes
 from forebay.rest.store_changes.selection import KeySelection
-from forebay_router.reads.replica_read import ReplicaRequest, ask
+from forebay_router.reads.replica_read import ask
+from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.timeouts import running_timeout

@@ -116,7 +116,7 @@ def make_selection(spec: StoreSpec, parameters: ReadParameters, max_key_bytes: i
 
 def _keys(spec: StoreSpec, text: bytes, max_key_bytes: int) -> tuple[bytes, ...]:
     try:
-        keys = read_batch_keys(b'{"keys":%b}' % text, max_key_bytes)
+        keys = read_batch_keys(b'{"keys":%b}' % text, max_key_bytes).values
     except BadRequest as problem:
         raise BadParameter(
             f'keys must be a JSON array of at most {MOST_KEYS} keys, such as ["UA","AA"]. {problem.detail}',
