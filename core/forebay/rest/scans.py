@@ -181,7 +181,7 @@ def prefix_range(spec: StoreSpec, prefix: bytes | None) -> tuple[bytes, bytes]:
             parameter="prefix",
         )
     # A prefix need not be a complete key: half a character or half a JSON value will do.
-    start = USER_TAG + (prefix if spec.kind == "key-value" else prefix.replace(b"\x00", b"\x00\xff"))
+    start = spec.stored_keys.beginning(prefix)
     return start, successor(start)
 
 

@@ -10,6 +10,7 @@ from forebay.changelog import Batch
 from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, NotReady, PositionNotReached, Problem
 from forebay.lag import EndOffset
+from forebay.record_orders import with_order
 from forebay.rest.parameters import STORE_CHANGES_PARAMETERS, parse_parameters
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
@@ -176,6 +177,16 @@ def test_of_versions_the_newest_is_followed(tmp_path, query):
     served.apply((b"k", b"0"), timestamp_ms=5_500)
     served.apply((b"b", None), timestamp_ms=8_000)
     assert values(served.page()) == [("k", 2), ("b",)]
+
+
+@pytest.mark.parametrize("query", ["", 'keys=["b","k"]'])
+def test_of_orders_the_highest_is_followed(tmp_path, query):
+    served = Served(tmp_path, query, latest_by="n")
+    served.apply((with_order(b"k", 7_000), b"7"), (with_order(b"b", 2), b"2"), (with_order(b"b", 1), b"1"))
+    assert values(served.page()) == [("b", 2), ("k", 7)]
+    # One that comes late changes nothing.
+    served.apply((with_order(b"k", 8_000), None), (with_order(b"b", 0), b"0"))
+    assert values(served.page()) == [("b", 2), ("k",)]
 
 
 def test_keys_are_read_by_themselves_some_of_them_absent(tmp_path):
