@@ -1,4 +1,4 @@
-"""The processes of one router, which query each other over Unix sockets in a directory of their own."""
+"""Processes of one parent, which query each other over Unix sockets in a directory of their own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay_router.upstream.timeouts import running_timeout
+from forebay.timeouts import running_timeout
 
 _TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
 class ProcessSlot:
-    """This process's number among a router's processes; they meet in ``directory``."""
+    """This process's number among those of its parent; they meet in ``directory``."""
 
     number: int
     processes: int
