@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,21 +34,30 @@ class GroupMetrics:
         """What a peer is told."""
         return document_of(self._counted_here())
 
-    def together(self, answers: Mapping[int, Any]) -> Collector:
+    async def together(self, answers: Mapping[int, Any]) -> Collector:
         """The metrics of all, given the peers' documents, None for one that does not answer.
 
         For that one, counters are given as last reported, and gauges are left out.
         """
+        own = self._counted_here()
+        if not self._place.is_single:
+            # With thousands of replicas this takes a while, in which no read would be answered.
+            own = await asyncio.to_thread(self._with_others, own, answers)
+        answering = 1 + sum(document is not None for document in answers.values())
+        return _CollectedMetrics([*own, *self._processes(answering)])
+
+    def _with_others(self, own: list[Metric], answers: Mapping[int, Any]) -> list[Metric]:
         others = [
             self._last_reported_by(number) if document is None else metrics_of(document)
             for number, document in answers.items()
         ]
-        answering = 1 + sum(document is not None for document in answers.values())
-        return _CollectedMetrics([*summed([self._counted_here(), *others]), *self._processes(answering)])
+        return summed([own, *others])
 
     def _counted_here(self) -> list[Metric]:
         """This process's metrics on top of its predecessors'; saved before they are reported."""
-        found = summed([self._inherited, self._collect()])
+        found = list(self._collect())
+        if self._inherited:
+            found = summed([self._inherited, found])
         if not self._place.is_single:
             # A full disk must not keep the figures from being reported.
             with contextlib.suppress(OSError):

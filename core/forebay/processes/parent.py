@@ -137,11 +137,12 @@ class ManagedProcess:
                 log.error("no process of the %s can be started: %s", self._how.tier, error)
 
     def _failed_start(self) -> ForebayError:
-        """The error that ends the parent. Its status is the process's, which says whether to try again."""
+        """The error that ends the parent. Its status says whether to try again: as the process's does, and after
+        a signal."""
         error = ForebayError(
             f"A process of the {self._how.tier} {self._end()} before it was up; see its messages above."
         )
-        if self._process.returncode == _MAY_SUCCEED_LATER:
+        if self._process.returncode < 0 or self._process.returncode == _MAY_SUCCEED_LATER:
             error.exit_status = _MAY_SUCCEED_LATER
         return error
 

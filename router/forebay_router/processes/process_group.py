@@ -61,7 +61,7 @@ class ProcessGroupView:
 
     async def metrics(self) -> Collector:
         """The metrics of all processes together."""
-        return self._metrics.together(await self.peers.ask("metrics"))
+        return await self._metrics.together(await self.peers.ask("metrics"))
 
     async def samples(self, store: str) -> list[StoreSample]:
         """The last minutes of a store, by second; without the reads of a process that does not answer."""

@@ -40,4 +40,4 @@ class WorkerProcesses:
 
     async def metrics(self) -> Collector:
         """The metrics of all processes together."""
-        return self._metrics.together(await self.peers.ask("metrics"))
+        return await self._metrics.together(await self.peers.ask("metrics"))
