@@ -24,7 +24,6 @@ from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import Peer
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
-from forebay.timeouts import was_stopped
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, late
 from forebay_router.reads.batches import batch_get
@@ -34,6 +33,7 @@ from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_read import is_final
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
+from forebay_router.upstream.timeouts import was_stopped
 
 log = logging.getLogger(__name__)
 

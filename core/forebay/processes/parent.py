@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forebay.errors import ForebayError
@@ -64,10 +64,11 @@ def run_processes(
         listeners = stack.enter_context(reserved)
         name = starts[0].tier
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"forebay-{name}-")))
+        first = ProcessSlot(0, len(starts), directory)
         children: list[ManagedProcess] = []
         try:
             for number, start in enumerate(starts):
-                children.append(ManagedProcess(start, ProcessSlot(number, len(starts), directory), listeners))
+                children.append(ManagedProcess(start, replace(first, number=number), listeners))
             _watch(children, received)
             for listener in listeners:
                 # Connections would wait for this process, which accepts none.

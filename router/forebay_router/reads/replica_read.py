@@ -15,7 +15,6 @@ from forebay.rest.aging import as_of
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL
-from forebay.timeouts import TIME_TO_READ_S, was_stopped
 from forebay.topology import StoreSpec
 from forebay_router.reads.attempts import Attempt, attempts_head, late, overload, refusal
 from forebay_router.reads.named_key import NamedKey
@@ -23,6 +22,7 @@ from forebay_router.router import Router
 from forebay_router.upstream.connection import Admit, AnsweredForAnother
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.pool import InFlightPermit
+from forebay_router.upstream.timeouts import TIME_TO_READ_S, was_stopped
 
 _UNKNOWN_STORE = b'{"type":"urn:forebay:problem:unknown-store"'
 _LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
