@@ -54,17 +54,24 @@ class TokensFile:
             self._digests, self._let_in = digests, set()
         # Sets are searched by hash: the time that takes does not reveal how much of a token was right.
         if authorization not in self._let_in:
-            self._require_known(authorization)
+            self.digest_of(authorization)
             if len(self._let_in) < _MOST_REMEMBERED:
                 self._let_in.add(authorization)
 
-    def _require_known(self, authorization: bytes) -> None:
+    def digests(self) -> frozenset[bytes]:
+        """The SHA-256 of every token that is accepted now."""
+        return self._file()
+
+    def digest_of(self, authorization: bytes) -> bytes:
+        """The SHA-256 of a request's token; raises ``Unauthenticated`` unless it is one of the file's."""
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             raise Unauthenticated("The request has no token; send the header Authorization: Bearer TOKEN.")
         token = token.strip(b" ")
-        if not token or hashlib.sha256(token).digest() not in self._digests:
+        digest = hashlib.sha256(token).digest()
+        if not token or digest not in self._digests:
             raise Unauthenticated("The request's token is not known here.")
+        return digest
 
 
 def _read_digests(text: str) -> frozenset[bytes]:

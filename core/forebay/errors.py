@@ -214,7 +214,8 @@ class HostNotAllowed(Problem):
 
 
 class Unauthenticated(Problem):
-    """The request carries no credentials, or unknown ones; send them in an ``Authorization`` header."""
+    """The request carries no credentials, or unknown ones; send them in an ``Authorization`` header, or open an
+    event stream with a ticket."""
 
     status, name, title = 401, "unauthenticated", "The request is not authenticated"
 

@@ -56,6 +56,8 @@ from forebay.rest.routes import (
     crashes_counted,
 )
 from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
+from forebay.rest.ticket_routes import add_ticket_route
+from forebay.rest.tickets import Tickets, ticket_key_of
 from forebay.timeouts import running_timeout
 from forebay_router.metrics import ANSWER_MS, RouterMetrics
 from forebay_router.processes.process_group import ProcessGroupView
@@ -107,6 +109,7 @@ def make_app(
     """The application of a router's process, which starts to discover workers when the application starts."""
     console = Console.of("router", router, metrics.store_counts)
     whole = ProcessGroupView(router, metrics, console.history, place)
+    tickets = Tickets(ticket_key_of(router.settings.ticket_key_file, place.ticket_key), authenticator)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -125,6 +128,7 @@ def make_app(
         ready=whole.readiness,
         metrics=whole.metrics,
         authenticator=authenticator,
+        tickets=tickets,
         hosts=hosts,
         refusals=metrics.refusals,
         max_key_bytes=router.settings.max_key_bytes,
@@ -141,6 +145,7 @@ def make_app(
     add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(router, metrics)))
     changes = counted(CHANGES_ROUTE, _changes_endpoint(router, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes)
+    add_ticket_route(app, tickets, router.spec, router.limits)
     add_document_routes(app, router, whole.status_document, ROUTER_STATUS_SCHEMA)
     add_console_page(app)
     add_console_routes(app, console, Bounds(ANSWER_MS, SERVED_BOUNDS), whole.samples)

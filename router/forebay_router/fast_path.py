@@ -1,22 +1,23 @@
 """The router's fast path: a recognised read goes to its best candidate over a shared connection, at once.
 
-If it gets no final answer there (a refusal, a lost connection, a worker slower than the hedge delay), it continues
-as an ordinary read, which asks the others; slots keep the client's order of answers. A batch is an ordinary read
-from the beginning, only without the framework.
+If it gets no final answer there (a refusal, a lost connection, a worker slower than the hedge delay), the policy
+of reads decides. As soon as that asks another worker, the read continues as an ordinary one, in which its first
+request is one of several; slots keep the client's order of answers. A batch is an ordinary read from the
+beginning, only without the framework.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from forebay.clock import boot_ms
-from forebay.codecs import from_segment
 from forebay.errors import InternalError, Problem
 from forebay.fast_path import FastPathProtocol, KeyHandler, PendingResponse, RecognisedBatch, RequestTemplate
 from forebay.metadata import HostInfo
@@ -24,22 +25,23 @@ from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import Peer
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
+from forebay.routing.read_policy import Action, NoteSlow, NoteThrottled, ReadPolicy, Wait
 from forebay_router.metrics import RouterMetrics
-from forebay_router.reads.attempts import Attempt, late
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.candidate_cache import CandidateCache, ReadTarget, RoutedKeyRead
-from forebay_router.reads.keys import read_admitted_key
 from forebay_router.reads.named_key import NamedKey
-from forebay_router.reads.replica_read import is_final
+from forebay_router.reads.outcomes import is_final
+from forebay_router.reads.partition_replicas import PartitionReplicas
+from forebay_router.reads.replica_read import go_on, note
+from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest, answered_by_now
 from forebay_router.router import Router
-from forebay_router.upstream.credentials import REFUSALS
-from forebay_router.upstream.timeouts import was_stopped
+from forebay_router.upstream.connection import AnsweredForAnother, UpstreamClosed
+from forebay_router.upstream.timeouts import TIME_TO_READ_S, was_stopped
 
 log = logging.getLogger(__name__)
 
 _PATH = READ_ROUTES[0].path
 _TICK_S = 0.005
-_RECHECK_INTERVAL_MS = 50.0
 
 
 @dataclass(slots=True, eq=False)
@@ -56,10 +58,10 @@ class _Outstanding:
     peer: Peer
     done: bool = False
     """Answered, or continued as an ordinary read."""
-    slow_path: asyncio.Task[None] | None = None
-    hedged: bool = False
-    hedge_throttled: bool = False
-    """No hedge was allowed when one was due."""
+    first: FirstRequest | None = None
+    """What it is in the ordinary read that it continues as."""
+    policy: ReadPolicy[HostInfo] | None = None
+    """Decides what happens once it waits for longer than the hedge delay."""
 
 
 class RouterFastPath:
@@ -147,58 +149,48 @@ class RouterFastPath:
             pending.fill(answer)
 
     def _answered(self, read: _Outstanding, answer: HttpAnswer | None) -> bool:
-        """Handle a worker's answer, None if the connection ended first: that alone does not mean it is down.
+        """Handle a worker's answer, None if the connection ended first.
 
         Returns whether the answer was for the key that was asked.
         """
-        router = self._router
-        named = read.named
+        named, first = read.named, read.first
         in_step = answer is None or answer.body.startswith(named.document) or named.is_in(answer)
-        if not in_step:
-            router.cluster.on_mismatched_answer(read.target.worker.host)
-            answer = None
-        took_ms = boot_ms() - read.sent_boot_ms
-        if answer is not None:
-            target = read.target
-            target.worker.on_answer(late=read.done)
-            router.delay.observe(took_ms)
-            if not target.reported:
-                target.reported = True
-                router.cluster.on_answer_headers(
-                    target.worker.host, (read.prepared.spec.name, read.partition), answer.head
-                )
-            if took_ms > IN_TRANSIT_MS:
-                answer = self._by_now(read, answer, took_ms)
-        if read.done:
-            if answer is not None and is_final(answer):
-                self._answered_after_all(read, answer, took_ms)
-        elif answer is None or not is_final(answer):
-            rejected_by = None
-            if answer is not None and answer.status not in REFUSALS:
-                # One that refused the router's token is asked again: it may have another since.
-                rejected_by = (read.target.worker.host, answer)
-            self._continue_on_slow_path(read, rejected_by=rejected_by)
-        else:
-            read.done = True
-            self._requests.used -= 1
-            read.peer.requests -= 1
-            self._fill(read, answer, took_ms)
+        if answer is not None and in_step:
+            took_ms = boot_ms() - read.sent_boot_ms
+            self._router.delay.observe(took_ms)
+            if first is None and self._finish(read, answer, took_ms):
+                return True
+        if first is None:
+            first = self._continue_on_slow_path(read, self._policy_of(read), [Wait(0.0)])
+        elif first.answer.done():
+            # Nobody waits for it any more.
+            read.target.worker.on_answer(late=True)
+            return in_step
+        _settle(first.answer, answer, in_step=in_step)
         return in_step
 
-    def _by_now(self, read: _Outstanding, answer: HttpAnswer, took_ms: float) -> HttpAnswer | None:
-        """An answer that may have waited to be received, because this process was stopped for example: all that is
-        known is that it is newer than the request. None if the read's time is over."""
-        prepared = read.prepared
-        if took_ms > self._router.timeout_ms(prepared.parameters):
-            return None
-        store, tolerance = prepared.bounds
-        return answer_by_now(answer, took_ms, tolerance, store, "it had arrived")
-
-    def _answered_after_all(self, read: _Outstanding, answer: HttpAnswer, took_ms: float) -> None:
-        """The first worker was faster than those asked since."""
-        if read.slow_path is not None and not read.slow_path.done():
-            read.slow_path.cancel()
-            self._fill(read, answer, took_ms)
+    def _finish(self, read: _Outstanding, answer: HttpAnswer, took_ms: float) -> bool:
+        """Answer the client if the worker's answer is final, and still within its bounds."""
+        if not is_final(answer):
+            return False
+        if took_ms > IN_TRANSIT_MS:
+            # It may have waited to be received: all that is known is that it is newer than the request.
+            answer = answer_by_now(
+                answer, took_ms, read.prepared.bounds[1], read.prepared.spec.name, "it had arrived"
+            )
+            if not is_final(answer) or boot_ms() > self._deadline(read):
+                return False
+        target = read.target
+        target.worker.on_answer()
+        if not target.reported:
+            target.reported = True
+            held = read.prepared.spec.name, read.partition
+            self._router.cluster.on_answer_headers(target.worker.host, held, answer.head)
+        read.done = True
+        self._requests.used -= 1
+        read.peer.requests -= 1
+        self._fill(read, answer, took_ms)
+        return True
 
     def _fill(self, read: _Outstanding, answer: HttpAnswer, took_ms: float) -> None:
         prepared = read.prepared
@@ -206,18 +198,26 @@ class RouterFastPath:
         self._metrics.count_answer(_PATH, prepared.spec.name, answer)
         read.pending.fill(answer, prepared.bounds)
 
+    def _policy_of(self, read: _Outstanding) -> ReadPolicy[HostInfo]:
+        if read.policy is None:
+            prepared = read.prepared
+            replicas = PartitionReplicas(self._router, prepared.spec, read.partition, prepared.parameters)
+            read.policy = ReadPolicy(replicas, self._deadline(read))
+            read.policy.resume(read.target.worker.host, read.sent_boot_ms)
+        return read.policy
+
     def _continue_on_slow_path(
-        self,
-        read: _Outstanding,
-        *,
-        unresponsive_host: HostInfo | None = None,
-        rejected_by: tuple[HostInfo, HttpAnswer] | None = None,
-    ) -> None:
+        self, read: _Outstanding, policy: ReadPolicy[HostInfo], actions: Sequence[Action[HostInfo]]
+    ) -> FirstRequest:
+        """Leave the rest to a driver that can ask several workers; returns what it awaits of the first one."""
         read.done = True
-        read.slow_path = self._begin(self._slow_path(read, unresponsive_host, rejected_by))
+        answer: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
+        read.first = FirstRequest(read.target.worker.host, read.sent_boot_ms, answer)
+        slow_path = self._begin(self._slow_path(read, read.first, policy, actions))
         # It keeps its place among those in flight: who was admitted is not refused for others that came later.
-        read.slow_path.add_done_callback(partial(self._leave, read.peer))
-        read.pending.on_abandoned = read.slow_path.cancel
+        slow_path.add_done_callback(partial(self._leave, read.peer))
+        read.pending.on_abandoned = slow_path.cancel
+        return read.first
 
     def _leave(self, peer: Peer, _: asyncio.Task[None]) -> None:
         self._router.limits.requests.count(peer, -1)
@@ -225,23 +225,19 @@ class RouterFastPath:
     async def _slow_path(
         self,
         read: _Outstanding,
-        unresponsive_host: HostInfo | None,
-        rejected_by: tuple[HostInfo, HttpAnswer] | None,
+        first: FirstRequest,
+        policy: ReadPolicy[HostInfo],
+        actions: Sequence[Action[HostInfo]],
     ) -> None:
         prepared = read.prepared
         path = b"/v1/stores/%b/keys/%b" % (prepared.spec.name_bytes, read.segment)
+        target = b"%b?%b" % (path, prepared.query) if prepared.query else path
+        request = ReplicaRequest(prepared.spec, read.partition, target, named=read.named)
         try:
-            spec = self._router.spec(prepared.spec.name)
-            plain = from_segment(spec.key_codec, read.segment)
-            left_ms = int(self._left_ms(read))
-            if left_ms > 0:
-                parameters = replace(prepared.parameters, timeout_ms=left_ms)
-                answer = await read_admitted_key(
-                    self._router, spec, plain, path, prepared.query, parameters, unresponsive_host, rejected_by
-                )
-                self._router.counts["hedges_won"] += read.hedged and is_final(answer)
-            else:
-                answer = late(spec.name, read.partition, [Attempt(read.target.worker.host, "no answer yet")])
+            timed = await go_on(
+                self._router, request, prepared.parameters, self._deadline(read), first, policy, actions
+            )
+            answer = answered_by_now(timed, *prepared.bounds)
         except Problem as problem:
             answer = problem_answer(problem)
         except Exception:
@@ -267,50 +263,48 @@ class RouterFastPath:
             read = self._outstanding.popleft()
             if read.done:
                 continue
-            router.cluster.on_slow_read(read.target.worker.host)
-            self._hedge(read)
+            self._on_silence(read)
         if self._outstanding:
             self._tick()
 
-    def _hedge(self, read: _Outstanding) -> None:
-        """Ask another replica, if there is one and the budget allows; otherwise keep waiting, and check again."""
-        router = self._router
-        if not self._has_another(read):
-            self._wait(read)
-        elif router.budget.spend():
-            router.counts["hedges"] += 1
-            read.hedged = True
-            self._continue_on_slow_path(read, unresponsive_host=read.target.worker.host)
-        elif router.cluster.is_healthy(read.target.worker.host):
-            router.counts["hedges_throttled"] += not read.hedge_throttled
-            read.hedge_throttled = True
-            self._wait(read)
-        else:
-            # The worker hangs: this is no hedge.
-            self._continue_on_slow_path(read, unresponsive_host=read.target.worker.host)
+    def _on_silence(self, read: _Outstanding) -> None:
+        """Do what the policy decides: keep waiting here, or continue as an ordinary read."""
+        policy = self._policy_of(read)
+        actions = policy.tick(boot_ms())
+        notes = [action for action in actions if isinstance(action, NoteSlow | NoteThrottled)]
+        step = actions[-1]
+        if not isinstance(step, Wait) or len(notes) < len(actions) - 1:
+            self._continue_on_slow_path(read, policy, actions)
+            return
+        for action in notes:
+            note(self._router, action)
+        pause_s = max(0.0, step.until_ms - boot_ms()) / 1000
+        asyncio.get_running_loop().call_later(pause_s, self._recheck, read, step.until_ms)
 
-    def _has_another(self, read: _Outstanding) -> bool:
-        prepared = read.prepared
-        spec = self._router.cluster.metadata.stores.get(prepared.spec.name)
-        if spec is None:
-            return False
-        hosts = self._router.candidates(spec, read.partition, prepared.parameters)
-        return any(host != read.target.worker.host for host in hosts)
-
-    def _wait(self, read: _Outstanding) -> None:
-        pause_ms = max(0.0, min(self._left_ms(read), _RECHECK_INTERVAL_MS))
-        asyncio.get_running_loop().call_later(pause_ms / 1000, self._recheck, read)
-
-    def _recheck(self, read: _Outstanding) -> None:
+    def _recheck(self, read: _Outstanding, due_boot_ms: float) -> None:
         if read.done:
             return
-        if self._left_ms(read) <= 0:
-            self._continue_on_slow_path(read, unresponsive_host=read.target.worker.host)
-        else:
-            self._hedge(read)
+        if was_stopped(boot_ms() - due_boot_ms):
+            # What came meanwhile is read first.
+            asyncio.get_running_loop().call_later(TIME_TO_READ_S, self._recheck, read, math.inf)
+            return
+        self._on_silence(read)
 
-    def _left_ms(self, read: _Outstanding) -> float:
-        return self._router.timeout_ms(read.prepared.parameters) - (boot_ms() - read.sent_boot_ms)
+    def _deadline(self, read: _Outstanding) -> float:
+        return read.sent_boot_ms + self._router.timeout_ms(read.prepared.parameters)
+
+
+def _settle(future: asyncio.Future[HttpAnswer], answer: HttpAnswer | None, *, in_step: bool) -> None:
+    """Give a first request its outcome."""
+    if answer is not None and in_step:
+        future.set_result(answer)
+        return
+    if in_step:
+        future.set_exception(UpstreamClosed("the worker closed the connection"))
+    else:
+        future.set_exception(AnsweredForAnother("the worker answered for another key"))
+    # Nobody may be there to see it.
+    future.exception()
 
 
 def _failed(what: str) -> HttpAnswer:

@@ -20,13 +20,13 @@ from forebay.process_identity import Identity
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.limits import Limits, Peer
 from forebay.rest.parameters import Prefer, ReadParameters
+from forebay.routing.candidates import candidates
+from forebay.routing.hedging import HedgeBudget, HedgeDelay
 from forebay.settings import RouterSettings
 from forebay.topology import StoreSpec
-from forebay_router.cluster.candidates import candidates
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
-from forebay_router.hedging import HedgeBudget, HedgeDelay
 from forebay_router.upstream.credentials import credentials_of, token_networks_of
 from forebay_router.upstream.encryption import encryption_of
 from forebay_router.upstream.opener import Opener

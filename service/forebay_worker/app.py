@@ -58,6 +58,8 @@ from forebay.rest.routes import (
 )
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay.rest.schemas import WORKER_STATUS_SCHEMA
+from forebay.rest.ticket_routes import add_ticket_route
+from forebay.rest.tickets import Tickets, ticket_key_of
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.processes.process_group import WorkerProcesses
 from forebay_worker.reads.bounds_check import Refused
@@ -110,6 +112,7 @@ def make_app(
 
     console = Console.of("worker", worker)
     whole = WorkerProcesses(worker, metrics, place)
+    tickets = Tickets(ticket_key_of(worker.settings.ticket_key_file, place.ticket_key), authenticator)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -130,6 +133,7 @@ def make_app(
         ready=whole.readiness,
         metrics=whole.metrics,
         authenticator=authenticator,
+        tickets=tickets,
         hosts=hosts,
         refusals=metrics.refusals,
         max_key_bytes=worker.settings.max_key_bytes,
@@ -146,6 +150,7 @@ def make_app(
     add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(worker, metrics)))
     changes = counted(CHANGES_ROUTE, _changes_endpoint(worker, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes, worker=True)
+    add_ticket_route(app, tickets, worker.spec, worker.limits)
     add_document_routes(app, worker, status_document, WORKER_STATUS_SCHEMA)
     add_console_page(app)
     add_console_routes(app, console, None, samples)

@@ -49,6 +49,7 @@ def balanced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Balanced]:
         addresses = dict(zip(("router-1:8080", "router-2:8080"), balanced.routers, strict=True))
         text = re.sub(r"router-\d:8080", lambda found: addresses[found[0]], CONFIGURATION)
         configuration = directory / "nginx.conf"
+        text = text.replace("/var/log/nginx", str(directory))
         configuration.write_text(text.replace("listen 8080", f"listen {balanced.front.removeprefix('http://')}"))
         files = f"daemon off; pid {directory}/nginx.pid; error_log {directory}/nginx.log;"
         process = subprocess.Popen([NGINX, "-c", configuration, "-e", directory / "nginx.log", "-g", files])
@@ -98,6 +99,14 @@ def test_a_key_with_a_slash_a_batch_and_a_stream_pass(balanced):
         assert "event: value" in lines
         balanced.cluster.put("counts", {b"a/b": b"2"})
         assert "event: value" in lines
+
+
+def test_what_a_query_holds_is_not_logged(balanced):
+    log = balanced.cluster.directory / "access.log"
+    with httpx.stream("GET", f"{balanced.front}{KEY}/changes?lag_interval_ms=100&ticket=secret") as changes:
+        assert changes.status_code == 200
+    wait_until(lambda: f'"GET {KEY}/changes" 200' in log.read_text(), "the request in the log")
+    assert "secret" not in log.read_text()
 
 
 def test_limits_count_the_client_and_not_nginx_nor_what_the_client_writes(balanced):

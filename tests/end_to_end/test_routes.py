@@ -93,6 +93,9 @@ ROUTES = {
         {"store", "interval_ms", "samples", "served"},
         "/v1/stores/nope/history",
     ),
+    "/v1/tickets": Route(
+        "/v1/tickets", {"ticket", "expires_ms"}, "/v1/tickets?store=counts", "bad-parameter", {"store": "counts"}
+    ),
     "/v1/stores": Route("/v1/stores", {"application_id", "topology", "stores"}),
     "/v1/stores/{store}": Route(
         "/v1/stores/counts",

@@ -182,7 +182,8 @@ def test_a_store_away_for_too_long_serves_while_it_is_rebuilt(tmp_path):
         with httpx.Client(base_url=f"http://{worker}/v1/stores/plain/keys/") as client:
             wait_until(lambda: "it is rebuilt" in cluster.logs(), "the rebuild's beginning")
             cluster.wait_alive(worker)
-            wait_until(lambda: client.get("a").status_code == 200, "an answer")
+            # Until it has joined its group it is a standby.
+            wait_until(lambda: client.get("a").json().get("role") == "restoring", "an answer")
             old = client.get("a").json()
             assert (old["value"], old["role"]) == (1, "restoring")
             assert old["lag"]["record_lag"] > 60

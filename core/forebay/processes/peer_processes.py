@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay.rest.tickets import make_ticket_key
 from forebay.timeouts import running_timeout
 
 _TIMEOUT_S = 1.0
@@ -22,6 +23,8 @@ class ProcessSlot:
     number: int
     processes: int
     directory: Path
+    ticket_key: bytes = field(default_factory=make_ticket_key, repr=False)
+    """Signs tickets unless the settings have a key: the same in all processes of one parent."""
 
     @property
     def is_single(self) -> bool:

@@ -79,5 +79,4 @@ def bounds_exceeded(
         lag=lag.document(),
         attempts=[],
     )
-    answer = problem_answer(problem)
-    return answer._replace(head=answer.head + lag_head(lag))
+    return problem_answer(problem, lines=lag_head(lag))

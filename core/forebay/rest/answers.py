@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ JSON_HEAD = b"content-type: application/json\r\n"
 PROBLEM_HEAD = b"content-type: " + PROBLEM_MEDIA_TYPE.encode() + b"\r\n"
 NO_STORE = b"cache-control: no-store\r\n"
 _OWN_HEAD = JSON_HEAD + NO_STORE
+_NAMED = re.compile(rb"forebay-problem: ([a-z-]+)\r\n")
 CHALLENGE = b"www-authenticate: Bearer\r\n"
 
 
@@ -119,16 +121,32 @@ def encode_replica_info(source: ReplicaInfo) -> EncodedReplicaInfo:
     return EncodedReplicaInfo(source, _OWN_HEAD + lag_head(lag) + lasting_lines, members, b",%b}" % members)
 
 
-def problem_answer(problem: Problem, source: ReplicaInfo | None = None) -> HttpAnswer:
-    """A problem as an answer, with the headers of the replica that found it."""
-    head = PROBLEM_HEAD + NO_STORE
+def is_problem(answer: HttpAnswer, kind: type[Problem]) -> bool:
+    """Whether an answer is a problem of this kind, by its header."""
+    return _named_in_head(kind.name) in answer.head
+
+
+def problem_name(answer: HttpAnswer) -> str:
+    """The name of the problem that an answer is, by its header; nothing if it is none."""
+    found = _NAMED.search(answer.head)
+    return "" if found is None else found[1].decode()
+
+
+@lru_cache(maxsize=256)
+def _named_in_head(name: str) -> bytes:
+    return b"forebay-problem: %b\r\n" % name.encode()
+
+
+def problem_answer(problem: Problem, source: ReplicaInfo | None = None, lines: bytes = b"") -> HttpAnswer:
+    """A problem as an answer, with the headers of the replica that found it, or other header lines of several."""
+    head = PROBLEM_HEAD + NO_STORE + lines
     if source is not None:
         head += replica_info_head(source)
     if isinstance(problem, Unauthenticated):
         head += CHALLENGE
     if problem.retry_after_s is not None:
         head += b"retry-after: %d\r\n" % problem.retry_after_s
-    return HttpAnswer(problem.status, head, problem.body())
+    return HttpAnswer(problem.status, head + _named_in_head(problem.name), problem.body())
 
 
 def json_answer(document: Any, status: int = 200) -> HttpAnswer:

@@ -46,6 +46,8 @@ from forebay.rest.hosts import AllowedHosts
 from forebay.rest.http10 import WholeAnswers
 from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import split_query
+from forebay.rest.ticket_parameter import TicketParameter
+from forebay.rest.tickets import Tickets, followed
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,10 @@ ANSWER_HEADERS: dict[str, Any] = {
     },
 }
 """What is said of an answer of one replica in headers; the members of its document, and more."""
-EXPOSED_HEADERS = (*ANSWER_HEADERS, "Retry-After")
+PROBLEM_HEADERS: dict[str, Any] = {
+    "Forebay-Problem": {"description": "The name of the problem's type.", "schema": {"type": "string"}},
+}
+EXPOSED_HEADERS = (*ANSWER_HEADERS, *PROBLEM_HEADERS, "Retry-After")
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
@@ -204,6 +209,7 @@ def _document_problems(documented: dict[int | str, dict[str, Any]], *problems: t
             str(problem.status),
             {
                 "description": "",
+                "headers": PROBLEM_HEADERS,
                 "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
             },
         )
@@ -217,6 +223,7 @@ def make_application(
     ready: Callable[[], Awaitable[Problem | None]],
     metrics: Callable[[], Awaitable[Collector]],
     authenticator: Authenticator | None,
+    tickets: Tickets,
     hosts: AllowedHosts,
     refusals: Counter[int],
     max_key_bytes: int,
@@ -241,7 +248,7 @@ def make_application(
     app.add_middleware(RawPath)
     app.add_middleware(KeyLengths, max_key_bytes=max_key_bytes)
     if authenticator is not None:
-        app.add_middleware(Guard, authenticator=authenticator, refusals=refusals)
+        app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)
     app.add_middleware(WholeAnswers, max_answer_bytes=max_answer_bytes)
     # Added after the guard, so it runs before that: a browser may read why it was refused.
     options = cors_options(cors_allow_origins)
@@ -249,6 +256,8 @@ def make_application(
         app.add_middleware(BrowserCors, **options)
     if not hosts.any:
         app.add_middleware(HostGuard, hosts=hosts, refusals=refusals)
+    # Added last, so it runs first.
+    app.add_middleware(TicketParameter)
     _answer_errors_as_problems(app)
     _add_ops_routes(app, ready, metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -374,14 +383,18 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schema.setdefault("components", {}).setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
-        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        schema["components"]["securitySchemes"] = {
+            "token": {"type": "http", "scheme": "bearer"},
+            "ticket": {"type": "apiKey", "in": "query", "name": "ticket"},
+        }
         for path, operations in schema["paths"].items():
             for operation in operations.values():
                 # Validation errors are problems of status 400 here.
                 operation["responses"].pop("422", None)
                 if path not in OPEN_PATHS:
                     # Whether a token is required is a setting.
-                    operation["security"] = [{"token": []}, {}]
+                    schemes = ("token",) if followed(path) is None else ("token", "ticket")
+                    operation["security"] = [*({scheme: []} for scheme in schemes), {}]
                     _document_problems(operation["responses"], HostNotAllowed, Unauthenticated, Forbidden)
         for unused in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(unused, None)

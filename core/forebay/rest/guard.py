@@ -12,6 +12,8 @@ from forebay.errors import BadRequest, HostNotAllowed, Problem
 from forebay.process_identity import IDENTITY_PATH
 from forebay.rest.answers import problem_answer
 from forebay.rest.hosts import AllowedHosts
+from forebay.rest.ticket_parameter import TICKET, TICKET_HOLDER
+from forebay.rest.tickets import Tickets
 
 OPEN_PATHS = ("/livez", "/readyz", IDENTITY_PATH)
 """Open to all: load balancers and supervisors have no token, and routers send theirs only to whom they know."""
@@ -83,9 +85,12 @@ class Guard:
     refused requests by status.
     """
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, refusals: Counter[int]) -> None:
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, tickets: Tickets, refusals: Counter[int]
+    ) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._tickets = tickets
         self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,6 +109,8 @@ class Guard:
         await _refuse(problem, self._refusals, send)
 
     def _refusal(self, scope: Scope) -> Problem | None:
+        if TICKET in scope:
+            return self._ticket_refusal(scope)
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) > 1:
             return BadRequest("The request has more than one Authorization header; send one.")
@@ -111,6 +118,17 @@ class Guard:
             self._authenticator.authenticate(
                 scope["method"], _path(scope), given[0].strip(b" \t") if given else b""
             )
+        except Problem as problem:
+            return problem
+        return None
+
+    def _ticket_refusal(self, scope: Scope) -> Problem | None:
+        """Why a ticket does not open a stream; of a stream that it has opened, whether its token is gone."""
+        try:
+            if TICKET_HOLDER in scope:
+                self._tickets.require_known(scope[TICKET_HOLDER])
+            else:
+                scope[TICKET_HOLDER] = self._tickets.open(scope[TICKET], scope["method"], _path(scope))
         except Problem as problem:
             return problem
         return None

@@ -16,6 +16,7 @@ from starlette.types import Scope
 from forebay.clock import boot_ms
 from forebay.errors import Overloaded
 from forebay.rest.forwarding import TrustedProxies, forwarded_chain
+from forebay.rest.ticket_parameter import TICKET_HOLDER
 from forebay.settings import RouterSettings, WorkerSettings
 
 _LEFT_TO_OTHERS = 8
@@ -66,7 +67,7 @@ class Peers:
         # Kept for what the connection counts: the answer, until it is read.
         peer = scope[_PEER] = self.sent_by(
             address,
-            b"".join(_values(scope, b"authorization")),
+            scope.get(TICKET_HOLDER) or b"".join(_values(scope, b"authorization")),
             forwarded_chain(_values(scope, b"x-forwarded-for"), _values(scope, b"forwarded")),
         )
         return peer

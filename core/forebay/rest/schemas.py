@@ -167,6 +167,7 @@ _IDENTITY = {
     "incarnation": _NUMBER,
 }
 IDENTITY_SCHEMA = _object({"tier": {**_STRING, "enum": ["worker", "router"]}, **_IDENTITY})
+TICKET_SCHEMA = _object({"ticket": _STRING, "expires_ms": _NATURAL})
 _PROCESS = {
     **_IDENTITY,
     "sequence": _NATURAL,

@@ -404,6 +404,15 @@ SETTINGS: tuple[Setting, ...] = (
         "tokens file.",
     ),
     Setting(
+        "ticket_key_file",
+        "path",
+        None,
+        BOTH,
+        "File of the one key, of at least 32 characters, that signs tickets for event streams; read again when "
+        "it changes. Routers with the same key open each other's tickets. By default each process, or each router "
+        "of several, makes a key at its start.",
+    ),
+    Setting(
         "allow_anonymous",
         "boolean",
         False,

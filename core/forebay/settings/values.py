@@ -60,6 +60,7 @@ class WorkerSettings:
     tls_key_file: Path | None
     auth_tokens_file: Path | None
     authenticator: str | None
+    ticket_key_file: Path | None
     allow_anonymous: bool
     log_level: str
     log_format: str
@@ -96,6 +97,7 @@ class RouterSettings:
     tls_key_file: Path | None
     auth_tokens_file: Path | None
     authenticator: str | None
+    ticket_key_file: Path | None
     allow_anonymous: bool
     worker_token_file: Path | None
     worker_token_networks: tuple[str, ...]

@@ -13,9 +13,9 @@ from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.log_throttle import LogThrottle
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.process_identity import Identity
+from forebay.routing.candidates import Holder
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
-from forebay_router.cluster.candidates import Holder
 from forebay_router.cluster.rejected_addresses import RejectedAddresses
 from forebay_router.cluster.worker_view import Held, WorkerView
 from forebay_router.upstream.credentials import log_auth_rejection

@@ -10,7 +10,7 @@ from typing import Any
 from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Overloaded, PartitionerMismatch
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
-from forebay.rest.answers import HttpAnswer, problem_answer
+from forebay.rest.answers import HttpAnswer, problem_answer, problem_name
 
 _MOST_ATTEMPTS = 256
 """In one problem, of a list over many partitions."""
@@ -43,10 +43,7 @@ def attempts_head(attempts: Sequence[Attempt]) -> bytes:
 def _text(attempt: Attempt) -> str:
     if attempt.answer is None:
         return f"{attempt.host} {attempt.outcome}"
-    problem = str(_problem_of(attempt.answer).get("type", "")).rpartition(":")[2]
-    # A worker's own words have no place in a header, whatever it sends.
-    name = problem if problem.replace("-", "").isalnum() else ""
-    return f"{attempt.host} {attempt.outcome} {attempt.answer.status} {name}".rstrip()
+    return f"{attempt.host} {attempt.outcome} {attempt.answer.status} {problem_name(attempt.answer)}".rstrip()
 
 
 def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> HttpAnswer:

@@ -38,9 +38,9 @@ from forebay.topology import StoreSpec
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, refusal
 from forebay_router.reads.keys import decides, verdict
-from forebay_router.reads.replica_read import (
-    RETRYABLE_SOON,
-    ReplicaRead,
+from forebay_router.reads.outcomes import RETRYABLE_SOON
+from forebay_router.reads.replica_read import ReplicaRead
+from forebay_router.reads.replica_request import (
     ReplicaRequest,
     TimedAnswer,
     may_be_elsewhere,

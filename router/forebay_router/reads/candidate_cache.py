@@ -10,10 +10,10 @@ from forebay.codecs import from_segment, remembered
 from forebay.fast_path import RequestTemplate
 from forebay.lag import Tolerance
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
+from forebay.routing.candidates import equally_good, less_loaded
+from forebay.routing.hedging import MOST_DELAY_MS
 from forebay.topology import StoreSpec
-from forebay_router.cluster.candidates import equally_good, less_loaded
 from forebay_router.cluster.worker_view import WorkerView
-from forebay_router.hedging import MOST_DELAY_MS
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections

@@ -24,7 +24,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import AT_FAULT
 from forebay.timeouts import running_timeout
 from forebay_router.reads.attempts import Attempt, refusal
-from forebay_router.reads.replica_read import ReplicaRequest
+from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.event_upstream import EventUpstream

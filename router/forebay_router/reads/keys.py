@@ -14,7 +14,6 @@ from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
-from forebay.metadata import HostInfo
 from forebay.rest.aging import aged, answer_by_now, bounds_exceeded
 from forebay.rest.answers import HttpAnswer, ReplicaInfo, lag_head, problem_answer
 from forebay.rest.limits import Peer
@@ -23,7 +22,13 @@ from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import FINAL, WITH_LAG
 from forebay.topology import StoreSpec
 from forebay_router.reads.named_key import NamedKey
-from forebay_router.reads.replica_read import ReplicaRequest, TimedAnswer, ask, time_reserved_for_retry_ms
+from forebay_router.reads.replica_read import ask
+from forebay_router.reads.replica_request import (
+    ReplicaRequest,
+    TimedAnswer,
+    answered_by_now,
+    time_reserved_for_retry_ms,
+)
 from forebay_router.router import Router
 
 _GRAVEST_FIRST = (503, 504, 429, 412)
@@ -45,24 +50,17 @@ async def read_key(
     spec = router.spec(store)
     plain = from_segment(spec.key_codec, segment)
     with router.admitted(peer, parameters):
-        return await read_admitted_key(router, spec, plain, path, query, parameters)
+        return await _read_admitted(router, spec, plain, path, query, parameters)
 
 
-async def read_admitted_key(
+async def _read_admitted(
     router: Router,
     spec: StoreSpec,
     plain: bytes,
     path: bytes,
     query: bytes,
     parameters: ReadParameters,
-    unresponsive_host: HostInfo | None = None,
-    rejected_by: tuple[HostInfo, HttpAnswer] | None = None,
 ) -> HttpAnswer:
-    """The same for a read that is already counted as in flight.
-
-    ``unresponsive_host`` is a worker that was already asked, ``rejected_by`` one that has answered, though not
-    finally.
-    """
     target = path + b"?" + query if query else path
     deadline = router.deadline(parameters)
     named = NamedKey.of(parameters.written(spec), plain)
@@ -73,13 +71,10 @@ async def read_admitted_key(
         spec.partition_of(plain),
         target,
         dedicated_connection=parameters.wait_ms > 0,
-        unresponsive_host=unresponsive_host,
-        rejected_by=rejected_by,
         named=named,
     )
     timed = await ask(router, request, parameters, deadline)
-    tolerance = router.tolerance(spec, parameters)
-    return answer_by_now(timed.answer, boot_ms() - timed.as_of_boot_ms, tolerance, spec.name, "it had arrived")
+    return answered_by_now(timed, spec.name, router.tolerance(spec, parameters))
 
 
 async def _search(
@@ -168,6 +163,5 @@ def _miss_of_all(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpA
         partitions=sources,
         lag=lag.document(),
     )
-    answer = problem_answer(problem)
     token = b"" if position is None else b"forebay-position: %b\r\n" % position.encode()
-    return answer._replace(head=answer.head + lag_head(lag) + token)
+    return problem_answer(problem, lines=lag_head(lag) + token)

@@ -31,7 +31,8 @@ from forebay.rest.scans import (
 )
 from forebay.rest.statuses import TRANSIENT
 from forebay_router.reads.attempts import nothing_read
-from forebay_router.reads.replica_read import ReplicaRequest, TimedAnswer, ask, time_reserved_for_retry_ms
+from forebay_router.reads.replica_read import ask
+from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer, time_reserved_for_retry_ms
 from forebay_router.router import Router
 
 _FIRST_PAGE = 1_000

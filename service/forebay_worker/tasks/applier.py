@@ -19,7 +19,10 @@ from forebay.log_throttle import LogThrottle
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, observe_end, resume
+from forebay_worker.tasks.continuity import TombstonesMissed
+from forebay_worker.tasks.events import EndReached, HandleEvent, ReplicaEvent, StoreDamaged
 from forebay_worker.tasks.open_transactions import OpenTransactions
+from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.yielding import ReaderYield
 
@@ -46,10 +49,9 @@ class Applier:
     """Polls the changelog and applies what it finds, in batches small enough that readers are not held up.
 
     ``records_per_second`` limits the pace over all replicas; 0 means no limit. ``storage_fault(error)`` describes
-    the machine's refusal behind an error, None if there is none. ``on_corrupted(replica, corrupted)`` is called in
-    the applier's thread when a replica must be rebuilt: its log was replaced, it may have missed tombstones, or
-    its store is damaged; ``on_complete(replica)`` when one has reached an end of its log for the first time;
-    ``housekeeping()`` a few times a second.
+    the machine's refusal behind an error, None if there is none. Called in the applier's thread are
+    ``handle(event)``, for its own events and those that others ``post``, and ``housekeeping()`` a few times a
+    second.
     """
 
     def __init__(
@@ -58,8 +60,7 @@ class Applier:
         poll_interval_ms: int,
         records_per_second: int,
         storage_fault: Callable[[Exception], str | None],
-        on_corrupted: Callable[[Replica, StoreCorrupted], None],
-        on_restored: Callable[[Replica], None],
+        handle: HandleEvent,
         housekeeping: Callable[[], None],
     ) -> None:
         self._consumer: Consumer = changelog.consumer()
@@ -67,14 +68,11 @@ class Applier:
         self._current_due_boot_ms = 0.0
         self._records_per_second = records_per_second
         self._storage_fault = storage_fault
-        self._on_corrupted = on_corrupted
-        self._on_restored = on_restored
+        self._handle = handle
         self._housekeeping = housekeeping
         self._housekept_boot_ms = 0.0
         self._replicas: dict[TopicPartition, Replica] = {}
-        self._retry_at: dict[TopicPartition, float] = {}
-        self.storage_faults: dict[TopicPartition, str] = {}
-        """What keeps records from being applied, and the remedy."""
+        """Those that follow their logs, or are suspended."""
         self._logged = LogThrottle()
         self._open_transactions = OpenTransactions()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -106,6 +104,10 @@ class Applier:
         self._commands.put(safely)
         self._wake.set()
 
+    def post(self, event: ReplicaEvent) -> None:
+        """Have an event handled in the applier's thread, between two batches."""
+        self.run(lambda: self._handle(event))
+
     def call(self, function: Callable[[], T]) -> Future[T]:
         """The same, for those who wait for the result."""
         future: Future[T] = Future()
@@ -126,15 +128,14 @@ class Applier:
         committed = replica.store.committed_offset(tp) or CommittedOffset(0)
         with self._restored_reported(replica):
             resume(replica, committed)
+        replica.storage_fault = None
         self._replicas[tp] = replica
-        self._assign(tp, committed)
+        self._assign(replica, committed)
 
     def unfollow(self, replica: Replica) -> None:
         """Stop applying a replica's log; in the applier's thread."""
         self._replicas.pop(replica.topic_partition, None)
-        self._retry_at.pop(replica.topic_partition, None)
-        self.storage_faults.pop(replica.topic_partition, None)
-        replica.read_failure = None
+        replica.storage_fault = replica.read_failure = None
         self._open_transactions.forget(replica.topic_partition)
         self._consumer.unassign(replica.topic_partition)
 
@@ -196,7 +197,7 @@ class Applier:
         except Exception as error:
             self._give_up_for_now(replica, error, batch.end)
             return False
-        self.storage_faults.pop(replica.topic_partition, None)
+        replica.storage_fault = None
         self._open_transactions.note(replica, boot_ms())
         return applied
 
@@ -207,7 +208,7 @@ class Applier:
             with self._restored_reported(replica):
                 apply_batch(replica, batch)
         except StoreCorrupted as corrupted:
-            self._on_corrupted(replica, corrupted)
+            self._handle(_damaged(replica, corrupted))
             return False
         return True
 
@@ -218,19 +219,19 @@ class Applier:
             yield
         finally:
             if replica.restored and not restored:
-                self._on_restored(replica)
+                self._handle(EndReached(replica))
 
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
         """What was applied is still served; the rest is retried, and the lag grows meanwhile."""
         if isinstance(error, StoreCorrupted):
-            self._on_corrupted(replica, error)
+            self._handle(_damaged(replica, error))
             return
         tp = replica.topic_partition
         storage_fault = self._storage_fault(error)
         again = f"retrying every {_RETRY_MS / 1000:.0f} s"
         replica.failure = storage_fault or str(error) or repr(error)
         if storage_fault is not None:
-            self.storage_faults[tp] = storage_fault
+            replica.storage_fault = storage_fault
             # A full disk fails every store, and the log may be on it.
             if self._logged.allow(storage_fault):
                 log.error("%s, and what meets the same, could not be applied; %s. %s", tp, again, storage_fault)
@@ -238,7 +239,7 @@ class Applier:
             unforeseen = not isinstance(error, ForebayError)
             log.error("%s could not be applied; %s: %s", tp, again, error, exc_info=unforeseen and error)
         self._consumer.unassign(tp)
-        self._retry_at[tp] = boot_ms() + _RETRY_MS
+        self._suspend(replica)
         # A store that is broken may not say its offset either.
         with contextlib.suppress(Exception):
             observe_end(replica, end)
@@ -274,10 +275,8 @@ class Applier:
             return
         self._housekept_boot_ms = now
         self._note_read_failures()
-        for tp in [tp for tp, due in self._retry_at.items() if due <= now]:
-            del self._retry_at[tp]
-            replica = self._replicas.get(tp)
-            if replica is not None:
+        for replica in self._replicas.values():
+            if replica.phase is ReplicaPhase.SUSPENDED and replica.retry_boot_ms <= now:
                 self._follow_again(replica)
         try:
             self._housekeeping()
@@ -306,8 +305,8 @@ class Applier:
 
     def _follow_all_again(self) -> None:
         """What was polled may not all have been applied: continue where the stores are."""
-        for tp, replica in self._replicas.items():
-            if tp not in self._retry_at:
+        for replica in self._replicas.values():
+            if replica.phase is ReplicaPhase.FOLLOWING:
                 self._follow_again(replica)
 
     def _follow_again(self, replica: Replica) -> None:
@@ -316,15 +315,25 @@ class Applier:
             committed = replica.store.committed_offset(tp) or CommittedOffset(0)
         except Exception as error:
             replica.failure = str(error) or repr(error)
-            self._retry_at[tp] = boot_ms() + _RETRY_MS
+            self._suspend(replica)
         else:
-            self._assign(tp, committed)
+            self._assign(replica, committed)
 
-    def _assign(self, tp: TopicPartition, committed: CommittedOffset) -> None:
+    def _suspend(self, replica: Replica) -> None:
+        replica.retry_boot_ms = boot_ms() + _RETRY_MS
+        replica.enter(ReplicaPhase.SUSPENDED)
+
+    def _assign(self, replica: Replica, committed: CommittedOffset) -> None:
+        replica.enter(ReplicaPhase.FOLLOWING)
+        tp = replica.topic_partition
         try:
             self._consumer.assign(tp, committed.position)
         except Exception as error:
-            self._replicas[tp].failure = str(error) or repr(error)
+            replica.failure = str(error) or repr(error)
             if self._logged.allow(f"{tp}: {error}"):
                 log.error("%s cannot be read; retrying every %.0f s: %s", tp, _RETRY_MS / 1000, error)
-            self._retry_at[tp] = boot_ms() + _RETRY_MS
+            self._suspend(replica)
+
+
+def _damaged(replica: Replica, corrupted: StoreCorrupted) -> StoreDamaged:
+    return StoreDamaged(replica, str(corrupted), as_it_once_was=isinstance(corrupted, TombstonesMissed))

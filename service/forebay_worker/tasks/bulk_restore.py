@@ -11,21 +11,22 @@ import contextlib
 import itertools
 import json
 import logging
-import math
 import shutil
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from forebay.clock import boot_ms
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
-from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.tasks.events import FileMade, HandleEvent, RestoreEnded, RestoreEvent, RestoreFailed
+from forebay_worker.tasks.ingest import ingest
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 
 log = logging.getLogger(__name__)
@@ -33,65 +34,15 @@ log = logging.getLogger(__name__)
 MOST_BYTES_IN_MEMORY = 96 << 20
 """Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
-_RETRY_S = 1.0
-_MOST_DOUBLINGS = 4
-_MOST_ATTEMPTS = 5
+_STOP_CHECK_S = 0.1
 _SILENCE_MS = 60_000.0
 """A process that does something says so every few seconds."""
-
-
-@dataclass
-class Restoration:
-    """One replica in progress: how much is done, and how fast."""
-
-    replica: Replica
-    number: int
-    begun_boot_ms: float
-    records: int = 0
-    cancelled: bool = False
-    begun_position: int = 0
-    fruitless: int = 0
-    """Attempts, one after the other, whose processes ended or failed for good without having done anything, or
-    could not be started."""
-    refused: int = 0
-    """Attempts, one after the other, that the machine refused."""
-    storage_fault: str | None = None
-    """Why it refused the last one."""
-
-    @property
-    def given_up(self) -> bool:
-        """Whether its processes failed too often, as where memory is short: it needs another way."""
-        return self.fruitless >= _MOST_ATTEMPTS
-
-    @property
-    def retry_s(self) -> float:
-        """The pause before the next attempt: one that takes up the last space would leave none to others."""
-        return _RETRY_S * 2.0 ** min(self.refused, _MOST_DOUBLINGS)
-
-    @property
-    def records_per_second(self) -> float:
-        """Records folded a second since the beginning."""
-        return self.records / max(0.001, (boot_ms() - self.begun_boot_ms) / 1000)
-
-    @property
-    def seconds_left(self) -> int | None:
-        """Seconds until the end of the log, at the pace so far; None before the first file, or if no end is known.
-
-        Based on offsets: a compacted log has fewer records left than that.
-        """
-        progress = self.replica.progress
-        done = progress.position - self.begun_position
-        if done <= 0 or progress.end_offset is None:
-            return None
-        took_s = (boot_ms() - self.begun_boot_ms) / 1000
-        return math.ceil(max(0, progress.end_offset - progress.position) * took_s / done)
 
 
 class BulkRestore:
     """A few restore processes and the queue of replicas that wait for one.
 
-    ``call`` runs a function in the applier's thread. Called there are ``done(restoration)`` at a replica's end,
-    also if it is given up because its processes keep failing, and ``lost(replica, reason)`` if its store is.
+    ``post(event)`` has an event handled in the applier's thread; those of restores come back to ``take``.
     ``storage_fault(error)`` describes the machine's refusal behind an error, None if there is none.
     """
 
@@ -100,17 +51,13 @@ class BulkRestore:
         changelog_url: str,
         processes: int,
         scratch: Path,
-        call: Callable[[Callable[[], None]], object],
-        done: Callable[[Restoration], None],
-        lost: Callable[[Replica, str], None],
+        post: HandleEvent,
         storage_fault: Callable[[Exception], str | None],
     ) -> None:
         self._changelog_url = changelog_url
         self._processes = processes
         self._scratch = scratch
-        self._call = call
-        self._done = done
-        self._lost = lost
+        self._post = post
         self._storage_fault = storage_fault
         self._numbers = itertools.count(1)
         self._waiting: deque[Restoration] = deque()
@@ -122,13 +69,6 @@ class BulkRestore:
         self._threads: list[threading.Thread] = []
         self.restorations: dict[TopicPartition, Restoration] = {}
         """Those under way or waiting."""
-
-    @property
-    def storage_faults(self) -> list[str]:
-        """What keeps files from being written or ingested."""
-        return [
-            found.storage_fault for found in list(self.restorations.values()) if found.storage_fault is not None
-        ]
 
     def delete_leftovers(self) -> None:
         """Delete what a killed worker's processes left: it takes up space that stores need to be opened."""
@@ -209,8 +149,7 @@ class BulkRestore:
                 child = child or self._spawn()
             except Exception as error:
                 restoration.fruitless += 1
-                restoration.replica.failure = f"no restore process could be started: {error}"
-                log.error("restoring %s: %s; it will be retried", _name(restoration), restoration.replica.failure)
+                self._fail(restoration, f"no restore process could be started: {error}")
             else:
                 restored = self._restored(child, restoration)
                 if not restored:
@@ -218,7 +157,7 @@ class BulkRestore:
                     self._end(child)
                     child = None
             if restored or restoration.given_up:
-                self._call(lambda done=restoration: self._finish(done))  # type: ignore[misc]
+                self._post(RestoreEnded(restoration))
                 continue
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, timeout=restoration.retry_s)
@@ -237,10 +176,9 @@ class BulkRestore:
         with self._changed:
             self._children.remove(child)
 
-    def _finish(self, restoration: Restoration) -> None:
-        if not restoration.cancelled:
-            del self.restorations[restoration.replica.topic_partition]
-            self._done(restoration)
+    def _fail(self, restoration: Restoration, reason: str, storage_fault: str | None = None) -> None:
+        log.error("restoring %s: %s; it will be retried", _name(restoration), reason)
+        self._post(RestoreFailed(restoration, reason, storage_fault))
 
     def _restored(self, child: subprocess.Popen[str], restoration: Restoration) -> bool:
         try:
@@ -259,11 +197,9 @@ class BulkRestore:
             while line := self._next_line(child):
                 report = RestoreReport(**json.loads(line))
                 if report.error is not None:
-                    restoration.replica.failure = report.error
                     restoration.fruitless += report.lasting
-                    restoration.storage_fault = report.error if report.refused else None
                     restoration.refused += report.refused
-                    log.error("restoring %s failed, and will be retried: %s", _name(restoration), report.error)
+                    self._fail(restoration, report.error, report.error if report.refused else None)
                     return False
                 if report.alive:
                     continue
@@ -278,8 +214,7 @@ class BulkRestore:
             return False
         if not self._stopping:
             restoration.fruitless += 1
-            restoration.replica.failure = "its restore process ended before it was done"
-            log.warning("a restore process ended in the middle of %s; it will be retried", _name(restoration))
+            self._fail(restoration, "its restore process ended before it was done")
         return False
 
     def _next_line(self, child: subprocess.Popen[str]) -> str:
@@ -293,29 +228,41 @@ class BulkRestore:
 
     def _ingest_in_applier(self, restoration: Restoration, report: RestoreReport) -> bool:
         """Pass a file to the applier's thread and wait, so that at most one file waits per process."""
-        outcome: list[bool] = []
-        finished = threading.Event()
+        settled: SimpleQueue[bool] = SimpleQueue()
+        self._post(FileMade(restoration, report, settled.put))
+        while not self._stopping:
+            with contextlib.suppress(Empty):
+                return settled.get(timeout=_STOP_CHECK_S)
+        return False
 
-        def run() -> None:
-            try:
-                outcome.append(ingest(restoration, report))
-            except StoreCorrupted as error:
-                self._lost(restoration.replica, str(error))
-            except Exception as error:
-                found = restoration.storage_fault = self._storage_fault(error)
-                restoration.refused += found is not None
-                restoration.replica.failure = found or str(error) or repr(error)
-                log.error(
-                    "%s: a file could not be ingested; it will be retried. %s", _name(restoration), found or error
-                )
-            finally:
-                finished.set()
+    def take(self, event: RestoreEvent) -> None:
+        """Take over what became of a restore; in the applier's thread. Raises ``StoreCorrupted``."""
+        match event:
+            case FileMade(restoration, report, settled):
+                fits = False
+                try:
+                    fits = ingest(restoration, report)
+                except StoreCorrupted:
+                    raise
+                except Exception as error:
+                    self._refuse(restoration, error)
+                finally:
+                    settled(fits)
+            case RestoreFailed(restoration, reason, storage_fault):
+                if not restoration.cancelled:
+                    replica = restoration.replica
+                    replica.failure, replica.storage_fault = reason, storage_fault
+            case RestoreEnded(restoration):
+                if not restoration.cancelled:
+                    del self.restorations[restoration.replica.topic_partition]
 
-        self._call(run)
-        while not finished.wait(0.1):
-            if self._stopping:
-                return False
-        return bool(outcome and outcome[0])
+    def _refuse(self, restoration: Restoration, error: Exception) -> None:
+        """Note why a file could not be ingested."""
+        replica = restoration.replica
+        found = replica.storage_fault = self._storage_fault(error)
+        restoration.refused += found is not None
+        replica.failure = found or str(error) or repr(error)
+        log.error("%s: a file could not be ingested; it will be retried. %s", _name(restoration), replica.failure)
 
     def _job(self, restoration: Restoration) -> RestoreJob:
         replica = restoration.replica
@@ -346,53 +293,6 @@ class BulkRestore:
                 # Those that were there have been killed.
                 child.kill()
         return child
-
-
-def ingest(restoration: Restoration, report: RestoreReport) -> bool:
-    """Ingest a file if it begins at the store's offset and the log is the store's; returns whether the job may
-    continue."""
-    replica = restoration.replica
-    assert report.path is not None
-    path = Path(report.path)
-    tp = replica.topic_partition
-    committed = replica.store.committed_offset(tp) or CommittedOffset(0)
-    fits = not restoration.cancelled and report.position_from == committed.position
-    if not fits or (replica.log is not None and replica.log != report.log):
-        path.unlink(missing_ok=True)
-        return False
-    assert isinstance(replica.store, RocksDbStore)
-    offset = report.offset
-    if replica.log is None:
-        replica.learn_log(report.log)
-        replica.store.commit({})
-    replica.progress = replica.progress._replace(applying_to=max(committed.content_before, offset.content_before))
-    replica.filling |= bool(offset.filling)
-    replica.store.ingest(path, tp, offset)
-    replica.progress = replica.progress._replace(
-        position=offset.position,
-        applying_to=offset.content_before,
-        consistent_position=offset.consistent_position,
-    )
-    replica.filling = bool(offset.filling)
-    replica.stream_time_ms = offset.stream_time_ms
-    replica.failure = None
-    if offset.misplaced_key is not None and replica.misplaced_key is None:
-        replica.refuse_misses(bytes.fromhex(offset.misplaced_key))
-    replica.records_applied += report.records
-    replica.records_skipped += report.skipped
-    replica.records_unchecked += report.unchecked
-    replica.note_ahead(report.ahead)
-    restoration.records += report.records
-    restoration.fruitless = restoration.refused = 0
-    restoration.storage_fault = None
-    log.info(
-        "%s: %d records restored, %.0f a second; seconds left: %s",
-        _name(restoration),
-        restoration.records,
-        restoration.records_per_second,
-        restoration.seconds_left,
-    )
-    return True
 
 
 def _name(restoration: Restoration) -> str:

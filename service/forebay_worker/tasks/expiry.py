@@ -14,6 +14,7 @@ from forebay.state_store import StateStore, StoreCorrupted
 from forebay.stored_keys import END_OF_USER_KEYS, RESERVED_TAG, USER_TAG
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
+from forebay_worker.tasks.events import HandleEvent, StoreDamaged
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -118,19 +119,12 @@ def _superseded(spec: StoreSpec, seen: list[bytes], begins_ms: int) -> list[byte
 class Sweeper:
     """Deletes what is past retention, replica by replica; in the applier's thread.
 
-    ``writable(replica)`` says whether a replica is held and its store accepts writes; ``lost(replica, reason)`` is
-    called if its store is lost; ``storage_fault(error)`` describes the machine's refusal behind an error, None if
-    there is none.
+    ``handle(event)`` is called if a store is found damaged; ``storage_fault(error)`` describes the machine's
+    refusal behind an error, None if there is none.
     """
 
-    def __init__(
-        self,
-        writable: Callable[[Replica], bool],
-        lost: Callable[[Replica, str], None],
-        storage_fault: Callable[[Exception], str | None],
-    ) -> None:
-        self._writable = writable
-        self._lost = lost
+    def __init__(self, handle: HandleEvent, storage_fault: Callable[[Exception], str | None]) -> None:
+        self._handle = handle
         self._storage_fault = storage_fault
         self._expiry = Expiry()
         self._to_sweep: deque[Replica] = deque()
@@ -155,13 +149,13 @@ class Sweeper:
 
     def _sweep(self, replica: Replica) -> int:
         """Delete some expired entries, and return how many; waits if the disk refuses."""
-        if not self._writable(replica):
+        if not replica.writable:
             return 0
         tp = replica.topic_partition
         try:
             removed = self._expiry.sweep(replica)
         except StoreCorrupted as error:
-            self._lost(replica, str(error))
+            self._handle(StoreDamaged(replica, str(error)))
             return 0
         except Exception as error:
             if tp not in self._failed:

@@ -18,6 +18,7 @@ from forebay_worker.state.offset_record import read_positions, record_positions
 from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.storage_faults import meets_all, require_room, storage_fault
 from forebay_worker.state.store_factory import StoreFactory
+from forebay_worker.tasks.events import StoreDamaged
 from forebay_worker.tasks.expiry import Sweeper
 from forebay_worker.tasks.recovery import Recovery, RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
@@ -67,7 +68,7 @@ class TaskManager:
         self._assigned: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
         self._on_disk = OffsetCache()
         self._cleanup = TaskCleanup(directory, topology, self._on_disk, state_cleanup_delay_ms)
-        self._sweeper = Sweeper(self._writable, self._recovery.rebuild, self._storage_fault_in)
+        self._sweeper = Sweeper(self._recovery.handle, self._storage_fault_in)
         self._is_assigned = False
         """Whether an assignment said what to hold: until then nothing is known to be released."""
         self._is_stopping = False
@@ -127,9 +128,8 @@ class TaskManager:
     @property
     def machine_storage_fault(self) -> str | None:
         """The same, of what any task would meet here."""
-        return next(
-            iter([*self.applier.storage_faults.values(), *self.bulk_restore.storage_faults, self._unopened]), None
-        )
+        of_replicas = (replica.storage_fault for replica in self.replicas.values())
+        return next((found for found in of_replicas if found is not None), self._unopened)
 
     @property
     def matches_assignment(self) -> bool:
@@ -274,7 +274,7 @@ class TaskManager:
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
         opened = self._opener.open(task, spec)
         replica = Replica(spec, task, opened.store, opened.log, identify=opened.identify)
-        replica.on_corrupted = self._have_rebuilt
+        replica.on_corrupted = self._report_damage
         try:
             self._recovery.begin(replica)
         except BaseException:
@@ -284,14 +284,8 @@ class TaskManager:
             raise
         return replica
 
-    def _have_rebuilt(self, replica: Replica, store: StateStore, reason: str) -> None:
-        """Have a store rebuilt that reads found damaged, unless another takes its place meanwhile."""
-
-        def rebuild() -> None:
-            if replica.store is store and self._writable(replica):
-                self._recovery.rebuild(replica, reason)
-
-        self.applier.run(rebuild)
+    def _report_damage(self, replica: Replica, store: StateStore, reason: str) -> None:
+        self.applier.post(StoreDamaged(replica, reason, store))
 
     def _close(self, replica: Replica) -> None:
         self._sweeper.forget(replica)
@@ -311,7 +305,3 @@ class TaskManager:
             self._reconcile()
         self._recovery.keep_up(self.replicas.values())
         self._sweeper.sweep_some(self.replicas.values())
-
-    def _writable(self, replica: Replica) -> bool:
-        held = self.replicas.get((replica.spec.name, replica.task.partition)) is replica
-        return held and self._recovery.open(replica)

@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
@@ -27,9 +26,19 @@ from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.applier import Applier
 from forebay_worker.tasks.apply import observe_end
-from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
-from forebay_worker.tasks.continuity import TombstonesMissed, replaced_log
+from forebay_worker.tasks.bulk_restore import BulkRestore
+from forebay_worker.tasks.continuity import replaced_log
+from forebay_worker.tasks.events import (
+    EndReached,
+    FileMade,
+    ReplicaEvent,
+    RestoreEnded,
+    RestoreFailed,
+    StoreDamaged,
+)
+from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.restoration import Restoration
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +63,6 @@ class RecoveryPolicy:
     restore_processes: int
 
 
-class _PendingRebuild(NamedTuple):
-    """A rebuild that could not begin, when to try again, and whether the old store is still in its place."""
-
-    replica: Replica
-    due_boot_ms: float
-    set_aside_first: bool
-
-
 class Recovery:
     """Brings replicas forward; everything in the applier's thread, which calls ``housekeeping`` now and then."""
 
@@ -82,33 +83,44 @@ class Recovery:
             policy.poll_interval_ms,
             policy.apply_records_per_second,
             self._storage_fault_in,
-            self._recover,
-            self._finish_rebuild,
+            self.handle,
             housekeeping,
         )
         self.bulk_restore = BulkRestore(
             changelog.url,
             policy.restore_processes,
             directory.path / ".restore",
-            self.applier.run,
-            self._restored,
-            self.rebuild,
+            self.applier.post,
             self._storage_fault_in,
         )
         self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
-        self._pending_rebuilds: dict[TopicPartition, _PendingRebuild] = {}
-        """Replicas whose store is closed until a new one can be opened in its place."""
-        self._not_in_bulk_until: dict[TopicPartition, float] = {}
-        """Those whose restore processes kept dying, or that no thread could be started for."""
         self._ends_to_poll: deque[TopicPartition] = deque()
         self._ends_due_boot_ms = 0.0
+
+    def handle(self, event: ReplicaEvent) -> None:
+        """Do what follows from an event; events of replicas that have been released since are dropped."""
+        match event:
+            case StoreDamaged(replica, reason, store, as_it_once_was):
+                if store is None or (replica.store is store and replica.writable):
+                    self._rebuild(replica, reason, as_it_once_was=as_it_once_was)
+            case EndReached(replica):
+                self._finish_rebuild(replica)
+            case RestoreEnded(restoration):
+                self.bulk_restore.take(event)
+                if not restoration.cancelled:
+                    self._follow_restored(restoration)
+            case FileMade(restoration) | RestoreFailed(restoration):
+                try:
+                    self.bulk_restore.take(event)
+                except StoreCorrupted as corrupted:
+                    self._rebuild(restoration.replica, str(corrupted))
 
     def begin(self, replica: Replica) -> None:
         """Follow the log, or restore in bulk first if it is far ahead; a store found damaged is rebuilt."""
         try:
             self._begin(replica)
         except StoreCorrupted as corrupted:
-            self.rebuild(replica, str(corrupted))
+            self._rebuild(replica, str(corrupted))
 
     def _begin(self, replica: Replica) -> None:
         self.applier.follow(replica)
@@ -121,25 +133,24 @@ class Recovery:
 
     def end(self, replica: Replica) -> None:
         """Stop bringing a replica forward, and close its store."""
-        self.bulk_restore.cancel(replica)
-        self.applier.unfollow(replica)
-        self._not_in_bulk_until.pop(replica.topic_partition, None)
-        _drop_predecessor(replica)
-        if self._pending_rebuilds.pop(replica.topic_partition, None) is None:
+        is_open = replica.phase is not ReplicaPhase.REBUILDING
+        self._detach(replica)
+        replica.enter(ReplicaPhase.CLOSED)
+        if is_open:
             replica.store.close()
 
-    def open(self, replica: Replica) -> bool:
-        """Whether the replica's store is open and accepts writes, as far as is known."""
-        tp = replica.topic_partition
-        return tp not in self._pending_rebuilds and tp not in self.applier.storage_faults
+    def _detach(self, replica: Replica) -> None:
+        self.bulk_restore.cancel(replica)
+        self.applier.unfollow(replica)
+        _drop_predecessor(replica)
 
     def keep_up(self, replicas: Iterable[Replica]) -> None:
         """Retry rebuilds, publish the ends of logs being restored, restore in bulk replicas that fell far
         behind."""
         now = boot_ms()
-        for pending in list(self._pending_rebuilds.values()):
-            if pending.due_boot_ms <= now:
-                self._begin_anew(pending.replica, set_aside_first=pending.set_aside_first)
+        for replica in replicas:
+            if replica.phase is ReplicaPhase.REBUILDING and replica.retry_boot_ms <= now:
+                self._begin_anew(replica)
         self.bulk_restore.kill_unresponsive()
         self._observe_ends_of_restored()
         for replica in replicas:
@@ -158,20 +169,16 @@ class Recovery:
         if progress.end_offset is None or replica.failure is not None or not self._takes_files(replica):
             return
         behind = progress.end_offset - progress.position
-        busy = (
-            replica.topic_partition in self._pending_rebuilds or self.bulk_restore.restoring(replica) is not None
-        )
-        if behind > _FALLEN_BEHIND * BULK_RESTORE_RECORDS and not busy and self._may_be_in_bulk(replica):
+        idle = replica.phase in (ReplicaPhase.FOLLOWING, ReplicaPhase.SUSPENDED)
+        may_be_in_bulk = boot_ms() >= replica.not_in_bulk_until_boot_ms
+        if behind > _FALLEN_BEHIND * BULK_RESTORE_RECORDS and idle and may_be_in_bulk:
             self._restore_in_bulk(replica, behind)
-
-    def _may_be_in_bulk(self, replica: Replica) -> bool:
-        return boot_ms() >= self._not_in_bulk_until.get(replica.topic_partition, 0.0)
 
     def _restore_in_bulk(self, replica: Replica, behind: int) -> None:
         try:
             replica.store.commit({})  # the identity, before any file is ingested
         except StoreCorrupted as corrupted:
-            self.rebuild(replica, str(corrupted))
+            self._rebuild(replica, str(corrupted))
             return
         except Exception as error:
             log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
@@ -181,15 +188,17 @@ class Recovery:
             self.bulk_restore.submit(replica)
         except RuntimeError as error:
             log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
-            self._not_in_bulk_until[replica.topic_partition] = boot_ms() + _NOT_IN_BULK_MS
+            replica.not_in_bulk_until_boot_ms = boot_ms() + _NOT_IN_BULK_MS
             self.applier.follow(replica)
             return
+        replica.enter(ReplicaPhase.RESTORING)
         log.info("%s: %d records behind, restored in bulk", replica.topic_partition, behind)
 
-    def _restored(self, restoration: Restoration) -> None:
+    def _follow_restored(self, restoration: Restoration) -> None:
+        """Go on with a replica record by record."""
         tp = restoration.replica.topic_partition
         if restoration.given_up:
-            self._not_in_bulk_until[tp] = boot_ms() + _NOT_IN_BULK_MS
+            restoration.replica.not_in_bulk_until_boot_ms = boot_ms() + _NOT_IN_BULK_MS
             log.error("%s: restore processes keep failing, so it is restored record by record", tp)
         else:
             log.info(
@@ -227,32 +236,30 @@ class Recovery:
         except ChangelogError:
             return False
         if replaced:
-            self.rebuild(replica, replaced_log(topic))
+            self._rebuild(replica, replaced_log(topic))
         return replaced
 
-    def _recover(self, replica: Replica, corrupted: StoreCorrupted) -> None:
-        self.rebuild(replica, str(corrupted), as_it_once_was=isinstance(corrupted, TombstonesMissed))
-
-    def rebuild(self, replica: Replica, reason: str, *, as_it_once_was: bool = False) -> None:
+    def _rebuild(self, replica: Replica, reason: str, *, as_it_once_was: bool = False) -> None:
         """Begin anew in place of a store whose content cannot be trusted, or that is lost.
 
         One that is ``as_it_once_was`` at some point of its log serves, its lag growing, until the new one has
         reached the end.
         """
+        if replica.phase is ReplicaPhase.CLOSED:
+            return
         log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
-        self.bulk_restore.cancel(replica)
-        self.applier.unfollow(replica)
-        _drop_predecessor(replica)
+        self._detach(replica)
         former = dataclasses.replace(replica, ends=EndOffsets(), admitted=None)
         replica.invalidate()
+        replica.enter(ReplicaPhase.REBUILDING)
         try:
             replica.store.close()
         except Exception as error:
             log.warning("%s was not closed properly: %s", replica.topic_partition, error)
-        set_aside_first = replica.store.persistent
+        replica.in_place = replica.store.persistent
         if as_it_once_was and isinstance(replica.store, RocksDbStore) and former.restored:
-            set_aside_first = not self._serve_set_aside(replica, former)
-        self._begin_anew(replica, set_aside_first=set_aside_first)
+            replica.in_place = not self._serve_set_aside(replica, former)
+        self._begin_anew(replica)
 
     def _serve_set_aside(self, replica: Replica, former: Replica) -> bool:
         """Set a replica's store aside and serve it from there; returns whether that was possible."""
@@ -269,41 +276,39 @@ class Recovery:
             replica.predecessor = former
         return True
 
-    def _begin_anew(self, replica: Replica, *, set_aside_first: bool) -> None:
+    def _begin_anew(self, replica: Replica) -> None:
         """Open an empty store in the place of one that was closed; failures are retried.
 
         An untrusted one that is still there is set aside first: if opened again, it would be trusted for a moment.
         """
-        tp = replica.topic_partition
         try:
-            if set_aside_first:
+            if replica.in_place:
                 # Its directory may be what was lost.
                 with contextlib.suppress(FileNotFoundError):
                     self._directory.set_aside(replica.task, replica.spec.name)
-                set_aside_first = False
+                replica.in_place = False
             opened = self._opener.open(replica.task, replica.spec)
         except Exception as error:
-            self._try_again(replica, error, set_aside_first=set_aside_first)
+            self._try_again(replica, error)
             return
-        self._pending_rebuilds.pop(tp, None)
-        self.applier.storage_faults.pop(tp, None)
-        replica.failure = None
+        replica.enter(ReplicaPhase.CREATED)
+        replica.failure = replica.storage_fault = None
         replica.store, replica.log, replica.identify = opened.store, opened.log, opened.identify
         try:
             self._begin(replica)
         except Exception as error:
+            self._detach(replica)
             with contextlib.suppress(Exception):
-                self.end(replica)
-            self._try_again(replica, error, set_aside_first=False)
+                replica.store.close()
+            self._try_again(replica, error)
 
-    def _try_again(self, replica: Replica, error: Exception, *, set_aside_first: bool) -> None:
+    def _try_again(self, replica: Replica, error: Exception) -> None:
         """Log why a rebuild cannot start, and postpone it."""
         tp = replica.topic_partition
-        found = self._storage_fault_in(error)
+        found = replica.storage_fault = self._storage_fault_in(error)
         replica.failure = found or str(error) or repr(error)
-        if found is not None:
-            self.applier.storage_faults[tp] = found
-        self._pending_rebuilds[tp] = _PendingRebuild(replica, boot_ms() + _RETRY_MS, set_aside_first)
+        replica.retry_boot_ms = boot_ms() + _RETRY_MS
+        replica.enter(ReplicaPhase.REBUILDING)
         if self._logged.allow(f"{tp}: {replica.failure}" if found is None else found):
             every_s = _RETRY_MS / 1000
             log.error(

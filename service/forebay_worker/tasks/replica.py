@@ -13,6 +13,7 @@ from forebay.state_store import StateStore
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.key_watchers import KeyWatchers
+from forebay_worker.tasks.phases import ReplicaPhase, check_transition
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,14 @@ class Replica:
     """Up to when its store's entries were deleted as expired, by a shorter retention maybe."""
     designated_boot_ms: float | None = None
     """Since when the newest known generation designates this replica active; None if it does not."""
+    phase: ReplicaPhase = ReplicaPhase.CREATED
+    """What brings it forward."""
+    retry_boot_ms: float = 0.0
+    """When that is tried again, while it is suspended or its rebuild cannot begin."""
+    in_place: bool = False
+    """Whether a store that is not trusted still has to be set aside before its rebuild can begin."""
+    not_in_bulk_until_boot_ms: float = 0.0
+    """Until when it is not restored in bulk, because restore processes failed."""
     ends: EndOffsets = field(default_factory=EndOffsets)
     last_checkpoint_boot_ms: float = 0.0
     """When a commit last recorded up to when the log was read."""
@@ -71,6 +80,8 @@ class Replica:
     """Records whose time was too far after their own timestamp to move stream time."""
     failure: str | None = None
     """Why the last attempt to apply records failed; None after a success."""
+    storage_fault: str | None = None
+    """What the machine refuses, and the remedy, if that is why."""
     read_failure: str | None = None
     """Why its log cannot be read; None while it can."""
     was_checked: bool = False
@@ -92,6 +103,16 @@ class Replica:
     def topic_partition(self) -> TopicPartition:
         """The changelog partition that the replica replays."""
         return TopicPartition(self.spec.topic, self.task.partition)
+
+    def enter(self, phase: ReplicaPhase) -> None:
+        """Change the phase; raises ``PhaseError`` if it cannot follow the present one."""
+        check_transition(self.phase, phase)
+        self.phase = phase
+
+    @property
+    def writable(self) -> bool:
+        """Whether its store is open and accepts writes, as far as is known."""
+        return self.storage_fault is None and self.phase not in (ReplicaPhase.REBUILDING, ReplicaPhase.CLOSED)
 
     @property
     def served(self) -> Replica:

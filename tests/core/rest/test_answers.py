@@ -98,7 +98,11 @@ def test_a_problem_answer_is_problem_json_with_its_own_status() -> None:
     assert document["type"] == "urn:forebay:problem:unknown-key"
     assert (document["title"], document["detail"]) == ("The store has no such key", "No such key.")
     assert (document["store"], document["key"]) == ("s", "k")
-    assert dict(answer.headers()) == {b"content-type": b"application/problem+json", b"cache-control": b"no-store"}
+    assert dict(answer.headers()) == {
+        b"content-type": b"application/problem+json",
+        b"cache-control": b"no-store",
+        b"forebay-problem": b"unknown-key",
+    }
 
 
 def test_a_problem_found_by_a_replica_carries_its_figures() -> None:

@@ -3,7 +3,9 @@
 import pytest
 
 from forebay.errors import Overloaded
-from forebay.rest.limits import Limit, Peer
+from forebay.rest.forwarding import TrustedProxies
+from forebay.rest.limits import Limit, Peer, Peers
+from forebay.rest.ticket_parameter import TICKET_HOLDER
 
 
 def test_one_peer_leaves_an_eighth_to_others():
@@ -19,3 +21,14 @@ def test_one_peer_leaves_an_eighth_to_others():
     limit.count(greedy, -11)
     limit.take(greedy)
     assert limit.used == 70
+
+
+def test_all_tickets_of_one_token_are_one_peer_wherever_they_are_shown():
+    peers = Peers(by_token=True, proxies=TrustedProxies(()))
+
+    def peer(address: str, holder: bytes) -> Peer:
+        return peers.of({"client": (address, 1), "headers": [], TICKET_HOLDER: holder})
+
+    first = peer("192.0.2.1", b"ann")
+    assert peer("192.0.2.2", b"ann") is first
+    assert peer("192.0.2.1", b"bob") is not first

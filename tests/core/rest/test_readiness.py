@@ -13,6 +13,7 @@ from forebay.errors import NotReady, Problem
 from forebay.metadata import HostInfo
 from forebay.rest.application import make_application
 from forebay.rest.hosts import allowed_hosts
+from forebay.rest.tickets import Tickets, make_ticket_key
 from tests.tokens import header_of, token_of
 
 
@@ -25,12 +26,14 @@ async def no_metrics() -> Collector:
 
 
 async def readyz(tokens: Path | None, headers: dict[str, str]) -> httpx.Response:
+    authenticator = None if tokens is None else TokensFile(tokens)
     app = make_application(
         "router",
         cors_allow_origins=(),
         ready=not_ready,
         metrics=no_metrics,
-        authenticator=None if tokens is None else TokensFile(tokens),
+        authenticator=authenticator,
+        tickets=Tickets(make_ticket_key, authenticator),
         hosts=allowed_hosts([HostInfo("127.0.0.1", 1)], ("here",)),
         refusals=Counter(),
         max_key_bytes=4_096,

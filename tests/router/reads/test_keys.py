@@ -8,7 +8,7 @@ from forebay.position import Position, decode_position, encode_position, log_dig
 from forebay.rest.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
 from forebay.topology import StoreSpec
 from forebay_router.reads.keys import verdict
-from forebay_router.reads.replica_read import TimedAnswer
+from forebay_router.reads.replica_request import TimedAnswer
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "unknown", "t", 3)
 NOW = 10_000.0

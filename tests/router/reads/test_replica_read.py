@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag
 from forebay.metadata import HostInfo, StreamsMetadataState
+from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
+from forebay.routing.read_policy import ReadPolicy, Wait
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import Report, WorkerView
-from forebay_router.reads.replica_read import ReplicaRequest, ask
+from forebay_router.reads.partition_replicas import PartitionReplicas
+from forebay_router.reads.replica_read import ask, go_on
+from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest
 from forebay_router.router import Router
+from forebay_router.upstream.connection import UpstreamClosed
 from tests.cluster import free_port
 from tests.router.scripted_worker import ASKS_IDENTITY, IDENTITY, answer, worker
 
@@ -86,9 +91,10 @@ class Answering(asyncio.Protocol):
 async def answering(after_s: float, status: bytes) -> AsyncIterator[tuple[HostInfo, list[bytes]]]:
     """A worker that answers everything with one status after a while, and what it was sent."""
     received: list[bytes] = []
-    body = b'{"type":"urn:forebay:problem:unknown-store"}' if b"404" in status else b"{}"
+    extra = b"forebay-problem: unknown-store\r\n" if b"404" in status else b""
+    sent = answer(b"{}", status, extra)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Answering(after_s, answer(body, status), received), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: Answering(after_s, sent, received), "127.0.0.1", 0)
     try:
         yield HostInfo("127.0.0.1", server.sockets[0].getsockname()[1]), received
     finally:
@@ -180,16 +186,58 @@ async def test_an_overloaded_worker_is_followed_by_one_other():
         assert received == []
 
 
-async def test_a_worker_that_was_silent_is_asked_last():
+async def continued(
+    router: Router, first: HostInfo, settle: Callable[[asyncio.Future[HttpAnswer]], None]
+) -> HttpAnswer:
+    """The answer of a read that was sent to a worker by the fast path, and continues as an ordinary one."""
+    request, parameters, now = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k"), ReadParameters(), boot_ms()
+    policy = ReadPolicy(PartitionReplicas(router, SPEC, 0, parameters), now + 5_000)
+    policy.resume(first, now - 1_000)
+    future: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
+    settle(future)
+    actions = [Wait(0.0)] if future.done() else policy.tick(now)
+    begun = FirstRequest(first, now - 1_000, future)
+    try:
+        return (await go_on(router, request, parameters, now + 5_000, begun, policy, actions)).answer
+    finally:
+        router.pool.close()
+
+
+def never(future: asyncio.Future[HttpAnswer]) -> None:
+    """The worker does not answer."""
+
+
+async def test_a_worker_that_is_still_awaited_is_not_asked_again():
     async with (
-        answering(0.0, b"200 OK") as (unresponsive_host, received),
+        answering(0.0, b"200 OK") as (silent, received),
         answering(0.0, b"200 OK") as (other, _),
     ):
-        router = router_of((unresponsive_host, "active"), (other, "standby"))
-        request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", unresponsive_host=unresponsive_host)
-        found = await ask(router, request, ReadParameters(), boot_ms() + 5_000)
-        assert (found.answer.status, received) == (200, [])
-        router.pool.close()
+        found = await continued(router_of((silent, "active"), (other, "standby")), silent, never)
+        assert (found.status, received) == (200, [])
+
+
+async def test_the_first_request_may_still_be_the_first_to_be_answered():
+    async with answering(5.0, b"200 OK") as (other, received):
+        first = HostInfo("127.0.0.1", free_port())
+        router = router_of((first, "active"), (other, "standby"))
+
+        def soon(future: asyncio.Future[HttpAnswer]) -> None:
+            late_answer = HttpAnswer(200, b"forebay-role: active\r\n", b"first")
+            asyncio.get_running_loop().call_later(0.1, future.set_result, late_answer)
+
+        found = await continued(router, first, soon)
+        assert (found.status, found.body) == (200, b"first")
+        assert received, "nobody else was asked meanwhile"
+
+
+async def test_a_worker_whose_shared_connection_ended_is_asked_again_first():
+    async with (
+        answering(0.0, b"200 OK") as (first, received),
+        answering(0.0, b"200 OK") as (other, also_asked),
+    ):
+        router = router_of((first, "active"), (other, "standby"))
+        found = await continued(router, first, lambda future: future.set_exception(UpstreamClosed("closed")))
+        assert (found.status, len(received), also_asked) == (200, 1, [])
 
 
 async def test_replicas_wait_only_once_none_can_answer_at_once():
@@ -207,9 +255,9 @@ async def test_replicas_wait_only_once_none_can_answer_at_once():
         assert [b"\r\nforebay-wait-ms: 0\r\n" in request for request in requests] == [True, False]
 
 
-async def attempts_of(router: Router, **request: Any) -> list[bytes]:
+async def attempts_of(router: Router) -> list[bytes]:
     """The other workers that an answer for a key names."""
-    received = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", **request)
+    received = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k")
     found = (await ask(router, received, ReadParameters(), boot_ms() + 5_000)).answer
     assert found.status == 200
     router.pool.close()
@@ -218,11 +266,10 @@ async def attempts_of(router: Router, **request: Any) -> list[bytes]:
 
 async def test_an_answer_names_the_other_workers_that_were_asked_and_the_outcome():
     gone = HostInfo("127.0.0.1", free_port())
-    refusing = b'{"type":"urn:forebay:problem:lag-exceeds-tolerance"}'
+    refusing = b"forebay-problem: lag-exceeds-tolerance\r\n"
     async with (
-        worker(answer(refusing, b"412 No")) as behind,
+        worker(answer(b"{}", b"412 No", refusing)) as behind,
         worker(JSON) as near,
-        worker(JSON) as unresponsive_host,
     ):
         assert await attempts_of(router_of((near, "active"), (behind, "standby"))) == []
         assert await attempts_of(router_of((behind, "active"), (near, "standby"))) == [
@@ -231,15 +278,14 @@ async def test_an_answer_names_the_other_workers_that_were_asked_and_the_outcome
         assert await attempts_of(router_of((gone, "active"), (near, "standby"))) == [
             b"forebay-attempts: %b ConnectionRefusedError" % str(gone).encode()
         ]
-        # One that the fast path has asked, and still awaits.
-        assert await attempts_of(
-            router_of((unresponsive_host, "active"), (near, "standby")), unresponsive_host=unresponsive_host
-        ) == [b"forebay-attempts: %b no answer yet" % str(unresponsive_host).encode()]
+    async with worker(JSON) as silent, worker(JSON) as near:
+        found = await continued(router_of((silent, "active"), (near, "standby")), silent, never)
+        assert b"forebay-attempts: %b no answer yet\r\n" % str(silent).encode() in found.head
 
 
 async def test_a_worker_writes_no_header_through_its_problem():
-    forged = b'{"type":"urn:forebay:problem:x\\r\\nforged: 1"}'
-    async with worker(answer(forged, b"412 No")) as lying, worker(JSON) as near:
+    forged = b"forebay-problem: x, 127.0.0.1:1 answered\r\n"
+    async with worker(answer(b"{}", b"412 No", forged)) as lying, worker(JSON) as near:
         assert await attempts_of(router_of((lying, "active"), (near, "standby"))) == [
             b"forebay-attempts: %b answered 412" % str(lying).encode()
         ]

@@ -19,7 +19,7 @@ from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanPage
 from forebay.topology import StoreSpec
 from forebay_router.reads import scatter
 from forebay_router.reads.attempts import Attempt, late, refusal
-from forebay_router.reads.replica_read import TimedAnswer
+from forebay_router.reads.replica_request import TimedAnswer
 from forebay_router.reads.scatter import Gather, ScanRefused
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")

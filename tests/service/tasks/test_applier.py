@@ -21,13 +21,14 @@ from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset, lag_of
 from forebay.partitioning import Murmur2Partitioner
-from forebay.state_store import CommittedOffset, StoreCorrupted
+from forebay.state_store import CommittedOffset
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier import Applier
 from forebay_worker.tasks.apply import apply_batch, progress_at_open
+from forebay_worker.tasks.events import EndReached, ReplicaEvent, StoreDamaged
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
@@ -47,7 +48,7 @@ class Follower:
         self.changelog = changelog
         self.reasons: list[str] = []
         self.completions = 0
-        self.applier = Applier(changelog, 10, 0, lambda error: None, self._corrupted, self._complete, lambda: None)
+        self.applier = Applier(changelog, 10, 0, lambda error: None, self._handle, lambda: None)
         self.replica = Replica(spec_ or spec(), TaskId(0, 0), MemoryStore("s"))
         self.applier.follow(self.replica)
 
@@ -66,11 +67,12 @@ class Follower:
     def content(self) -> dict[bytes, bytes]:
         return {key[1:]: value for key, value in self.replica.store.scan(USER_TAG, END_OF_USER_KEYS)}
 
-    def _corrupted(self, replica: Replica, corrupted: StoreCorrupted) -> None:
-        self.reasons.append(str(corrupted))
-
-    def _complete(self, replica: Replica) -> None:
-        self.completions += 1
+    def _handle(self, event: ReplicaEvent) -> None:
+        if isinstance(event, StoreDamaged):
+            self.reasons.append(event.reason)
+        else:
+            assert isinstance(event, EndReached)
+            self.completions += 1
 
 
 class Log:
@@ -546,7 +548,7 @@ def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
     spec_ = dataclasses.replace(spec(2), partitioner="unknown")
     broken = Replica(spec_, TaskId(0, 0), BreakingStore("s"))
     well = Replica(spec_, TaskId(0, 1), MemoryStore("s"))
-    applier = Applier(log.changelog, 10, 0, lambda _: None, lambda *_: None, lambda _: None, lambda: None)
+    applier = Applier(log.changelog, 10, 0, lambda _: None, lambda _: None, lambda: None)
     applier.start()
     try:
         for replica in (broken, well):
@@ -653,9 +655,7 @@ def test_a_reason_that_concerns_many_is_logged_once_and_of_many_reasons_a_few(ca
             return self.found
 
     consumer = Failing()
-    applier = Applier(
-        SimpleNamespace(consumer=lambda: consumer), 10, 0, lambda error: None, print, print, lambda: None
-    )
+    applier = Applier(SimpleNamespace(consumer=lambda: consumer), 10, 0, lambda error: None, print, lambda: None)
     tps = [TopicPartition("log", partition) for partition in range(40)]
     applier._replicas = {tp: Replica(spec(40), TaskId(0, tp.partition), MemoryStore("s")) for tp in tps}
     consumer.found = dict.fromkeys(tps, ReadFailure("No broker answers.", lasting=False))

@@ -20,13 +20,14 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
-from forebay_worker.tasks import bulk_restore
-from forebay_worker.tasks.bulk_restore import BulkRestore, Restoration
+from forebay_worker.tasks import bulk_restore, restoration
+from forebay_worker.tasks.bulk_restore import BulkRestore
+from forebay_worker.tasks.events import RestoreEnded, RestoreEvent
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer, RestoreReport
 from tests.cluster import wait_until
 from tests.disks import fill, small_disk
-from tests.service.tasks.held_tasks import unexpected
 
 TP = TopicPartition("log", 0)
 RECORDS = 120_000
@@ -66,13 +67,13 @@ class Restore:
         self.replica = Replica(spec, TaskId(0, 0), store)
         self.done: list[Restoration] = []
         self._lock = threading.Lock()
-        self.bulk = BulkRestore(
-            changelog.url, 1, directory / "scratch", self._call, self.done.append, unexpected, repr
-        )
+        self.bulk = BulkRestore(changelog.url, 1, directory / "scratch", self._take, repr)
 
-    def _call(self, function):  # type: ignore[no-untyped-def]
+    def _take(self, event: RestoreEvent) -> None:
         with self._lock:
-            function()
+            self.bulk.take(event)
+            if isinstance(event, RestoreEnded) and not event.restoration.cancelled:
+                self.done.append(event.restoration)
 
     def child(self) -> int:
         wait_until(lambda: self.bulk._children, "a restore process")
@@ -109,16 +110,16 @@ def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folde
 
 def test_the_time_that_is_left_is_told_by_the_pace_so_far(changelog, tmp_path, monkeypatch):
     now_ms = 1_000.0
-    monkeypatch.setattr(bulk_restore, "boot_ms", lambda: now_ms)
+    monkeypatch.setattr(restoration, "boot_ms", lambda: now_ms)
     replica = Restore(changelog, tmp_path).replica
-    restoration = Restoration(replica, 1, now_ms, begun_position=100)
+    progressing = Restoration(replica, 1, now_ms, begun_position=100)
     replica.progress = replica.progress._replace(position=100, end_offset=1_100)
     now_ms += 2_000
-    assert restoration.seconds_left is None
+    assert progressing.seconds_left is None
     replica.progress = replica.progress._replace(position=300)
-    assert restoration.seconds_left == 8
+    assert progressing.seconds_left == 8
     replica.progress = replica.progress._replace(end_offset=None)
-    assert restoration.seconds_left is None
+    assert progressing.seconds_left is None
     replica.store.close()
 
 
@@ -141,7 +142,7 @@ def test_what_a_killed_worker_left_of_a_file_that_a_store_took_over_is_not_writt
 
 def test_a_killed_process_costs_a_retry_and_never_a_gap(changelog, folded, tmp_path, monkeypatch):
     monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 3 << 20)
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.05)
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     killed = set()
@@ -160,7 +161,7 @@ def test_a_killed_process_costs_a_retry_and_never_a_gap(changelog, folded, tmp_p
 
 
 def test_a_file_that_does_not_begin_where_the_store_is_is_dropped(changelog, folded, tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.05)
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     moved = CommittedOffset(1000, 1000)
@@ -190,7 +191,7 @@ def test_a_cancelled_restore_leaves_the_store_as_it_is(changelog, tmp_path):
 
 
 def test_a_job_that_cannot_be_done_is_tried_again(changelog, folded, tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.05)
     monkeypatch.setattr(bulk_restore, "_PATIENCE_S", 0.5)
     path = Path(changelog.path(TP))
     away = path.with_suffix(".away")
@@ -214,7 +215,7 @@ def test_misses_are_worthless_where_a_restore_met_keys_of_another_partitioner(ch
 
 
 def test_a_restore_that_no_process_can_be_started_for_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     monkeypatch.setattr(bulk_restore.sys, "executable", str(tmp_path / "gone"))
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
@@ -226,7 +227,7 @@ def test_a_restore_that_no_process_can_be_started_for_is_given_up_and_says_why(c
 
 @pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "no more processes"), RuntimeError("unforeseen")])
 def test_a_process_that_cannot_be_started_is_started_later(changelog, folded, tmp_path, monkeypatch, error):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.05)
     restore = Restore(changelog, tmp_path)
     spawn, refusals = restore.bulk._spawn, [error]
 
@@ -242,7 +243,7 @@ def test_a_process_that_cannot_be_started_is_started_later(changelog, folded, tm
 
 
 def test_a_file_that_the_disk_refuses_is_told_and_made_again(changelog, folded, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.05)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.05)
     restore = Restore(changelog, tmp_path)
     ingest, refusals = restore.replica.store.ingest, [OSError(errno.ENOSPC, "No space left on device")]
 
@@ -260,24 +261,24 @@ def test_a_file_that_the_disk_refuses_is_told_and_made_again(changelog, folded, 
 
 
 def test_a_full_disk_delays_a_restore_and_makes_it_no_slower(changelog, folded, tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
-    monkeypatch.setattr(bulk_restore, "_MOST_ATTEMPTS", 1)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
+    monkeypatch.setattr(restoration, "_MOST_ATTEMPTS", 1)
     with small_disk(tmp_path / "disk") as disk:
         restore = Restore(changelog, disk)
         filler = fill(disk)
         restore.bulk.submit(restore.replica)
-        wait_until(lambda: restore.bulk.storage_faults, "the refusal", 30)
-        assert restore.bulk.storage_faults == [restore.replica.failure]
+        wait_until(lambda: restore.replica.storage_fault, "the refusal", 30)
+        assert restore.replica.storage_fault == restore.replica.failure
         assert f"{disk} cannot be written: No space left on device. Free some space" in restore.replica.failure
         filler.unlink()
         assert restore.finish() == folded
-        assert restore.bulk.storage_faults == []
+        assert restore.replica.storage_fault is None
         assert not restore.done[0].given_up
         restore.close()
 
 
 def test_a_file_that_does_not_fit_is_not_left_and_the_next_attempt_waits_longer(tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 300.0)
+    monkeypatch.setattr(restoration, "_RETRY_S", 300.0)
     changelog = SqliteChangelog(tmp_path)
     changelog.ensure_topic("log", 1)
     rows = [(b"k%d" % i, b'"%b"' % os.urandom(1_000).hex().encode(), 0) for i in range(8_000)]
@@ -288,9 +289,9 @@ def test_a_file_that_does_not_fit_is_not_left_and_the_next_attempt_waits_longer(
         # Half of what the file needs.
         os.truncate(filler, filler.stat().st_size - (4 << 20))
         restore.bulk.submit(restore.replica)
-        restoration = restore.bulk.restoring(restore.replica)
-        wait_until(lambda: restoration.refused, "the refusal", 30)
-        assert restoration.retry_s == 600.0
+        waiting = restore.bulk.restoring(restore.replica)
+        wait_until(lambda: waiting.refused, "the refusal", 30)
+        assert waiting.retry_s == 600.0
         assert list(disk.glob("scratch/*.sst")) == []
         restore.close()
 
@@ -326,7 +327,7 @@ def test_records_without_a_checksum_are_counted_in_a_restore_too(tmp_path):
 
 
 def test_a_process_that_hangs_is_killed_and_another_does_its_work(changelog, folded, tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     monkeypatch.setattr(bulk_restore, "_SILENCE_MS", 300.0)
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
@@ -362,7 +363,7 @@ def test_a_process_that_is_started_while_all_are_ended_is_ended_too(changelog, t
 
 
 def test_a_restore_whose_processes_keep_dying_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     monkeypatch.setattr(bulk_restore.sys, "executable", "/bin/false")
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
@@ -374,7 +375,7 @@ def test_a_restore_whose_processes_keep_dying_is_given_up_and_says_why(changelog
 
 
 def test_a_restore_whose_processes_fail_for_good_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     report = RestoreReport(1, error="UnsupportedCodecError: of a later year", lasting=True)
     child = tmp_path / "child"
     child.write_text(f"#!/bin/sh\nread job\necho '{json.dumps(dataclasses.asdict(report))}'\n")

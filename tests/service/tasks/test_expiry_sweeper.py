@@ -5,6 +5,7 @@ from forebay.state_store import StoreCorrupted
 from forebay.task_ids import TaskId
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.store_factory import StoreFactory
+from forebay_worker.tasks.events import StoreDamaged
 from forebay_worker.tasks.expiry import Expiry, Sweeper
 from forebay_worker.tasks.replica import Replica
 from tests.cluster import wait_until
@@ -34,5 +35,5 @@ def test_a_store_that_a_sweep_finds_lost_is_rebuilt(monkeypatch):
 
     monkeypatch.setattr(Expiry, "sweep", refuse)
     replica, lost = Replica(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a")), []
-    Sweeper(lambda _: True, lambda *told: lost.append(told), lambda _: None).sweep_some([replica])
-    assert lost == [(replica, "its directory is gone")]
+    Sweeper(lost.append, lambda _: None).sweep_some([replica])
+    assert lost == [StoreDamaged(replica, "its directory is gone")]

@@ -18,9 +18,9 @@ from forebay.stored_keys import USER_TAG
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
-from forebay_worker.tasks import bulk_restore
-from forebay_worker.tasks.bulk_restore import Restoration
+from forebay_worker.tasks import bulk_restore, restoration
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.restoration import Restoration
 from tests.cluster import wait_until
 from tests.service.tasks.held_tasks import (
     PARTITIONS,
@@ -384,7 +384,7 @@ def test_a_replica_whose_restore_processes_keep_dying_is_restored_record_by_reco
 ):
     far_behind(changelog, monkeypatch)
     monkeypatch.setattr("forebay_worker.tasks.recovery._FALLEN_BEHIND", 0)
-    monkeypatch.setattr(bulk_restore, "_RETRY_S", 0.01)
+    monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     monkeypatch.setattr(bulk_restore.sys, "executable", "/bin/false")
     with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())

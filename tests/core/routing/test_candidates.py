@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
-from forebay_router.cluster.candidates import Holder, candidates, equally_good
+from forebay.routing.candidates import Holder, candidates, equally_good
 from forebay_router.cluster.worker_view import WorkerView
 
 FIGURE = st.one_of(st.none(), st.integers(0, 100))

@@ -1,0 +1,118 @@
+"""What a read sends to the replicas of a partition, and what it gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from forebay.clock import boot_ms
+from forebay.lag import Tolerance
+from forebay.metadata import HostInfo
+from forebay.rest.aging import answer_by_now
+from forebay.rest.answers import HttpAnswer
+from forebay.rest.parameters import ReadParameters
+from forebay.topology import StoreSpec
+from forebay_router.reads.named_key import NamedKey
+from forebay_router.upstream.connection import Admit
+
+_RESERVED_FOR_RETRY = 0.1
+"""Fraction of the time of a read with time bounds."""
+
+
+@dataclass(frozen=True)
+class ReplicaRequest:
+    """A request to a partition's replicas.
+
+    ``dedicated_connection`` keeps it off shared connections. ``multi_partition`` means that it contains keys of
+    several partitions with the same candidates. ``excluded`` workers are not asked. If ``no_wait``, workers are
+    told not to wait, whatever the client allows.
+    """
+
+    spec: StoreSpec
+    partition: int
+    target: bytes
+    body: bytes | None = None
+    accept: bytes = b""
+    dedicated_connection: bool = False
+    multi_partition: bool = False
+    excluded: frozenset[HostInfo] = frozenset()
+    no_wait: bool = False
+    page_bytes: int = 0
+    """How large the answer may become, if it is a page."""
+    named: NamedKey | None = None
+    """The key that the answer must be for."""
+    admit: Admit | None = None
+    """Makes room for a large answer before it is read; only on a dedicated connection."""
+    decode: Callable[[bytes], Any] | None = None
+    """Reads the body of an answer in the form of ``accept``; raises ``ValueError``."""
+
+    def render(self, host: HostInfo, left_ms: int, credentials: bytes, *, waits: bool = True) -> bytes:
+        """The request's bytes for one worker; ``credentials`` is the authorization line, if any."""
+        method, target = b"GET" if self.body is None else b"POST", self.target
+        if not self.multi_partition:
+            target += b"%bpartition=%d" % (b"&" if b"?" in target else b"?", self.partition)
+        lines = [
+            b"%b %b HTTP/1.1" % (method, target),
+            b"host: " + str(host).encode(),
+            b"forebay-deadline-ms: %d" % left_ms,
+        ]
+        if not waits:
+            lines.append(b"forebay-wait-ms: 0")
+        if self.accept:
+            lines.append(b"accept: " + self.accept)
+        if self.page_bytes:
+            lines.append(b"forebay-page-bytes: %d" % self.page_bytes)
+        if self.body is not None:
+            lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
+        return b"\r\n".join(lines) + b"\r\n" + credentials + b"\r\n" + (self.body or b"")
+
+    def read(self, answer: HttpAnswer) -> Any:
+        """An answer's body as ``decode`` reads it.
+
+        Raises ``ValueError`` if it is not in the form that was asked for: a worker of another version may not know
+        that, and one that lies sends anything.
+        """
+        if not self.accept or answer.status != 200:
+            return None
+        if b"content-type: " + self.accept + b"\r\n" not in answer.head:
+            raise ValueError("answered in another version's format")
+        return None if self.decode is None else self.decode(answer.body)
+
+
+class TimedAnswer(NamedTuple):
+    """One partition's answer, and as of when its lag is right, since it or others may have taken longer."""
+
+    answer: HttpAnswer
+    as_of_boot_ms: float
+    decoded: Any = None
+    """Its body, as the request's ``decode`` reads it."""
+
+
+class FirstRequest(NamedTuple):
+    """A request that was sent to a worker before the read became one with a driver of its own.
+
+    Its answer may have come already. It ends with ``UpstreamClosed`` or ``AnsweredForAnother`` if there is none.
+    """
+
+    host: HostInfo
+    sent_boot_ms: float
+    answer: asyncio.Future[HttpAnswer]
+
+
+def answered_by_now(timed: TimedAnswer, store: str, tolerance: Tolerance) -> HttpAnswer:
+    """A single key's answer with its present lag; a refusal if that is beyond the bounds."""
+    waited_ms = boot_ms() - timed.as_of_boot_ms
+    return answer_by_now(timed.answer, waited_ms, tolerance, store, "it had arrived")
+
+
+def may_be_elsewhere(parameters: ReadParameters) -> bool:
+    """Whether a replica that would have to wait may not be the only one to ask."""
+    return parameters.wait_ms > 0 and not parameters.require_active
+
+
+def time_reserved_for_retry_ms(tolerance: Tolerance, time_ms: float) -> float:
+    """How much of a read's time is reserved for re-reading answers that left their bounds while waiting."""
+    in_time = tolerance.max_time_lag_ms is not None or tolerance.max_age_ms is not None
+    return _RESERVED_FOR_RETRY * time_ms if in_time else 0.0

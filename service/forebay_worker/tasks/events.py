@@ -1,0 +1,63 @@
+"""What happens to replicas: reported by any thread, handled by the applier's, one event after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from forebay.state_store import StateStore
+from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.restoration import Restoration
+from forebay_worker.tasks.restore_process import RestoreReport
+
+
+@dataclass(frozen=True)
+class StoreDamaged:
+    """A store's content cannot be trusted, or is lost.
+
+    ``store`` is the one that was read, if another may have taken its place since. A store that is
+    ``as_it_once_was`` at some point of its log may be served until the new one has reached the end.
+    """
+
+    replica: Replica
+    reason: str
+    store: StateStore | None = None
+    as_it_once_was: bool = False
+
+
+@dataclass(frozen=True)
+class EndReached:
+    """A replica has reached an end of its log for the first time."""
+
+    replica: Replica
+
+
+@dataclass(frozen=True)
+class FileMade:
+    """A restore process has made a file; ``settled`` is told whether its job may go on."""
+
+    restoration: Restoration
+    report: RestoreReport
+    settled: Callable[[bool], None]
+
+
+@dataclass(frozen=True)
+class RestoreFailed:
+    """An attempt at a restore has failed; ``storage_fault`` is what the machine refused, if that is why."""
+
+    restoration: Restoration
+    reason: str
+    storage_fault: str | None = None
+
+
+@dataclass(frozen=True)
+class RestoreEnded:
+    """A restore process has come to its job's end, or was given up."""
+
+    restoration: Restoration
+
+
+RestoreEvent: TypeAlias = FileMade | RestoreFailed | RestoreEnded
+ReplicaEvent: TypeAlias = StoreDamaged | EndReached | RestoreEvent
+HandleEvent: TypeAlias = Callable[[ReplicaEvent], None]

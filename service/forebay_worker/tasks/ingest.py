@@ -1,0 +1,59 @@
+"""How a file that a restore process has made becomes part of a replica."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from forebay.state_store import CommittedOffset
+from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.tasks.restoration import Restoration
+from forebay_worker.tasks.restore_process import RestoreReport
+
+log = logging.getLogger(__name__)
+
+
+def ingest(restoration: Restoration, report: RestoreReport) -> bool:
+    """Ingest a file if it begins at the store's offset and the log is the store's; returns whether the job may
+    continue."""
+    replica = restoration.replica
+    assert report.path is not None
+    path = Path(report.path)
+    tp = replica.topic_partition
+    committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+    fits = not restoration.cancelled and report.position_from == committed.position
+    if not fits or (replica.log is not None and replica.log != report.log):
+        path.unlink(missing_ok=True)
+        return False
+    assert isinstance(replica.store, RocksDbStore)
+    offset = report.offset
+    if replica.log is None:
+        replica.learn_log(report.log)
+        replica.store.commit({})
+    replica.progress = replica.progress._replace(applying_to=max(committed.content_before, offset.content_before))
+    replica.filling |= bool(offset.filling)
+    replica.store.ingest(path, tp, offset)
+    replica.progress = replica.progress._replace(
+        position=offset.position,
+        applying_to=offset.content_before,
+        consistent_position=offset.consistent_position,
+    )
+    replica.filling = bool(offset.filling)
+    replica.stream_time_ms = offset.stream_time_ms
+    replica.failure = replica.storage_fault = None
+    if offset.misplaced_key is not None and replica.misplaced_key is None:
+        replica.refuse_misses(bytes.fromhex(offset.misplaced_key))
+    replica.records_applied += report.records
+    replica.records_skipped += report.skipped
+    replica.records_unchecked += report.unchecked
+    replica.note_ahead(report.ahead)
+    restoration.records += report.records
+    restoration.fruitless = restoration.refused = 0
+    log.info(
+        "%s: %d records restored, %.0f a second; seconds left: %s",
+        tp,
+        restoration.records,
+        restoration.records_per_second,
+        restoration.seconds_left,
+    )
+    return True
