@@ -16,7 +16,10 @@ SET_BY_THE_CHART: dict[Tier, frozenset[str]] = {
 
 _STRING = {"type": "string"}
 _MAPPING = {"type": "object"}
+_STRINGS = {"type": "array", "items": _STRING}
+_MAPPINGS = {"type": "array", "items": _MAPPING}
 _COUNT = {"type": "integer", "minimum": 1}
+_SWITCH = {"type": "boolean"}
 
 
 def values_schema() -> dict[str, Any]:
@@ -32,7 +35,23 @@ def values_schema() -> dict[str, Any]:
             secrets={"type": "array", "items": _STRING},
             tokens=_object(existingSecret=_STRING),
             worker=_tier("worker", storage=_object(size=_STRING, className=_STRING)),
-            router=_tier("router", service=_object(type=_STRING, port=_COUNT, annotations=_MAPPING)),
+            router=_tier(
+                "router",
+                service=_object(type=_STRING, port=_COUNT, annotations=_MAPPING),
+                autoscaling=_object(
+                    enabled=_SWITCH,
+                    minReplicas=_COUNT,
+                    maxReplicas=_COUNT,
+                    targetCPUUtilizationPercentage=_COUNT,
+                ),
+                ingress=_object(
+                    enabled=_SWITCH,
+                    className=_STRING,
+                    annotations={"type": "object", "additionalProperties": _STRING},
+                    hosts=_STRINGS,
+                    tls=_MAPPINGS,
+                ),
+            ),
             podMonitor=_object(
                 enabled={"type": "boolean"},
                 interval=_STRING,
@@ -40,7 +59,8 @@ def values_schema() -> dict[str, Any]:
                 authorization=_MAPPING,
                 tlsConfig=_MAPPING,
             ),
-            networkPolicy=_object(enabled={"type": "boolean"}, alsoFrom={"type": "array", "items": _MAPPING}),
+            networkPolicy=_object(enabled=_SWITCH, alsoFrom=_MAPPINGS, routersFrom=_MAPPINGS),
+            test=_object(enabled=_SWITCH, arguments=_STRINGS, tokenSecret=_KEY, caSecret=_KEY),
             prometheusRule=_object(enabled={"type": "boolean"}, labels=_MAPPING),
             # Helm gives every chart the values that are shared with charts around it.
             **{"global": _MAPPING},
@@ -50,6 +70,10 @@ def values_schema() -> dict[str, Any]:
 
 def _object(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+_KEY = _object(name=_STRING, key=_STRING)
+"""Where in a secret something is."""
 
 
 def _tier(tier: Tier, **own: Any) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
     from forebay.fast_path import addressed, guarded, make_protocol
     from forebay.rest.application import cors_options
     from forebay.rest.hosts import allowed_hosts
+    from forebay.rest.proxied_listener import ProxyHeaders
     from forebay_router.app import make_app
     from forebay_router.fast_path import RouterFastPath
     from forebay_router.metrics import RouterMetrics
@@ -59,7 +60,8 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
             warn_of_anonymous_access(settings.listen)
         running = Router(settings)
         log.info("router listens on %s", ", ".join(map(str, settings.listen)))
-        metrics = RouterMetrics(running)
+        proxy_headers = ProxyHeaders(running.limits) if settings.proxy_protocol else None
+        metrics = RouterMetrics(running, proxy_headers)
         hosts = allowed_hosts(settings.listen, settings.allowed_hosts)
         serve(
             make_app(running, metrics, authenticator, hosts, place),
@@ -74,5 +76,6 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
                 running.limits,
             ),
             tls=tls,
+            proxy_headers=proxy_headers,
             relays={} if place.is_single else RELAYED,
         )

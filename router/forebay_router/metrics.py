@@ -16,6 +16,7 @@ from forebay.lag import Lag
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.batches import KeyResult
 from forebay.rest.histogram import Histogram, combined
+from forebay.rest.proxied_listener import ProxyHeaders
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.statuses import WITH_LAG
 from forebay_router.router import Router
@@ -39,8 +40,9 @@ def _problem_in(body: bytes) -> str:
 class RouterMetrics(Collector):
     """Counts reads, and collects the rest from the router at each scrape."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, proxy_headers: ProxyHeaders | None = None) -> None:
         self._router = router
+        self._proxy_headers = proxy_headers
         self.refusals: Counter[int] = Counter()
         """Requests that the authenticator refused, by status."""
         self._reads: Counter[tuple[str, int, str]] = Counter()
@@ -143,6 +145,15 @@ class RouterMetrics(Collector):
         for status, count in list(self.refusals.items()):
             refusals.add_metric([str(status)], count)
         yield from (reads, results, refusals)
+        if self._proxy_headers is not None:
+            failures = CounterMetricFamily(
+                "forebay_router_proxy_header_failures",
+                "Connections closed for how they began, by proxy_protocol.",
+                labels=["reason"],
+            )
+            for reason, count in list(self._proxy_headers.failures.items()):
+                failures.add_metric([reason], count)
+            yield failures
         yield from self._lag.collect()
         took = HistogramMetricFamily(
             "forebay_router_answer_seconds",

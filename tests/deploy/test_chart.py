@@ -45,6 +45,23 @@ def pods_of(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[st
 
 KUBERNETES = rendered()
 PODS = pods_of(KUBERNETES)
+PROMETHEUS, CONTROLLER = (
+    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+    for name in ("monitoring", "ingress")
+)
+EVERYTHING = rendered(
+    router={
+        "autoscaling": {"enabled": True},
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "hosts": ["a.example", "b.example"],
+            "tls": [{"secretName": "tls", "hosts": ["a.example"]}],
+        },
+    },
+    networkPolicy={"enabled": True, "alsoFrom": [PROMETHEUS], "routersFrom": [CONTROLLER]},
+    test={"caSecret": {"name": "ca", "key": "ca.crt"}},
+)
 ENCRYPTED = {
     "worker": {"settings": {"tls_certificate_file": "/a/tls.crt", "tls_key_file": "/a/tls.key"}},
     "router": {"settings": {"worker_ca_file": "/a/ca.crt"}},
@@ -95,7 +112,7 @@ def test_a_pods_files_are_where_its_settings_say():
 
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
 def test_kubernetes_takes_its_own_objects(version):
-    for item in KUBERNETES.values():
+    for item in EVERYTHING.values():
         kubernetes_validate.validate(item, version, strict=True)
 
 
@@ -400,6 +417,100 @@ def test_workers_may_be_closed_to_all_but_routers_and_those_who_are_named():
     several = rendered(networkPolicy={"enabled": True}, worker={"settings": {"processes": 4}})
     [rule] = several["NetworkPolicy", "forebay-worker"]["spec"]["ingress"]
     assert rule["ports"] == [{"port": container["ports"][0]["containerPort"], "endPort": 8083}]
+
+
+def allowed(policy: dict[str, Any], objects: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    """The pods of a release that a NetworkPolicy selects, then those that it lets in."""
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods_of(objects).items()}
+    labels |= {name: item["metadata"]["labels"] for (kind, name), item in objects.items() if kind == "Pod"}
+    [rule] = policy["spec"]["ingress"]
+    selectors = [policy["spec"]["podSelector"], *(peer.get("podSelector") for peer in rule["from"])]
+    return [
+        name
+        for selector in selectors
+        if selector
+        for name in labels
+        if selector["matchLabels"].items() <= labels[name].items()
+    ]
+
+
+def test_routers_may_be_closed_to_all_but_those_who_are_named_and_the_test():
+    policy = EVERYTHING["NetworkPolicy", "forebay-router"]
+    assert allowed(policy, EVERYTHING) == ["forebay-router", "forebay-test"]
+    assert allowed(EVERYTHING["NetworkPolicy", "forebay-worker"], EVERYTHING) == [
+        "forebay-worker",
+        "forebay-router",
+    ]
+    [rule] = policy["spec"]["ingress"]
+    assert CONTROLLER in rule["from"]
+    assert PROMETHEUS in rule["from"]
+    # By default nobody is named, and whoever has a token may read.
+    assert ("NetworkPolicy", "forebay-router") not in rendered(networkPolicy={"enabled": True})
+
+
+def test_routers_follow_their_load_within_what_is_asked_for():
+    scaling = {"enabled": True, "minReplicas": 3, "maxReplicas": 5, "targetCPUUtilizationPercentage": 60}
+    objects = rendered(router={"autoscaling": scaling})
+    scaler = objects["HorizontalPodAutoscaler", "forebay-router"]["spec"]
+    target = scaler["scaleTargetRef"]
+    deployment = objects[target["kind"], target["name"]]
+    # Each upgrade would set it back.
+    assert "replicas" not in deployment["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 5)
+    [metric] = scaler["metrics"]
+    assert metric["resource"]["target"]["averageUtilization"] == 60
+    # Its unit: what is requested.
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert metric["resource"]["name"] in container["resources"]["requests"]
+
+
+def test_an_ingress_leads_to_the_clients_address_and_lets_streams_pass():
+    ingress = EVERYTHING["Ingress", "forebay"]
+    rules = {rule.get("host"): rule["http"]["paths"] for rule in ingress["spec"]["rules"]}
+    assert list(rules) == ["a.example", "b.example"]
+    for [path] in rules.values():
+        service = path["backend"]["service"]
+        ports = EVERYTHING["Service", service["name"]]["spec"]["ports"]
+        assert service["port"]["name"] in [port["name"] for port in ports]
+    assert ingress["spec"]["ingressClassName"] == "nginx"
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+    assert "nginx.ingress.kubernetes.io/backend-protocol" not in ingress["metadata"]["annotations"]
+    certificate = {"tls_certificate_file": "/a/tls.crt", "tls_key_file": "/a/tls.key"}
+    [rule] = (objects := rendered(router={"ingress": {"enabled": True}, "settings": certificate}))[
+        "Ingress", "forebay"
+    ]["spec"]["rules"]
+    assert "host" not in rule
+    annotations = objects["Ingress", "forebay"]["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/backend-protocol"] == "HTTPS"
+
+
+def test_the_test_sends_the_clients_token_and_knows_whom_to_trust():
+    def variables(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+        [container] = objects["Pod", "forebay-test"]["spec"]["containers"]
+        return {
+            variable["name"]: variable.get("value") or variable["valueFrom"]["secretKeyRef"]
+            for variable in container.get("env", ())
+        }
+
+    token = {"name": "forebay-tokens", "key": "client"}
+    assert variables(KUBERNETES) == {"FOREBAY_TOKEN": token}
+    assert variables(EVERYTHING) == {"FOREBAY_TOKEN": token, "SSL_CERT_FILE": "/etc/forebay/ca/ca.crt"}
+    assert variables(rendered(router={"settings": {"allow_anonymous": True}})) == {}
+    mine = {"name": "mine", "key": "reader"}
+    own = rendered(router={"settings": {"auth_tokens_file": "/etc/mine"}}, test={"tokenSecret": mine})
+    assert variables(own) == {"FOREBAY_TOKEN": mine}
+    assert ("Pod", "forebay-test") not in rendered(test={"enabled": False})
+    # Neither scraped nor sent what is for routers.
+    labels = KUBERNETES["Pod", "forebay-test"]["metadata"]["labels"]
+    assert "app.kubernetes.io/part-of" not in labels
+
+
+def test_a_gateways_route_leads_to_the_clients_address():
+    route = yaml.safe_load((CHART.parent / "gateway.yaml").read_text())
+    [rule] = route["spec"]["rules"]
+    [backend] = rule["backendRefs"]
+    [port] = rendered(release=backend["name"])["Service", backend["name"]]["spec"]["ports"]
+    assert backend["port"] == port["port"]
 
 
 def test_prometheus_operator_is_told_where_and_what():

@@ -1,18 +1,15 @@
 """Every command and variable in the files for Docker exists in the code."""
 
-import contextlib
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 
 from examples.flights import flights, job
 from forebay.settings import SETTINGS
-from tests.cluster import free_port, wait_until
 from tests.deploy.command_lines import settings_of
 
 ROOT = Path(__file__).parents[2]
@@ -85,43 +82,6 @@ def test_haproxy_takes_its_configuration():
         [haproxy, "-c", "-f", ROOT / "deploy" / "haproxy.cfg"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_where_no_router_is_ready_they_answer_all_the_same(cluster, tmp_path):
-    haproxy = shutil.which("haproxy")
-    if haproxy is None:
-        pytest.skip("haproxy is not installed")
-    cluster.put("counts", {b"a": b"1"})
-    worker, front, stats = (f"127.0.0.1:{free_port()}" for _ in range(3))
-    routers = {f"router-{n}:8080": cluster.start_router("--seeds", worker, ready=False) for n in (1, 2)}
-    addresses = {":8080": front, ":8404": stats, **routers}
-    text = (ROOT / "deploy" / "haproxy.cfg").read_text()
-    configuration = tmp_path / "haproxy.cfg"
-    configuration.write_text(re.sub(r"(?<= )\S*:8\d{3}$", lambda found: addresses[found[0]], text, flags=re.M))
-    key = f"http://{front}/v1/stores/counts/keys/a"
-
-    def ready_routers():
-        with contextlib.suppress(httpx.TransportError):
-            counts = httpx.get(f"http://{stats}/metrics").text
-            return re.search(r'^haproxy_backend_active_servers{proxy="routers"} (\d+)$', counts, re.M)[1]
-
-    process = subprocess.Popen([haproxy, "-db", "-f", configuration], stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: ready_routers() == "0", "HAProxy's finding that no router is ready")
-        answer = httpx.get(key)
-        assert answer.status_code == 503
-        assert answer.json()["type"] == "urn:forebay:problem:not-ready"
-        assert "retry-after" in answer.headers
-        with httpx.stream("GET", f"{key}/changes") as changes:
-            # An EventSource is closed for good by any other status.
-            assert changes.status_code == 200
-            assert "event: problem" in changes.iter_lines()
-        cluster.start_worker(worker)
-        wait_until(lambda: ready_routers() == "2", "HAProxy's finding that both are")
-        assert httpx.get(key).json()["value"] == 1
-    finally:
-        process.kill()
-        process.wait(15)
 
 
 def test_what_is_watched_is_what_runs():

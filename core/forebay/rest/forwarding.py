@@ -45,13 +45,17 @@ class TrustedProxies:
         self.any = bool(items)
         self.client = lru_cache(maxsize=_MOST_REMEMBERED)(self._client)
 
+    def trusts(self, peer: str) -> bool:
+        """Whether a peer, an address or ``user`` and its number, is one of the proxies."""
+        return self._trusts_unix if peer.startswith(LOCAL_USER) else peer in self._networks
+
     def _client(self, peer: str, chain: bytes) -> str:
         """The address of the client whose request a peer sent, with the hosts that its headers name.
 
         That is the last one that is no trusted proxy. Those before it are what that client wrote. Without such a
         host, or if it is no address, it is the peer.
         """
-        if not (self._trusts_unix if peer.startswith(LOCAL_USER) else peer in self._networks):
+        if not self.trusts(peer):
             return peer
         client = peer
         for host in reversed(chain.decode("latin-1").split(",")):

@@ -14,7 +14,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from types import FrameType, MappingProxyType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,6 +28,8 @@ from forebay.metadata import HostInfo
 from forebay.process_identity import IDENTITY_PATH
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import respond
+from forebay.rest.proxied_listener import ProxiedListener, ProxyHeaders
+from forebay.rest.proxy_header import Client
 from forebay.rest.unix_listeners import is_unix_listener
 
 log = logging.getLogger(__name__)
@@ -127,12 +131,14 @@ class HttpServer(uvicorn.Server):
         shutdown_timeout_ms: int,
         on_drain: Callable[[], None],
         relays: Mapping[signal.Signals, signal.Signals],
+        proxy_headers: ProxyHeaders | None,
     ) -> None:
         super().__init__(config)
         self._drain_s = drain_ms / 1000
         self._shutdown_timeout_s = shutdown_timeout_ms / 1000
         self._on_drain = on_drain
         self._relays = relays
+        self._proxy_headers = proxy_headers
         self._draining = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -141,8 +147,12 @@ class HttpServer(uvicorn.Server):
         assert sockets is not None
         listeners = [listener for listener in sockets if not is_unix_listener(listener)]
         addresses = [HostInfo(*listener.getsockname()[:2]) for listener in listeners]
-        await super().startup(listeners)
-        await self._serve_unix([listener for listener in sockets if is_unix_listener(listener)])
+        if self._proxy_headers is None:
+            await super().startup(listeners)
+            await self._serve_unix([listener for listener in sockets if is_unix_listener(listener)])
+        else:
+            await super().startup([])
+            self._serve_proxied(sockets, self._proxy_headers)
         for listener, address in zip(listeners, addresses, strict=True):
             # uvloop does not report that, and closes the socket.
             if not _listens(listener):
@@ -154,17 +164,35 @@ class HttpServer(uvicorn.Server):
 
     async def _serve_unix(self, listeners: Iterable[socket.socket]) -> None:
         """Serve Unix sockets, without TLS, which uvicorn would speak on every socket."""
-
-        def make_protocol() -> asyncio.Protocol:
-            return self.config.http_protocol_class(  # type: ignore[call-arg]
-                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-
         loop = asyncio.get_running_loop()
         self.servers += [
-            await loop.create_server(make_protocol, sock=listener, backlog=self.config.backlog)
+            await loop.create_server(self._make_protocol, sock=listener, backlog=self.config.backlog)
             for listener in listeners
         ]
+
+    def _serve_proxied(self, listeners: Iterable[socket.socket], headers: ProxyHeaders) -> None:
+        """Serve connections that may begin with a header, which no server of asyncio's reads before TLS."""
+        for listener in listeners:
+            tls = None if is_unix_listener(listener) else self.config.ssl
+            with contextlib.suppress(OSError):
+                listener.listen(self.config.backlog)
+            proxied = ProxiedListener(listener, headers, partial(self._take_over, tls))
+            proxied.start()
+            self.servers.append(proxied)  # type: ignore[arg-type]
+
+    async def _take_over(
+        self, tls: ssl.SSLContext | None, connection: socket.socket, client: Client | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(partial(self._make_protocol, client), connection, ssl=tls)
+
+    def _make_protocol(self, client: Client | None = None) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        if client is not None:
+            protocol.proxied_client = client
+        return protocol  # type: ignore[no-any-return]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close listeners and connections, and let the application end."""
@@ -231,6 +259,7 @@ def serve(
     protocol: type[asyncio.Protocol],
     tls: ssl.SSLContext | None = None,
     relays: Mapping[signal.Signals, signal.Signals] = MappingProxyType({}),
+    proxy_headers: ProxyHeaders | None = None,
 ) -> None:
     """Serve until a signal ends it, then drain and return; raises ``ListenAddressInUse``.
 
@@ -263,6 +292,6 @@ def serve(
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     duplicates = [listener.dup() for listener in listeners for _ in range(_ACCEPTED_IN_A_TURN - 1)]
     ask_for_short_slices()
-    HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(
+    HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays, proxy_headers).run(
         sockets=[*listeners, *duplicates]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
@@ -11,6 +12,7 @@ from pyspark.sql import types as T
 
 from forebay.changelog import Changelog, Wake
 from forebay.errors import SinkError
+from forebay.progress import progress
 from forebay.spark.executor import END
 from forebay.spark.write import Write
 from forebay.task_ids import TopicPartition
@@ -66,13 +68,16 @@ def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec) -
     ends = changelog.end_offsets([TopicPartition(spec.topic, partition) for partition in range(spec.partitions)])
     live: dict[int, set[bytes]] = {partition: set() for partition in range(spec.partitions)}
     positions = dict.fromkeys(live, 0)
-    consumer, wake = changelog.consumer(), Wake()
-    try:
+    with (
+        contextlib.closing(changelog.consumer()) as consumer,
+        progress(f"reading {spec.name}", sum(ends.values())) as advance,
+    ):
+        wake = Wake()
         for topic_partition in ends:
             consumer.assign(topic_partition, 0)
-        progress = time.monotonic()
+        progressed_s = time.monotonic()
         while len(ends) < spec.partitions or any(positions[tp.partition] < end for tp, end in ends.items()):
-            if len(ends) < spec.partitions or time.monotonic() - progress > _PATIENCE_S:
+            if len(ends) < spec.partitions or time.monotonic() - progressed_s > _PATIENCE_S:
                 raise SinkError(
                     f"{spec.name}: the log {spec.topic!r} cannot be read, so what it lacks is not known."
                 )
@@ -83,8 +88,7 @@ def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec) -
                     if not heartbeat:
                         (live[partition].discard if value is None else live[partition].add)(key)
                 if batch.position > positions[partition]:
-                    positions[partition], progress = batch.position, time.monotonic()
-    finally:
-        consumer.close()
+                    advance(batch.position - positions[partition])
+                    positions[partition], progressed_s = batch.position, time.monotonic()
     rows = [(partition, bytearray(key)) for partition, keys in live.items() for key in keys]
     return session.createDataFrame(rows, _KEYS)
