@@ -90,7 +90,7 @@ class ManagedProcess:
     """One of the processes, and its successors after it dies."""
 
     def __init__(self, start: ProcessStart, place: ProcessSlot, listeners: Sequence[socket.socket]) -> None:
-        self._how = start
+        self._spec = start
         self._place = place
         self._descriptors = [listener.fileno() for listener in listeners]
         self._pause_s = 0.0
@@ -100,7 +100,7 @@ class ManagedProcess:
         self._started_s = time.monotonic()
         self._restart_s: float | None = None
         # Modules are searched where the parent searches, which may not be where it was started.
-        command = [sys.executable, "-P", "-m", self._how.module]
+        command = [sys.executable, "-P", "-m", self._spec.module]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with _blocked():
             self._process = subprocess.Popen(
@@ -109,7 +109,7 @@ class ManagedProcess:
         assert self._process.stdin is not None
         # One that is already dead is noticed at the next check.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(pickle.dumps((self._how.settings, self._place, os.getpid(), self._descriptors)))
+            pipe.write(pickle.dumps((self._spec.settings, self._place, os.getpid(), self._descriptors)))
 
     @property
     def running(self) -> bool:
@@ -128,20 +128,20 @@ class ManagedProcess:
             self._pause_s = pause_before_restart_s(now_s - self._started_s, self._pause_s)
             self._restart_s = now_s + self._pause_s
             log.error(
-                "process %d of the %s %s; it will be replaced", self._process.pid, self._how.tier, self._end()
+                "process %d of the %s %s; it will be replaced", self._process.pid, self._spec.tier, self._end()
             )
         if now_s >= self._restart_s:
             try:
                 self._start()
             except OSError as error:
                 # The others keep serving; it is retried as if it had died.
-                log.error("no process of the %s can be started: %s", self._how.tier, error)
+                log.error("no process of the %s can be started: %s", self._spec.tier, error)
 
     def _failed_start(self) -> ForebayError:
         """The error that ends the parent. Its status says whether to try again: as the process's does, and after
         a signal."""
         error = ForebayError(
-            f"A process of the {self._how.tier} {self._end()} before it was up; see its messages above."
+            f"A process of the {self._spec.tier} {self._end()} before it was up; see its messages above."
         )
         if self._process.returncode < 0 or self._process.returncode == _MAY_SUCCEED_LATER:
             error.exit_status = _MAY_SUCCEED_LATER
