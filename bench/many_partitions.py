@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import signal
 import time
 from dataclasses import dataclass
@@ -15,12 +17,14 @@ from bench.stream_writer import Stream, streaming
 from bench.wrk import Requests, load
 
 from examples.broker import Broker
-from tests.cluster import Cluster, free_port
+from forebay.errors import TopicMissing
+from tests.cluster import Cluster, free_port, wait_until
 
 _FEW = 4
 _CONNECTIONS = 32
 _SETTLING_S = 2.0
 _PER_SECOND = 10_000
+_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def _row(effort: Effort, broker: Broker, case: Case) -> Row:
         deployment(directories[1], kafka=broker.url, topology_text=texts[1], headers={}) as few,
     ):
         for cluster in (many, few):
-            cluster.put(STORE, records(KEYS))
+            wait_until(functools.partial(_filled, cluster), "the topics", _DEADLINE_S)
         rounds = [
             [_rate(effort, cluster, case.per_second) for cluster in (many, few)] for _ in range(effort.rounds)
         ]
@@ -66,6 +70,14 @@ def _row(effort: Effort, broker: Broker, case: Case) -> Row:
         tuple(theirs),
         Target(case.least_ratio),
     )
+
+
+def _filled(cluster: Cluster) -> bool:
+    """Whether the rows are written: a broker that makes a thousand partitions knows the next topic late."""
+    with contextlib.suppress(TopicMissing):
+        cluster.put(STORE, records(KEYS))
+        return True
+    return False
 
 
 def _rate(effort: Effort, cluster: Cluster, per_second: int) -> float:
