@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import time
 from dataclasses import dataclass
@@ -17,14 +16,12 @@ from bench.stream_writer import Stream, streaming
 from bench.wrk import Requests, load
 
 from examples.broker import Broker
-from forebay.errors import TopicMissing
-from tests.cluster import Cluster, free_port, wait_until
+from tests.cluster import Cluster, free_port
 
 _FEW = 4
 _CONNECTIONS = 32
 _SETTLING_S = 2.0
 _PER_SECOND = 10_000
-_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,27 +37,25 @@ _CASES = (Case(64, 0, 0.8), Case(1_024, 0, 0.8), Case(64, _PER_SECOND, 0.7))
 
 
 def many_partitions(effort: Effort) -> list[Row]:
-    """Each row's two workers are started and measured in turn."""
+    """Each row's two workers are started and measured in turn. Those that nothing is written to read SQLite."""
+    idle = [_row(effort, case, None) for case in _CASES if not case.per_second]
     with Broker(effort.directory / "kafka") as broker:
-        return [_row(effort, broker, case) for case in _CASES]
+        return [*idle, *(_row(effort, case, broker.url) for case in _CASES if case.per_second)]
 
 
-def _row(effort: Effort, broker: Broker, case: Case) -> Row:
+def _row(effort: Effort, case: Case, kafka: str | None) -> Row:
     name = f"partitions-{case.partitions}-{case.per_second}"
-    directories = [effort.directory / f"{name}-{side}" for side in ("many", "few")]
-    for directory in directories:
-        directory.mkdir()
-    texts = [application(f"{name}-many", case.partitions), application(f"{name}-few", _FEW)]
-    with (
-        deployment(directories[0], kafka=broker.url, topology_text=texts[0], headers={}) as many,
-        deployment(directories[1], kafka=broker.url, topology_text=texts[1], headers={}) as few,
-    ):
-        for cluster in (many, few):
-            wait_until(functools.partial(_filled, cluster), "the topics", _DEADLINE_S)
-        rounds = [
-            [_rate(effort, cluster, case.per_second) for cluster in (many, few)] for _ in range(effort.rounds)
-        ]
-    ours, theirs = zip(*rounds, strict=True)
+    with contextlib.ExitStack() as stack:
+        clusters = []
+        for side, partitions in (("few", _FEW), ("many", case.partitions)):
+            directory = effort.directory / f"{name}-{side}"
+            directory.mkdir()
+            text = application(f"{name}-{side}", partitions)
+            cluster = deployment(directory, kafka=kafka, topology_text=text, headers={})
+            clusters.append(stack.enter_context(cluster))
+            clusters[-1].put(STORE, records(KEYS))
+        rounds = [[_rate(effort, each, case.per_second) for each in clusters] for _ in range(effort.rounds)]
+    theirs, ours = zip(*rounds, strict=True)
     beside = f"{case.per_second:,} records/s applied from Kafka" if case.per_second else "nothing written"
     return Row(
         f"worker, random keys of {case.partitions:,} partitions, {beside}",
@@ -70,14 +65,6 @@ def _row(effort: Effort, broker: Broker, case: Case) -> Row:
         tuple(theirs),
         Target(case.least_ratio),
     )
-
-
-def _filled(cluster: Cluster) -> bool:
-    """Whether the rows are written: a broker that makes a thousand partitions knows the next topic late."""
-    with contextlib.suppress(TopicMissing):
-        cluster.put(STORE, records(KEYS))
-        return True
-    return False
 
 
 def _rate(effort: Effort, cluster: Cluster, per_second: int) -> float:
