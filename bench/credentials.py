@@ -17,6 +17,11 @@ def worker_options(directory: Path) -> tuple[str, ...]:
 
 def router_options(directory: Path) -> tuple[str, ...]:
     """Makes a router require the token, and send it to workers."""
+    return (*worker_options(directory), *sidecar_options(directory))
+
+
+def sidecar_options(directory: Path) -> tuple[str, ...]:
+    """Makes a router on a Unix socket send the token to workers, and require none itself."""
     own = directory / "token"
     own.write_text(_TOKEN)
-    return (*worker_options(directory), "--worker-token-file", str(own))
+    return ("--worker-token-file", str(own))

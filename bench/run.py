@@ -13,6 +13,7 @@ import click
 from bench import (
     changelog,
     control_plane,
+    enrichment,
     failover,
     growth,
     hop,
@@ -48,6 +49,7 @@ COMPARISONS = (
     Comparison("httpx-proxy", hop.httpx_proxy, ("wrk",)),
     Comparison("aiohttp-proxy", hop.aiohttp_proxy, ("wrk",), ("aiohttp",)),
     Comparison("sidecar", sidecar.sidecar),
+    Comparison("enrichment", enrichment.enrichment, ("java",)),
     Comparison("batch-get", many_keys.batches, ("wrk",)),
     Comparison("scan", many_keys.scan),
     Comparison("changelog", changelog.appends_and_reads),

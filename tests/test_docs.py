@@ -202,11 +202,16 @@ def test_every_term_of_the_glossary_says_where_it_lives():
 
 
 @pytest.mark.parametrize(
-    ("page", "heading"), [("comparison.md", "## What was measured"), ("failover.md", "## How long it takes")]
+    ("page", "heading"),
+    [
+        ("comparison.md", "## What was measured"),
+        ("failover.md", "## How long it takes"),
+        ("sidecar.md", "## What a row costs"),
+    ],
 )
 def test_figures_are_those_of_the_report(page, heading):
     figures = re.findall(
-        r"[\d,.]+ (?:requests/s|records/s|s|ms|MB)\b(?= \|)", section((DOCS / page).read_text(), heading)
+        r"[\d,.]+ (?:requests/s|records/s|keys/s|s|ms|µs|MB)\b(?= \|)", section((DOCS / page).read_text(), heading)
     )
     assert figures
     report = (DOCS / "performance.md").read_text()

@@ -1,7 +1,8 @@
 """The layout of keys in a store, which makes stored order logical order.
 
 A stored key is one tag byte, the key in its codec's ordered form, then the store kind's timestamps: window start;
-session end and start; version valid-from. If timestamps follow, keys of varying length are escaped (``00`` becomes
+session end and start; version valid-from. The layout of key-value stores with ``latest_by`` is that of versions,
+with the order in place of the timestamp. If timestamps follow, keys of varying length are escaped (``00`` becomes
 ``00 FF``) and end in ``00 01``, so one key's windows never interleave with another's. Timestamps are big-endian
 milliseconds with the sign bit flipped.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.codecs import KeyCodec
+from forebay.record_orders import split_order, split_order_bytes
 
 RESERVED_TAG = b"\x00"
 """Tag of keys that a store keeps for itself, such as its offset."""
@@ -27,7 +29,9 @@ _SIGN = 1 << 63
 MIN_TIME_MS = -_SIGN
 MAX_TIME_MS = _SIGN - 1
 
-_TIMES_BY_KIND = {"key-value": 0, "window": 1, "session": 2, "versioned": 1}
+LATEST = "latest"
+"""The layout of key-value stores with ``latest_by``."""
+_TIMES_BY_KIND = {"key-value": 0, "window": 1, "session": 2, "versioned": 1, LATEST: 1}
 
 
 class LogicalKey(NamedTuple):
@@ -67,6 +71,10 @@ class StoredKeys:
             ordered = ordered.replace(b"\x00", b"\x00\xff") + b"\x00\x01"
         return USER_TAG + ordered
 
+    def beginning(self, plain: bytes) -> bytes:
+        """What all stored keys begin with whose keys, of varying length, begin with ``plain``."""
+        return USER_TAG + (plain if self.kind == "key-value" else plain.replace(b"\x00", b"\x00\xff"))
+
     def prefix_of(self, stored: bytes) -> bytes:
         """The prefix for a stored key's key: the stored key without its timestamps."""
         return stored[: len(stored) - TIME_SIZE * self.times]
@@ -101,6 +109,9 @@ class StoredKeys:
         """The stored key of a changelog record; raises ``ValueError`` if the key is too short for its kind."""
         if self.kind == "key-value":
             return USER_TAG + self.codec.ordered(key)
+        if self.kind == LATEST:
+            plain, order = split_order_bytes(key)
+            return self.prefix(plain) + order
         plain, times = self.split_changelog(key, timestamp_ms)
         return self.stored(plain, *times)
 
@@ -110,6 +121,9 @@ class StoredKeys:
             return LogicalKey(key, ())
         if self.kind == "versioned":
             return LogicalKey(key, (timestamp_ms,))
+        if self.kind == LATEST:
+            user_key, number = split_order(key)
+            return LogicalKey(user_key, (number,))
         cut = len(key) - TIME_SIZE * self.times
         if cut < 0:
             raise ValueError(f"a {self.kind} changelog key of {len(key)} bytes has no room for its timestamps")

@@ -18,7 +18,7 @@ from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
 from forebay.spark_state import SparkState, parse_spark_state
-from forebay.stored_keys import StoredKeys
+from forebay.stored_keys import LATEST, StoredKeys
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.toml_tables import (
     NAME,
@@ -85,6 +85,8 @@ class StoreSpec:
     timestamp_after_max_ms: int | None = None
     """How far a window's or session's end may be after its record's timestamp in the log, and still move stream
     time; None for the default."""
+    latest_by: str | None = None
+    """The column whose highest value is a key's latest, None if that is the last record of the log."""
     max_record_lag: int | None = None
     max_time_lag_ms: int | None = None
     max_age_ms: int | None = None
@@ -142,7 +144,7 @@ class StoreSpec:
     @cached_property
     def stored_keys(self) -> StoredKeys:
         """The layout of the store's keys."""
-        return StoredKeys(self.kind, self.key_codec)
+        return StoredKeys(self.kind if self.latest_by is None else LATEST, self.key_codec)
 
     @cached_property
     def stream_partitioner(self) -> StreamPartitioner | None:
@@ -347,6 +349,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         "topic",
         "supplier",
         "spark_state",
+        "latest_by",
         *tolerance,
         *external,
     }
@@ -382,6 +385,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         on_bad_value=_on_bad_value(table, where),
         accept_uncompacted=boolean_field(table, "accept_uncompacted", where),
         spark_state=_spark_state(table, kind, where),
+        latest_by=_latest_by(table, kind, where),
         **durations,
         **{item: integer_field(table, item, where, least=0) for item in tolerance if item in table},
     )
@@ -396,6 +400,21 @@ def _spark_state(table: Mapping[str, Any], kind: str, where: str) -> SparkState 
             "are not external."
         )
     return parse_spark_state(table["spark_state"], where)
+
+
+def _latest_by(table: Mapping[str, Any], kind: str, where: str) -> str | None:
+    column = table.get("latest_by")
+    if column is None:
+        return None
+    others = ("external", "accept_uncompacted", "spark_state")
+    if kind != "key-value" or any(table.get(other) for other in others):
+        raise TopologyError(
+            f"{where} has latest_by, which only key-value stores have that the sink writes, without "
+            f"{', '.join(others[:-1])} or {others[-1]}."
+        )
+    if not isinstance(column, str) or not column:
+        raise TopologyError(f"{where}: latest_by = {column!r} is not the name of a column.")
+    return column
 
 
 def _on_bad_value(table: Mapping[str, Any], where: str) -> str:

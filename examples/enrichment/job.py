@@ -27,16 +27,18 @@ def with_delays(departures: DataFrame, router: str) -> DataFrame:
 
 
 def main() -> None:
-    """Print all departures that are there, in one micro-batch."""
+    """Print all departures that are there, those of each file in a micro-batch."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--router", required=True, help="URL of the router, such as unix:/run/forebay/router.sock")
-    router = parser.parse_args().router
-    spark = start_spark()
-    departures = spark.readStream.schema(_SCHEMA).json(str(_DEPARTURES))
+    parser.add_argument("--departures", default=_DEPARTURES, help="directory of files with a JSON object a line")
+    parser.add_argument("--master", default="local[2]", help="Spark's master, such as local-cluster[2,1,1024]")
+    given = parser.parse_args()
+    spark = start_spark(master=given.master)
+    departures = spark.readStream.schema(_SCHEMA).option("maxFilesPerTrigger", 1).json(str(given.departures))
     query = (
-        with_delays(departures, router)
+        with_delays(departures, given.router)
         .writeStream.trigger(availableNow=True)
-        .foreachBatch(lambda batch, _: print("\n".join(batch.toJSON().collect())))
+        .foreachBatch(lambda batch, _: print("\n".join(batch.toJSON().collect()), flush=True))
         .start()
     )
     query.awaitTermination()

@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 
 
-def start_spark(jars: str = "") -> SparkSession:
-    """A local session; ``jars`` is Spark's Kafka connector, as ``spark.jars`` or a pattern."""
+def start_spark(jars: str = "", master: str = "local[2]") -> SparkSession:
+    """A session; ``jars`` is Spark's Kafka connector, as ``spark.jars`` or a pattern."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(master)
         .appName("flights")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")

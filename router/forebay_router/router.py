@@ -46,7 +46,9 @@ class Router:
             lambda address, answer: self.discovery.admit(address, answer),
         )
         self.pool = ConnectionPool(opener)
-        self.cluster = Cluster(settings.lag_report_max_age_ms, settings.application_id, settings.rack)
+        self.cluster = Cluster(
+            settings.lag_report_max_age_ms, settings.application_id, settings.rack, settings.own_host
+        )
         self.discovery = Discovery(
             self.cluster,
             seeds,

@@ -37,7 +37,7 @@ from forebay.errors import (
 from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
-from forebay.rest.batches import MOST_BODY_BYTES, KeyResult, batch_answer, read_batch_keys
+from forebay.rest.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, batch_answer, read_batch
 from forebay.rest.changes import resumed
 from forebay.rest.client_disconnect import for_client
 from forebay.rest.document_routes import add_document_routes
@@ -263,30 +263,31 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
 async def _batch_answer(
     worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer
 ) -> HttpAnswer:
-    keys = read_batch_keys(body, worker.settings.max_key_bytes)
+    keys = await read_batch(body, worker.settings.max_key_bytes)
     results, waited_ms = await _batch(worker, request, keys, parameters, peer)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
     return _waited(batch_answer(keys, results, frames=frames), waited_ms)
 
 
 async def _batch(
-    worker: Worker, request: Request, keys: list[Any], parameters: ReadParameters, peer: Peer
+    worker: Worker, request: Request, keys: BatchKeys, parameters: ReadParameters, peer: Peer
 ) -> tuple[list[KeyResult], float]:
     """Each key's answer, and how long it waited for those whose bound may still be met, in milliseconds."""
-    store = request.path_params["store"]
+    reads = worker.reads
     begun = boot_ms()
     until = begun + _wait_ms(worker, parameters, request.headers)
-    results, waiting = worker.reads.batch(store, keys, parameters)
+    spec = reads.batch_spec(request.path_params["store"], parameters)
+    located = await reads.locate_in_turns(spec, keys, parameters)
+    results, waiting = reads.batch(spec, located, parameters)
     if not waiting or boot_ms() >= until:
         return results, 0.0
     with worker.waits.one(peer) as pause:
         while waiting and boot_ms() < until:
             await pause()
-            again = worker.reads.batch(store, [keys[i] for i in waiting], parameters)
-            waiting = [waiting[i] for i in again.waiting]
+            waiting = reads.batch(spec, located, parameters, set(waiting)).waiting
     # All of them as of now: what was found first is older by the whole wait.
     waited_ms = boot_ms() - begun
-    return worker.reads.batch(store, keys, parameters).results, waited_ms
+    return reads.batch(spec, located, parameters).results, waited_ms
 
 
 def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:

@@ -9,7 +9,7 @@ from time import perf_counter
 from forebay.errors import Problem
 from forebay.fast_path import FastPathProtocol, KeyHandler, RecognisedBatch, RequestTemplate, left_to_slow_path
 from forebay.rest.answers import HttpAnswer, problem_answer
-from forebay.rest.batches import batch_answer, read_batch_keys
+from forebay.rest.batches import batch_answer, is_large, read_batch_keys
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
@@ -70,14 +70,16 @@ class WorkerFastPath:
         begun_s = perf_counter()
         try:
             parameters = self._parameters(request.template.query)
-            if parameters.wait_ms:
+            if parameters.wait_ms or is_large(request.body):
                 return None
             peer = protocol.peer(request.template)
             refusal = self._worker.limits.memory.refusal(peer, len(request.body) + _LEAST_ROOM_BYTES)
             if refusal is not None:
                 raise refusal
             keys = read_batch_keys(request.body, self._worker.settings.max_key_bytes)
-            results = self._worker.reads.batch(request.template.store, keys, parameters).results
+            reads = self._worker.reads
+            spec = reads.batch_spec(request.template.store, parameters)
+            results = reads.batch(spec, reads.locate(spec, keys.values, parameters), parameters).results
             answer = batch_answer(keys, results, frames=request.frames)
         except Problem as problem:
             answer = problem_answer(problem)

@@ -103,7 +103,7 @@ class Worker:
             self.metadata,
             str(host),
             self.tasks,
-            self.membership,
+            self.membership.member,
             settings.end_offset_max_age_ms,
             self._ceiling,
         )
@@ -298,6 +298,7 @@ class Worker:
             health=self._health_monitor.health(self.tasks.machine_storage_fault, boot_ms()),
             unchecked=frozenset(task for task, copy in copies.items() if not copy.checked),
             restoring=self._restoring(),
+            returns=self.settings.returns,
         )
 
     def _restoring(self) -> dict[TaskId, tuple[int, ...]]:

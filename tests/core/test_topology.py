@@ -208,6 +208,23 @@ def test_a_declaration_of_state_that_cannot_be_is_refused(state: str, said: list
 
 
 @pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("latest_by = 5", ["latest_by = 5", "name of a column"]),
+        ('latest_by = ""', ["name of a column"]),
+        ('latest_by = "n"\nexternal = true', ["store 'delays'", "only key-value stores", "the sink writes"]),
+        ('latest_by = "n"\naccept_uncompacted = true', ["without external, accept_uncompacted or spark_state"]),
+        ('latest_by = "n"\nkind = "versioned"\nhistory_retention_ms = 5', ["only key-value stores"]),
+    ],
+)
+def test_orders_that_cannot_be_are_refused(more: str, said: list[str]) -> None:
+    with pytest.raises(TopologyError) as caught:
+        topology(HEAD + STORE + more)
+    for words in said:
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", ["the topology", "application_id"]),

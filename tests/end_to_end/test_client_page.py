@@ -32,22 +32,24 @@ def test_the_snippets_do_what_is_said_of_them(tmp_path, capsys):
         cluster.put(
             "orders_by_hour", {b"ann" + start.to_bytes(8, "big"): value for start, value in windows.items()}
         )
-        cluster.start_worker()
+        worker = cluster.start_worker()
         router = cluster.start_router()
         cluster.wait_settled(router, replicas=1)
         of_page: dict[str, Any] = {}
         printed = []
         for snippet in re.findall(r"```python\n(.*?)```", PAGE, re.S):
             # The first of two is down.
-            first = f"127.0.0.1:{free_port()}" if "router-2" in snippet else router
+            first = f"127.0.0.1:{free_port()}" if "router-2" in snippet or "worker-2" in snippet else router
+            snippet = snippet.replace("worker-1:8081", first).replace("worker-2:8081", worker)
             exec(snippet.replace("router-1:8080", first).replace("router-2:8080", router), of_page)
             printed.append(capsys.readouterr().out)
-    one, several, _, change, held, both = printed
+    one, several, _, direct, change, held, both = printed
     assert re.fullmatch(r"\{'count': 2\} \d+ active \S+\n", one)
     assert several.startswith("ann {'count': 2}\nbob {'count': 1}\nzoe none\nWindow(key='ann', ")
     assert f"end_ms={START_MS + 2 * HOUR_MS}, value={{'count': 2}}) Lag(record_lag=0," in several
     assert of_page["names"] == ["ann"]
     assert of_page["token"]
+    assert direct == f"{worker}\n"
     assert change.startswith("Answer(store='orders_by_customer', key='ann', value={'count': 2}")
     where, *lags = held.splitlines()
     assert re.fullmatch(r"\d 127\.0\.0\.1:\d+ \(\)", where)

@@ -176,6 +176,22 @@ def test_standbys_are_on_another_rack_than_their_active(cluster, named):
         assert sorted(racks[host] for host in hosts) == ["a", "b"]
 
 
+def test_the_replicas_of_a_worker_that_does_not_return_are_built_elsewhere_at_once(cluster):
+    beside = cluster.start_worker(None, "--returns", "false", ready=False)
+    cluster.start_workers(2)
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+
+    def held_beside() -> bool:
+        return any(beside in hosts for hosts in cluster.roles(router, "counts").values())
+
+    assert held_beside()
+    cluster.kill(beside, signal.SIGTERM)
+    wait_until(lambda: not held_beside(), "word of the worker being away")
+    # Other workers' replicas are built 60 s later.
+    cluster.wait_settled(router)
+
+
 def test_a_new_worker_is_ready_once_it_holds_what_it_is_assigned_and_not_before(either_cluster):
     cluster = either_cluster
     cluster.put("counts", {b"k%d" % i: b"1" for i in range(100)})

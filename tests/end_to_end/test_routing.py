@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from forebay.position import Position, encode_position, log_digest
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.cluster import Cluster, free_port, running_cluster, wait_until
 
 READS = 60
 """So many that one of two hosts chosen alike is left out once in 2**59 runs."""
@@ -58,7 +58,8 @@ def test_reads_that_prefer_any_replica_go_to_the_rack_or_host_of_the_router_whil
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
         # A worker that names no rack has its host's.
-        near, far = (cluster.start_worker(None, *rack, ready=False) for rack in ((), ("--rack", "b")))
+        near = cluster.start_worker(ready=False)
+        far = cluster.start_worker(f"127.0.0.2:{free_port()}", "--rack", "b", ready=False)
         for address in (near, far):
             cluster.wait_ready(address)
         router = cluster.start_router("--rack", "127.0.0.1")
@@ -70,6 +71,8 @@ def test_reads_that_prefer_any_replica_go_to_the_rack_or_host_of_the_router_whil
         assert hosts(router, spread, headers={"te": "trailers"}) == {near}
         assert hosts(router, "/counts/batch-get?prefer=any", json={"keys": [key]}) == {near}
         assert hosts(router, f"/counts/keys/{key}") == {far}
+        beside_far = cluster.start_router("--rack", "127.0.0.1", "--own-host", "127.0.0.2")
+        wait_until(lambda: hosts(beside_far, spread) == {far}, "reads from the worker on the router's own host")
         cluster.kill(near)
         assert hosts(router, spread) == {far}
 

@@ -21,6 +21,7 @@ from forebay.changelog.sqlite.partition import has_retired, heartbeat_key
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position
+from forebay.record_orders import split_order, with_order
 from forebay.task_ids import TopicPartition
 from forebay.topology import parse_topology
 from tests.cluster import wait_until
@@ -41,6 +42,7 @@ TOPOLOGY = {
                     "name": "counted",
                     "spark_state": {"fields": [{"name": "n", "position": 0, "function": "count"}]},
                 },
+                {"name": "customers", "latest_by": "n"},
                 {"name": "by_number", "key": "int32"},
                 {"name": "by_long", "key": "int64"},
                 {"name": "by_pair", "key": "json"},
@@ -152,6 +154,60 @@ def test_updates_land_in_their_partitions_with_every_value_exact(spark, sink, tm
     }
     for partition, records in log_of(sink, "latest").items():
         assert {Murmur2Partitioner().partition(record[1], 3) for record in records} <= {partition}
+
+
+def test_with_latest_by_neither_replays_nor_batches_out_of_order_bring_back_what_was_superseded(
+    spark, sink, tmp_path
+):
+    source = Source(spark, tmp_path / "in", "k string, n bigint, v int, gone boolean")
+    snapshot = [{"k": key, "n": -5, "v": 0} for key in "abcd"]
+    batches = [
+        [{"k": "a", "n": 7, "v": 7}, {"k": "a", "n": 3, "v": 3}, {"k": "b", "n": 2**62, "gone": True}],
+        snapshot,
+        [{"k": "a", "n": 3, "v": 3}, {"k": "b", "n": 8, "v": 8}, {"k": "c", "n": 1, "gone": True}],
+        # What a source delivers again, even within a batch.
+        [{"k": "c", "n": 1, "gone": True}] * 2 + snapshot * 2,
+        [{"k": "c", "n": 2, "v": 2}, {"k": "a", "n": 7, "v": 70}],
+    ]
+    for rows in batches:
+        source.add(*rows)
+    run(sink.write(source.df, "customers", key="k", value="v", delete="gone"), tmp_path)
+    # Of equal orders the later one counts.
+    expected = {b"a": {"v": 70}, b"c": {"v": 2}, b"d": {"v": 0}}
+    assert latest(sink, "customers") == expected
+    sink._changelog.compact(sink.topology.stores["customers"], CompactionLimits(0, 0))
+    assert latest(sink, "customers") == expected
+
+
+def latest(sink: Any, store: str) -> dict[bytes, Any]:
+    """What a log with orders makes: of each key's records that of the highest order, of equals the last."""
+    records = [record for records in log_of(sink, store).values() for record in records]
+    found = {
+        split_order(key)[0]: value for _, key, value, _, _ in sorted(records, key=lambda r: (r[1][-8:], r[0]))
+    }
+    return {key: json.loads(value) for key, value in found.items() if value is not None}
+
+
+def test_with_latest_by_rows_need_an_order_and_equal_orders_a_second_one(spark, sink, tmp_path):
+    source = Source(spark, tmp_path / "in", "k string, n timestamp, v int, number decimal(20,0)")
+    source.add({"k": "a", "v": 1}, {"k": "b", "n": "2026-01-01T00:00:00Z", "v": 1})
+    message = refusal(sink.write(source.df, "customers", key="k", value="v"), tmp_path)
+    assert "1 rows of this task have a null order (column 'n', the store's latest_by)" in message
+    dated = source.df.where("n is not null")
+    source.add(*({"k": "b", "n": "2026-01-01T00:00:00.000001Z", "v": v} for v in (3, 2)))
+    message = refusal(sink.write(dated, "customers", key="k", value="v"), tmp_path, "unordered")
+    assert "more than one row for the key b'b' of 'customers' with the order 1767225600000001" in message
+    run(sink.write(dated, "customers", key="k", value="v", order_by="v"), tmp_path, "ordered")
+    assert latest(sink, "customers") == {b"b": {"v": 3}}
+    for df, refused in (
+        (source.df.drop("n"), "no column 'n'"),
+        (source.df.withColumn("n", source.df.number), r"latest_by = 'n', but that column is decimal\(20,0\)"),
+    ):
+        with pytest.raises(SinkError, match=refused):
+            sink.write(df, "customers", key="k")
+    batch = spark.createDataFrame([("a", 1)], "k string, n long")
+    with pytest.raises(SinkError, match="'customers' has latest_by: a snapshot cannot"):
+        sink.fill(batch, "customers", key="k", name="all", snapshot=True)
 
 
 def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path):
@@ -771,6 +827,14 @@ def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
     versions = df.select("s", F.timestamp_millis(F.lit(5)).alias("at"), F.lit(True).alias("gone"), "i")
     (record,) = written(versions.where("s = 'a'"), "prices", key="s", order_by="at", value="i", delete="gone")
     assert (record.value, record.headers) == (None, [("forebay-valid-from-ms", (5).to_bytes(8, "big"))])
+    orders = df.select("s", F.col("l").alias("n"), (F.col("i") > 0).alias("gone"), "i")
+    for row, record in zip(
+        orders.collect(), written(orders, "customers", key="s", value="i", delete="gone"), strict=True
+    ):
+        assert bytes(record.key) == with_order(row.s.encode(), row.n)
+        assert record.partition == Murmur2Partitioner().partition(row.s.encode(), 3)
+        shown = (b"", [("forebay-deleted", b"")]) if row.gone else (b'{"i":%d}' % row.i, None)
+        assert (bytes(record.value), record.headers) == shown
     schema = T.StructType().add("s", T.StringType()).add("l", T.LongType())
     for (text, number), store, expected in (
         ((None, 1), "latest", "a row has a null key (column 's')"),

@@ -12,6 +12,7 @@ from examples.broker import ROOT
 from forebay.errors import SinkError
 from tests.cluster import Cluster, running_cluster, wait_until
 from tests.conftest import need_kafka
+from tests.core.changelog.test_command import run as command
 from tests.end_to_end.test_spark_sink import Source, refusal, run
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -25,6 +26,10 @@ partitions = 3
 
 [[subtopology.store]]
 name = "latest"
+
+[[subtopology.store]]
+name = "customers"
+latest_by = "lsn"
 
 [[subtopology.store]]
 name = "prices"
@@ -164,6 +169,33 @@ def test_two_rows_of_a_key_are_refused_unless_something_orders_them(spark, sink,
     assert httpx.get(f"http://{router}/v1/stores/latest/keys/a").json()["value"] == {"n": 2}
 
 
+def test_with_latest_by_a_replica_from_before_and_one_from_after_have_the_highest_orders(
+    spark, sink, cluster, tmp_path
+):
+    router = served(cluster)
+    source = Source(spark, tmp_path / "in", "k string, lsn bigint, v int, gone boolean")
+    snapshot = [{"k": key, "lsn": -5, "v": 0} for key in "abc"]
+    source.add({"k": "a", "lsn": 7, "v": 7}, {"k": "a", "lsn": 3, "v": 3}, {"k": "b", "lsn": 8, "gone": True})
+    source.add(*snapshot * 2)
+    source.add({"k": "b", "lsn": 4, "v": 4}, {"k": "a", "lsn": 7, "v": 70})
+    run(sink.write(source.df, "customers", key="k", value="v", delete="gone"), tmp_path)
+    command(cluster, "compact", "customers")
+    assert command(cluster, "compact", "customers").startswith("0 superseded records")
+    expected = [{"key": "a", "value": {"v": 70}}, {"key": "c", "value": {"v": 0}}]
+    bound = {"min_position": sink.position("customers"), "wait_ms": 10_000}
+
+    def entries(address: str) -> Any:
+        answer = httpx.get(f"http://{address}/v1/stores/customers/keys/b", params=bound)
+        assert answer.status_code == 404, answer.text
+        listed = httpx.get(f"http://{address}/v1/stores/customers/entries").json()["entries"]
+        return sorted(listed, key=lambda entry: str(entry["key"]))
+
+    assert entries(router) == expected
+    another = cluster.start_worker()
+    cluster.wait_settled(router)
+    assert entries(another) == expected
+
+
 def test_a_query_that_another_superseded_writes_no_row(spark, sink, cluster, tmp_path):
     from pyspark.errors import StreamingQueryException
 
@@ -270,7 +302,7 @@ def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_p
 
 
 def test_no_secret_of_the_connection_is_in_what_spark_shows(spark, tmp_path):
-    from forebay.changelog.kafka.url import KafkaUrl
+    from forebay.changelog.kafka.changelog import KafkaChangelog
     from forebay.spark.destinations import KafkaDestination
 
     key = tmp_path / "key.pem"
@@ -278,11 +310,13 @@ def test_no_secret_of_the_connection_is_in_what_spark_shows(spark, tmp_path):
     files = (
         f"ssl.ca.location=/ca.pem&ssl.certificate.location={key}&ssl.key.location={key}&ssl.key.password=secret"
     )
-    url = KafkaUrl.parse(f"kafka://h:1?security.protocol=SASL_SSL&sasl.mechanism=PLAIN&sasl.username=u&{files}")
-    KafkaDestination(url).check(spark)
+    changelog = KafkaChangelog(
+        f"kafka://h:1?security.protocol=SASL_SSL&sasl.mechanism=PLAIN&sasl.username=u&{files}"
+    )
+    KafkaDestination(changelog).check(spark)
     jvm = spark._jvm
     options = jvm.java.util.HashMap()
-    for name, value in url.spark().items():
+    for name, value in changelog.kafka.spark().items():
         options.put(name, value)
     command = jvm.org.apache.spark.sql.execution.datasources.SaveIntoDataSourceCommand(
         spark.range(1)._jdf.queryExecution().logical(),

@@ -84,17 +84,29 @@ def _logs_table(logs: list[dict[str, Any]], unknown: str) -> Table:
 )
 @json_output
 def compact(topology: Path, changelog: str, store: str, output: Output, **durations: Any) -> None:
-    """Remove from the log of STORE what is no longer needed; younger records and tombstones stay."""
+    """Remove from the log of STORE what is no longer needed; younger records and tombstones stay.
+
+    On Kafka the brokers do, but they need to be told what higher orders have superseded in a store with latest_by.
+    The options are for SQLite.
+    """
     opened, loaded = open_logs(topology, changelog)
     spec = store_spec(loaded, store)
-    if not isinstance(opened, SqliteChangelog):
+    if isinstance(opened, SqliteChangelog):
+        with progress(f"compacting {store}", spec.partitions) as advance:
+            removed = opened.compact(spec, CompactionLimits(**durations), lambda: advance(1))
+        text = f"{removed} records removed from {spec.topic}"
+    elif spec.latest_by is None:
         raise SettingError(
             "Kafka compacts its topics itself; see the topic's cleanup.policy and related settings."
         )
-    with progress(f"compacting {store}", spec.partitions) as advance:
-        removed = opened.compact(spec, CompactionLimits(**durations), lambda: advance(1))
-    document = {"store": store, "topic": spec.topic, "removed_records": removed}
-    output.show(document, f"{removed} records removed from {spec.topic}")
+    else:
+        from forebay.changelog.kafka.changelog import KafkaChangelog
+
+        assert isinstance(opened, KafkaChangelog)
+        with progress(f"compacting {store}", spec.partitions) as advance:
+            removed = opened.compact(spec, lambda: advance(1))
+        text = f"{removed} superseded records of {spec.topic} are left to the brokers to remove"
+    output.show({"store": store, "topic": spec.topic, "removed_records": removed}, text)
 
 
 @changelog.command("reset")

@@ -52,7 +52,9 @@ def _key_members(spec: StoreSpec, key: bytes, timestamp_ms: int) -> dict[str, An
 
 
 def _times(spec: StoreSpec, times_ms: tuple[int, ...]) -> dict[str, int]:
-    """The times of a key, named as in answers."""
+    """The times of a key, named as in answers, or the order that it has in their place."""
+    if spec.latest_by is not None:
+        return {"order": times_ms[0]}
     match spec.kind:
         case "window":
             return {"start_ms": times_ms[0], "end_ms": times_ms[0] + (spec.window_size_ms or 0)}
@@ -99,6 +101,7 @@ def _content(document: Mapping[str, Any]) -> str:
         return _heartbeat_text(document["heartbeat"])
     key = _json(document.get("key", document.get("key_base64")))
     times = "".join(f" {name}={time_text(document[name])}" for name in ("start_ms", "end_ms") if name in document)
+    times += f" order={document['order']}" if "order" in document else ""
     fault = f"  (not readable: {document['fault']})" if "fault" in document else ""
     if "tombstone" in document:
         return f"{key}{times}  (tombstone){fault}"

@@ -21,7 +21,6 @@ from forebay.client.descriptions import Descriptions
 from forebay.client.exchange import (
     Close,
     Discard,
-    Exchange,
     Open,
     Opened,
     Pause,
@@ -34,6 +33,7 @@ from forebay.client.exchange import (
 )
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
+from forebay.client.partitioned_exchange import exchange_of
 from forebay.client.positions import Positions
 from forebay.client.proxies import Proxy, proxies_of
 from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
@@ -425,10 +425,11 @@ class AsyncClient(AsyncReader):
         token: str | None = None,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
+        partition_aware: bool = False,
     ) -> None:
         servers = server_urls(urls)
-        proxies = {} if transport is not None else proxies_of(servers)
-        exchange = Exchange(urls, timeout_ms, proxies=proxies)
+        proxies = {} if transport is not None or partition_aware else proxies_of(servers)
+        exchange = exchange_of(urls, timeout_ms, proxies, partition_aware=partition_aware)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         super().__init__(AsyncDriver(token, verify, transport, proxies, socket_paths(servers)), reads)

@@ -20,7 +20,6 @@ from forebay.client.descriptions import Descriptions
 from forebay.client.exchange import (
     Close,
     Discard,
-    Exchange,
     Open,
     Opened,
     Pause,
@@ -32,6 +31,7 @@ from forebay.client.exchange import (
 )
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
+from forebay.client.partitioned_exchange import exchange_of
 from forebay.client.positions import Positions
 from forebay.client.proxies import Proxy, proxies_of
 from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
@@ -341,6 +341,10 @@ class Reader:
 class Client(Reader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
+    ``partition_aware`` sends each read to a worker that holds its key, in a router's order. ``urls`` are then of
+    some workers, and the client learns of the others. It reaches them directly, whatever proxy there is, with the
+    scheme of the first URL.
+
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
     ``transport`` has its own). Threads may share a client. So may forked processes, unless it has a ``transport``:
@@ -355,10 +359,11 @@ class Client(Reader):
         token: str | None = None,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
+        partition_aware: bool = False,
     ) -> None:
         servers = server_urls(urls)
-        proxies = {} if transport is not None else proxies_of(servers)
-        exchange = Exchange(urls, timeout_ms, proxies=proxies)
+        proxies = {} if transport is not None or partition_aware else proxies_of(servers)
+        exchange = exchange_of(urls, timeout_ms, proxies, partition_aware=partition_aware)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         super().__init__(Driver(token, verify, transport, proxies, socket_paths(servers)), reads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from forebay.client import processes
-from forebay.client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, mismatched
+from forebay.client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, Server, mismatched
 from forebay.client.reads import ChangesRequest, ClientReads
 from forebay.client.requested import Requested, change_mismatch
 from forebay.client.results import Change, change_of
@@ -14,7 +14,6 @@ from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import ReplicaInfo
 from forebay.rest.changes import is_transient
 from forebay.rest.events import Event, EventReader
-from forebay.rest.statuses import OF_THE_SERVER
 
 _LEAST_PAUSE_S = 0.1
 _MOST_PAUSE_S = 1.0
@@ -30,7 +29,7 @@ class Following:
         self._reads = reads
         self._request = wanted
         self._opened: Opened | None = None
-        self._server = 0
+        self._server: Server = 0
         """Where the stream is from."""
         self._requested = Requested(wanted.store)
         self._has_mismatched = False
@@ -104,7 +103,7 @@ class Following:
         self._leaving = False
         if not isinstance(change, Problem) or isinstance(change, UnknownKey):
             self._pause_s = _LEAST_PAUSE_S
-        elif change.status in OF_THE_SERVER:
+        elif change.status in self._reads.statuses_elsewhere:
             # Another server may see more of the workers.
             self._leaving = self._reads.several
 

@@ -17,9 +17,11 @@ import httpx
 from forebay.client.options import query_string
 from forebay.client.problems import problem_of_response
 from forebay.client.proxies import Proxy
+from forebay.client.target_partition import TargetPartition
 from forebay.client.unix_sockets import http_url
 from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
 from forebay.listen_addresses import UnixAddress, is_unix
+from forebay.metadata import HostInfo
 from forebay.rest.changes import KEEP_ALIVE_MS, is_transient
 from forebay.rest.events import EVENTS_MEDIA_TYPE
 from forebay.rest.statuses import OF_THE_SERVER
@@ -36,6 +38,8 @@ _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 _PAUSE_S = 0.25
 """For proxies that do not say how long to wait."""
 
+Server: TypeAlias = int | HostInfo
+"""A server by its number among the URLs, or a worker by its address in the map."""
 T = TypeVar("T")
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 """What reading a document raises that is not of the expected form."""
@@ -126,6 +130,18 @@ class Request:
     streamed: bool = False
     """Whether the body is streamed."""
     last_event_id: str | None = None
+    target: TargetPartition | None = None
+    """The partition whose workers are asked by a partition-aware client; any server may be asked without one."""
+    patient: bool = True
+    """Whether to ask again after a pause, if the problem may pass."""
+
+
+RefusalIn: TypeAlias = Callable[[dict[str, Any]], Problem | None]
+"""What in a document counts as a refusal to answer."""
+
+
+def no_refusal(document: dict[str, Any]) -> None:
+    """Every document is an answer."""
 
 
 class Exchange:
@@ -153,7 +169,7 @@ class Exchange:
         self,
         request: Request,
         deadline_ms: float,
-        refusal_in: Callable[[dict[str, Any]], Problem | None] = lambda document: None,
+        refusal_in: RefusalIn = no_refusal,
     ) -> Plan[dict[str, Any]]:
         """The document that answers a request; raises ``Problem``.
 
@@ -168,25 +184,19 @@ class Exchange:
             response, server = yield from self._reach(request, deadline_ms, refused)
             if response is not None:
                 assert isinstance(response, httpx.Response)
-                document = _document(response)
-                mismatch = None if document is None else _mismatch(request, document)
-                if mismatch is not None:
+                content = content_of(request, response, self._via(server))
+                if isinstance(content, str):
                     yield Discard(response)
                     self.turn_from(server)
                     if has_mismatched:
-                        raise mismatched(f"{response.url}{self._via(server)}", mismatch)
+                        raise mismatched(f"{response.url}{self._via(server)}", content)
                     has_mismatched = True
                     continue
-                if response.status_code == 200:
-                    if document is None:
-                        raise self._not_forebay(response, server, "a JSON object")
-                    problem = refusal_in(document)
-                    if problem is None or problem.status not in OF_THE_SERVER:
-                        return document
-                else:
-                    problem = problem_of_response(response, self._via(server))
-                    if response.status_code not in OF_THE_SERVER:
-                        raise problem
+                problem = content if isinstance(content, Problem) else refusal_in(content)
+                if problem is None or problem.status not in OF_THE_SERVER:
+                    if isinstance(content, Problem):
+                        raise content
+                    return content
                 refused[server] = _pause_s(problem)
                 self.turn_from(server)
             assert problem is not None
@@ -207,7 +217,7 @@ class Exchange:
                 if reply.response.headers.get("content-type", "").startswith(EVENTS_MEDIA_TYPE):
                     return reply, server
                 yield Close(reply)
-                raise self._not_forebay(reply.response, server, "a stream of events")
+                raise not_forebay(reply.response, "a stream of events", self._via(server))
             problem = problem_of_response(reply, self._via(server))
             if is_transient(problem):
                 self.turn_from(server)
@@ -220,10 +230,10 @@ class Exchange:
         """Whether there is another server to turn to."""
         return len(self._urls) > 1
 
-    def turn_from(self, server: int) -> None:
+    def turn_from(self, server: Server) -> None:
         """Ask another server first from now on, unless it is another already."""
         if self._first == server:
-            self._first = (server + 1) % len(self._urls)
+            self._first = (self._first + 1) % len(self._urls)
 
     def _reach(
         self, request: Request, deadline_ms: float, refused: Container[int]
@@ -240,8 +250,8 @@ class Exchange:
             url = self._urls[number]
             left_ms = deadline_ms - self._now_ms()
             if left_ms <= 0:
-                raise DeadlineExceeded(_in_vain("No server answered in time", attempts), attempts=attempts)
-            reply = yield self._send(request, self._http_urls[number], left_ms, max(1, to_ask - len(attempts)))
+                raise DeadlineExceeded(in_vain("No server answered in time", attempts), attempts=attempts)
+            reply = yield request_step(request, self._http_urls[number], left_ms, max(1, to_ask - len(attempts)))
             if isinstance(reply, httpx.Response | Opened):
                 return reply, number
             assert isinstance(reply, httpx.RequestError)
@@ -251,28 +261,7 @@ class Exchange:
         if len(attempts) < tries:
             return None, first
         unreached = f"None of {', '.join(self._urls)} could be reached"
-        raise NoReplica(_in_vain(unreached, attempts), attempts=attempts)
-
-    def _send(self, request: Request, url: str, left_ms: float, urls_left: int) -> Send:
-        parameters = dict(request.parameters)
-        # One that accepts connections and never answers must leave the others some time.
-        wait_ms = min(parameters.get("wait_ms") or 0, left_ms)
-        share_ms, grace_ms = (left_ms - wait_ms) / urls_left, _GRACE_MS
-        connect_s = left_ms / urls_left / 1000
-        if request.streamed:
-            grace_ms = _STREAM_GRACE_MS
-            if urls_left > 1:
-                grace_ms = min(grace_ms, share_ms / 2)
-                share_ms -= grace_ms
-        server_timeout_ms = wait_ms + share_ms
-        if request.timed:
-            parameters["timeout_ms"] = math.ceil(server_timeout_ms)
-        query = query_string(parameters)
-        url += f"{request.path}{'?' if query else ''}{query}"
-        timeout = httpx.Timeout((server_timeout_ms + grace_ms) / 1000, connect=connect_s)
-        if request.streamed:
-            return Open("GET", url, None, timeout, request.last_event_id)
-        return Send("GET" if request.body is None else "POST", url, request.body, timeout)
+        raise NoReplica(in_vain(unreached, attempts), attempts=attempts)
 
     def _via(self, server: int) -> str:
         """What messages about a server add if it is reached through a proxy or a Unix socket."""
@@ -282,12 +271,53 @@ class Exchange:
         proxy = self._proxies.get(url)
         return "" if proxy is None else f", through {proxy}"
 
-    def _not_forebay(self, response: httpx.Response, server: int, expected: str) -> Problem:
-        via = self._via(server)
-        return Problem(f"{response.url} answered 200 with something other than {expected}{via}.", status=200)
-
     def _now_ms(self) -> float:
         return self._clock() * 1000
+
+
+def request_step(request: Request, url: str, left_ms: float, urls_left: int) -> Send:
+    """The step that sends a request to one server, which leaves the servers that are left to ask their share of
+    the time."""
+    parameters = dict(request.parameters)
+    # One that accepts connections and never answers must leave the others some time.
+    wait_ms = min(parameters.get("wait_ms") or 0, left_ms)
+    share_ms, grace_ms = (left_ms - wait_ms) / urls_left, _GRACE_MS
+    connect_s = left_ms / urls_left / 1000
+    if request.streamed:
+        grace_ms = _STREAM_GRACE_MS
+        if urls_left > 1:
+            grace_ms = min(grace_ms, share_ms / 2)
+            share_ms -= grace_ms
+    server_timeout_ms = wait_ms + share_ms
+    if request.timed:
+        parameters["timeout_ms"] = math.ceil(server_timeout_ms)
+    query = query_string(parameters)
+    url += f"{request.path}{'?' if query else ''}{query}"
+    timeout = httpx.Timeout((server_timeout_ms + grace_ms) / 1000, connect=connect_s)
+    if request.streamed:
+        return Open("GET", url, None, timeout, request.last_event_id)
+    return Send("GET" if request.body is None else "POST", url, request.body, timeout)
+
+
+def content_of(request: Request, response: httpx.Response, via: str = "") -> dict[str, Any] | Problem | str:
+    """The document of an answer, the problem that it is, or how it belongs to another request.
+
+    Raises ``Problem`` if no router or worker answers so.
+    """
+    document = _document(response)
+    mismatch = None if document is None else _mismatch(request, document)
+    if mismatch is not None:
+        return mismatch
+    if response.status_code != 200:
+        return problem_of_response(response, via)
+    if document is None:
+        raise not_forebay(response, "a JSON object", via)
+    return document
+
+
+def not_forebay(response: httpx.Response, expected: str, via: str = "") -> Problem:
+    """The problem for a 200 of something else than a router or worker."""
+    return Problem(f"{response.url} answered 200 with something other than {expected}{via}.", status=200)
 
 
 def _pause_s(problem: Problem) -> float:
@@ -358,5 +388,6 @@ def not_of_a_read() -> Problem:
     )
 
 
-def _in_vain(what: str, attempts: Sequence[Mapping[str, str]]) -> str:
+def in_vain(what: str, attempts: Sequence[Mapping[str, Any]]) -> str:
+    """A message about attempts none of which had an answer."""
     return f"{what}, the last: {attempts[-1]['outcome']}" if attempts else f"{what}."

@@ -2,32 +2,54 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-from forebay.client.exchange import MALFORMED, Exchange, Opened, Plan, Request, not_of_a_read
+from forebay.client.exchange import (
+    MALFORMED,
+    Exchange,
+    Opened,
+    Plan,
+    RefusalIn,
+    Request,
+    Server,
+    no_refusal,
+    not_of_a_read,
+)
+from forebay.client.key_batches import (
+    BatchKey,
+    batch_request,
+    batches,
+    by_worker,
+    key_text,
+    refusal_of_all,
+    refusal_of_any,
+    refused_by_partition,
+    require_size,
+    results_in,
+)
 from forebay.client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of
+from forebay.client.partitioned_exchange import PartitionedExchange
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
-from forebay.client.requested import Requested, batch_mismatch, spec_mismatch
+from forebay.client.requested import Requested, spec_mismatch
 from forebay.client.results import Answer, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
+from forebay.client.target_partition import TargetPartition
 from forebay.codecs import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
 from forebay.position import later_position
 from forebay.rest.answers import ReplicaInfo
-from forebay.rest.batches import MOST_BODY_BYTES, MOST_KEYS
 from forebay.rest.scans import posted_cursor
+from forebay.rest.statuses import OF_THE_SERVER, TRANSIENT
 from forebay.topology import StoreSpec
 
 REWRITTEN = ("", ".", "..")
 """Key segments that intermediaries rewrite."""
 _LONGEST_SEGMENT = 4_096
 """Longer ones go in a body: proxies accept 8 kB of request head, and no server more than 64."""
-_MOST_BATCH_BYTES = MOST_BODY_BYTES - 1_024
 
 _ITEMS: dict[type, str] = {
     Entry: "entries",
@@ -71,22 +93,19 @@ class ChangesRequest:
         check(self.options)
 
 
-class _BatchKey(NamedTuple):
-    """A key of a batch: its place among the results, and its JSON."""
-
-    place: int
-    text: str
-    requested: Requested
-
-
 class ClientReads:
     """Plans every read; in a session, each read asks for at least what the session has read, and is recorded
     there."""
 
     def __init__(
-        self, exchange: Exchange, specs: dict[str, StoreSpec] | None = None, positions: Positions | None = None
+        self,
+        exchange: Exchange | PartitionedExchange,
+        specs: dict[str, StoreSpec] | None = None,
+        positions: Positions | None = None,
     ) -> None:
         self._exchange = exchange
+        self._workers = exchange if isinstance(exchange, PartitionedExchange) else None
+        """The exchange, if it is partition-aware."""
         self._specs = {} if specs is None else specs
         self._positions = positions
 
@@ -101,15 +120,17 @@ class ClientReads:
         spec = yield from self._spec(store, deadline_ms)
         plain = spec.key_codec.from_json(key)
         parameters = self._parameters(store, options, _partition(spec, plain), as_of=epoch_ms_of("as_of", as_of))
-        requested = Requested(store, key, spec.key_codec)
+        requested, target = Requested(store, key, spec.key_codec), self._target(spec, plain)
         segment = to_segment(spec.key_codec, plain)
         result: Answer | Problem
         if segment in REWRITTEN or len(segment) > _LONGEST_SEGMENT:
-            request = _batch(store, [requested], [_key_text(key)], parameters)
+            only = BatchKey(0, key_text(key), requested)
+            request = batch_request(store, [only], parameters, target, patient=True)
             document = yield from self._exchange.ask(request, deadline_ms, _refusal_of_the_only)
             result = _the_only(document)
         else:
-            request = Request(f"{_path(store)}/keys/{segment}", parameters, requested.mismatch)
+            path = f"{_path(store)}/keys/{segment}"
+            request = Request(path, parameters, requested.mismatch, target=target)
             try:
                 result = _understood(answer_of, (yield from self._exchange.ask(request, deadline_ms)))
             except UnknownKey as miss:
@@ -129,48 +150,68 @@ class ClientReads:
         deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
         results: list[Any] = [None] * len(keys)
-        batch: list[_BatchKey] = []
-        held_bytes = 0
-        for index, key in enumerate(keys):
+        to_read: list[BatchKey] = []
+        for place, key in enumerate(keys):
             try:
-                spec.key_codec.from_json(key)
-                text = _key_text(key)
-                key_bytes = len(text.encode()) + 1
-                if key_bytes > _MOST_BATCH_BYTES:
-                    raise BadKey(
-                        f"The key is {key_bytes} bytes long, more than a request may contain.", store=store
-                    )
+                to_read.append(self._batch_key(spec, place, key))
             except BadKey as problem:
                 problem.members.setdefault("key", key)
-                results[index] = problem
-                continue
-            if len(batch) == MOST_KEYS or held_bytes + key_bytes > _MOST_BATCH_BYTES:
-                yield from self._read_some(store, batch, results, as_of, options, deadline_ms)
-                batch, held_bytes = [], 0
-            batch.append(_BatchKey(index, text, Requested(store, key, spec.key_codec)))
-            held_bytes += key_bytes
-        if batch or not keys:
-            yield from self._read_some(store, batch, results, as_of, options, deadline_ms)
+                results[place] = problem
+
+        def read(batch: Sequence[BatchKey], refusal_in: RefusalIn) -> Plan[None]:
+            yield from self._read_batch(store, batch, results, as_of, options, deadline_ms, refusal_in)
+
+        for group in (yield from self._groups(to_read, options, deadline_ms)):
+            for batch in batches(group):
+                yield from read(batch, no_refusal if self._workers is None else refusal_of_all)
+        for refused in refused_by_partition(to_read, [results[key.place] for key in to_read]):
+            for batch in batches(refused):
+                yield from read(batch, refusal_of_any)
+        if not keys:
+            yield from read([], no_refusal)
         return results
 
-    def _read_some(
+    def _batch_key(self, spec: StoreSpec, place: int, key: Any) -> BatchKey:
+        """A key of a batch; raises ``BadKey``."""
+        target = self._target(spec, spec.key_codec.from_json(key))
+        return require_size(BatchKey(place, key_text(key), Requested(spec.name, key, spec.key_codec), target))
+
+    def _groups(
+        self, keys: list[BatchKey], options: ReadOptions, deadline_ms: float
+    ) -> Plan[list[list[BatchKey]]]:
+        """Keys that may go in one request."""
+        if self._workers is None:
+            return [keys]
+        yield from self._workers.refresh(deadline_ms)
+        return by_worker(keys, options)
+
+    def _read_batch(
         self,
         store: str,
-        batch: list[_BatchKey],
+        batch: Sequence[BatchKey],
         results: list[Any],
         as_of: Time | None,
         options: ReadOptions,
         deadline_ms: float,
+        refusal_in: RefusalIn,
     ) -> Plan[None]:
         """Read the keys of one batch into their places among the results."""
         parameters = self._parameters(store, options, None, as_of=epoch_ms_of("as_of", as_of))
-        request = _batch(store, [one.requested for one in batch], [one.text for one in batch], parameters)
-        document = yield from self._exchange.ask(request, deadline_ms)
-        for one, result in zip(batch, _understood(_results, document), strict=True):
+        target = batch[0].target if batch else None
+        request = batch_request(store, batch, parameters, target)
+        found: Sequence[Answer | Problem]
+        try:
+            document = yield from self._exchange.ask(request, deadline_ms, refusal_in)
+            found = _understood(results_in, document)
+        except Problem as problem:
+            if target is None or problem.status not in TRANSIENT:
+                raise
+            found = [problem_of({**problem.document(), "key": key.requested.key}) for key in batch]
+        for key, result in zip(batch, found, strict=True):
             self.note(store, result)
-            results[one.place] = result
+            results[key.place] = result
 
-    def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[tuple[Opened, int, Requested]]:
+    def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[tuple[Opened, Server, Requested]]:
         """A stream of changes, the server that it is from, and what it must be about; raises ``Problem``.
 
         The last event's id is None before the first; an empty one means that earlier positions no longer apply.
@@ -186,11 +227,18 @@ class ClientReads:
             parameters["min_position"] = None
         path = f"{_key_path(spec, plain)}/changes"
         requested = Requested(store, wanted.key, spec.key_codec)
-        request = Request(path, parameters, requested.mismatch, streamed=True, last_event_id=last_event_id)
+        request = Request(
+            path,
+            parameters,
+            requested.mismatch,
+            streamed=True,
+            last_event_id=last_event_id,
+            target=self._target(spec, plain),
+        )
         opened, server = yield from self._exchange.open(request, deadline_ms)
         return opened, server, requested
 
-    def turn_from(self, server: int) -> None:
+    def turn_from(self, server: Server) -> None:
         """Ask another server first from now on, unless it is another already."""
         self._exchange.turn_from(server)
 
@@ -199,16 +247,21 @@ class ClientReads:
         """Whether there is another server to turn to."""
         return self._exchange.several
 
+    @property
+    def statuses_elsewhere(self) -> frozenset[int]:
+        """What another server may not answer."""
+        return OF_THE_SERVER if self._workers is None else TRANSIENT
+
     def page(self, wanted: ListRequest[T], cursor: str | None, limit: int) -> Plan[Page[T]]:
         """One page of a list; raises ``Problem``."""
         store, items = wanted.store, _ITEMS[wanted.kind]
         deadline_ms = _deadline(self._exchange, wanted.options)
-        path, partition, requested = _path(store), None, Requested(store)
+        path, partition, requested, target = _path(store), None, Requested(store), None
         if wanted.key is not ALL_KEYS:
             spec = yield from self._spec(store, deadline_ms)
             plain = spec.key_codec.from_json(wanted.key)
             partition = _partition(spec, plain)
-            path = _key_path(spec, plain)
+            path, target = _key_path(spec, plain), self._target(spec, plain)
             requested = Requested(store, wanted.key, spec.key_codec)
         start, end = yield from self._bounds(wanted, deadline_ms)
         body = None if cursor is None else posted_cursor(cursor)
@@ -223,7 +276,7 @@ class ClientReads:
             limit=limit,
             cursor=cursor if body is None else None,
         )
-        request = Request(f"{path}/{items}", parameters, requested.mismatch, body)
+        request = Request(f"{path}/{items}", parameters, requested.mismatch, body, target=target)
         document = yield from self._exchange.ask(request, deadline_ms)
         page = _understood(lambda document: page_of(document, items, wanted.kind), document)
         if self._positions is not None:
@@ -246,6 +299,10 @@ class ClientReads:
             spec = self._specs[store] = _understood(StoreSpec.from_document, document)
         return spec
 
+    def _target(self, spec: StoreSpec, plain: bytes) -> TargetPartition | None:
+        """The partition whose workers are asked for a key; None if any server is."""
+        return None if self._workers is None else self._workers.target(spec, plain)
+
     def _parameters(
         self, store: str, options: ReadOptions, partition: int | None, **others: Any
     ) -> dict[str, Any]:
@@ -266,7 +323,7 @@ class ClientReads:
             self._positions.add(store, position)
 
 
-def _deadline(exchange: Exchange, options: ReadOptions) -> float:
+def _deadline(exchange: Exchange | PartitionedExchange, options: ReadOptions) -> float:
     return exchange.deadline(options.get("timeout_ms"), options.get("wait_ms", 0))
 
 
@@ -283,14 +340,6 @@ def _key_path(spec: StoreSpec, plain: bytes) -> str:
     return f"{_path(spec.name)}/keys/{segment.replace('.', '%2E')}"
 
 
-def _key_text(key: Any) -> str:
-    """A key's JSON; raises ``BadKey`` if it has none."""
-    try:
-        return json.dumps(key, allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        raise BadKey(f"The key {key!r} is not a JSON value.") from None
-
-
 def _partition(spec: StoreSpec, plain: bytes) -> int | None:
     """The partition of a key; None if its partitioner is unknown, or not installed here."""
     try:
@@ -300,12 +349,6 @@ def _partition(spec: StoreSpec, plain: bytes) -> int | None:
     return None if partitioner is None else partitioner.partition(plain, spec.partitions)
 
 
-def _batch(store: str, requested: Sequence[Requested], keys: Sequence[str], parameters: dict[str, Any]) -> Request:
-    """A request for keys whose JSON is given."""
-    body = f'{{"keys": [{",".join(keys)}]}}'.encode()
-    return Request(f"{_path(store)}/batch-get", parameters, partial(batch_mismatch, store, requested), body)
-
-
 def _refusal_of_the_only(batch: dict[str, Any]) -> Problem | None:
     """The problem of a batch's only key."""
     result = _the_only(batch)
@@ -313,18 +356,8 @@ def _refusal_of_the_only(batch: dict[str, Any]) -> Problem | None:
 
 
 def _the_only(batch: dict[str, Any]) -> Answer | Problem:
-    (result,) = _understood(_results, batch)
+    (result,) = _understood(results_in, batch)
     return result
-
-
-def _results(batch: dict[str, Any]) -> list[Answer | Problem]:
-    return [_result(result) for result in batch["results"]]
-
-
-def _result(document: dict[str, Any]) -> Answer | Problem:
-    if "problem" not in document:
-        return answer_of(document)
-    return problem_of({"key": document["key"], **document["problem"]})
 
 
 def _understood(read: Callable[[dict[str, Any]], T], document: dict[str, Any]) -> T:

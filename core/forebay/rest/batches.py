@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import msgpack
 
@@ -13,9 +14,19 @@ from forebay.codecs import KeyCodec
 from forebay.errors import AnswerTooLarge, BadKey, BadRequest, Problem
 from forebay.rest.answers import JSON_HEAD, NO_STORE, HttpAnswer, problem_answer
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
+from forebay.rest.turns import in_turns
 
 MOST_KEYS = 500
 MOST_BODY_BYTES = 2 << 20
+_MOST_AT_ONCE_BYTES = 16 << 10
+"""A larger body is read key by key, in turns with other work: half a millisecond's worth."""
+_MOST_ESCAPED = 6
+"""Characters of JSON for one byte of a key at most: an escaped control character."""
+_LONGEST_LITERAL = 12
+"""Characters in which a piece's end may show as another fault: of ``true``, or of an escape."""
+_BEGIN = re.compile(r'[ \t\n\r]*\{[ \t\n\r]*"keys"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*')
+_BETWEEN = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
+_END = re.compile(r"[ \t\n\r]*\][ \t\n\r]*\}[ \t\n\r]*\Z")
 KeyResult = tuple[int, bytes]
 """The result for one key: a status and, as JSON, the answer or the problem."""
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
@@ -26,23 +37,114 @@ def key_result(answer: HttpAnswer) -> KeyResult:
     return answer.status, answer.body
 
 
-def read_batch_keys(body: bytes, max_key_bytes: int) -> list[Any]:
-    """The keys of a request body ``{"keys": […]}``; raises ``BadRequest``, or ``BadKey`` for one that is too
+class BatchKeys(NamedTuple):
+    """The keys of a request: their values, and for a large one their texts as received."""
+
+    values: Sequence[Any]
+    texts: Sequence[bytes] | None = None
+
+    @property
+    def large(self) -> bool:
+        """Whether what is done for each key may take long altogether."""
+        return self.texts is not None
+
+    def text(self, place: int) -> bytes:
+        """The JSON of a key."""
+        return json.dumps(self.values[place]).encode() if self.texts is None else self.texts[place]
+
+    def body(self, places: Sequence[int]) -> bytes:
+        """A request for some of them."""
+        if self.texts is None:
+            # Not escaped to ASCII, which could make it longer than a worker accepts.
+            return json.dumps({"keys": [self.values[place] for place in places]}, ensure_ascii=False).encode()
+        return b'{"keys":[%b]}' % b",".join([self.texts[place] for place in places])
+
+
+def is_large(body: bytes) -> bool:
+    """Whether a request's body takes too long to be read at once."""
+    return len(body) > _MOST_AT_ONCE_BYTES
+
+
+async def read_batch(body: bytes, max_key_bytes: int) -> BatchKeys:
+    """The keys of a request body of any size; raises as ``read_batch_keys``."""
+    if not is_large(body):
+        return read_batch_keys(body, max_key_bytes)
+    keys = await in_turns(_keys_one_by_one(body, max_key_bytes))
+    return BatchKeys([value for value, _ in keys], [text for _, text in keys])
+
+
+def read_batch_keys(body: bytes, max_key_bytes: int) -> BatchKeys:
+    """The keys of a small request body ``{"keys": […]}``; raises ``BadRequest``, or ``BadKey`` for one that is too
     long."""
     try:
         document = json.loads(body, parse_float=_finite, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        raise BadRequest('The body is not JSON; send {"keys": […]}.') from None
+        raise _no_json() from None
     keys = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(keys, list) or set(document) != {"keys"}:
-        raise BadRequest('The body must be {"keys": […]} and nothing else.')
+        raise _no_batch()
     if len(keys) > MOST_KEYS:
-        raise BadRequest(f"{len(keys)} keys are more than {MOST_KEYS}; send them in several requests.")
+        raise _too_many(len(keys))
     if len(body) > max_key_bytes:
         for place, key in enumerate(keys):
             if _is_longer(key, max_key_bytes):
                 raise key_too_long(max_key_bytes, f"keys[{place}]")
-    return keys
+    return BatchKeys(keys)
+
+
+def _keys_one_by_one(body: bytes, max_key_bytes: int) -> Iterator[tuple[Any, bytes]]:
+    """Values and texts of the keys; nothing is read further than a key of the longest kind reaches."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise _no_json() from None
+    begin = _BEGIN.match(text)
+    if begin is None:
+        raise _no_batch()
+    at, place = begin.end(), 0
+    most_characters = _MOST_ESCAPED * max_key_bytes + 2
+    end = _END.match(text, at)
+    while end is None:
+        if place == MOST_KEYS:
+            raise _too_many()
+        piece = text[at : at + most_characters + 1]
+        try:
+            value, length = _DECODER.raw_decode(piece)
+        except json.JSONDecodeError as error:
+            if len(piece) > most_characters and _is_cut(piece, error):
+                raise key_too_long(max_key_bytes, f"keys[{place}]") from None
+            raise _no_json() from None
+        except (ValueError, RecursionError):
+            raise _no_json() from None
+        if length > most_characters or _is_longer(value, max_key_bytes):
+            raise key_too_long(max_key_bytes, f"keys[{place}]")
+        yield value, piece[:length].encode()
+        place += 1
+        at += length
+        end = _END.match(text, at)
+        if end is None:
+            between = _BETWEEN.match(text, at)
+            if between is None:
+                raise _no_json()
+            at = between.end()
+
+
+def _is_cut(piece: str, error: json.JSONDecodeError) -> bool:
+    """Whether a piece is wrong only because it ends: a string is reported where it begins."""
+    return error.pos >= len(piece) - _LONGEST_LITERAL or error.msg.startswith("Unterminated string")
+
+
+def _no_json() -> BadRequest:
+    return BadRequest('The body is not JSON; send {"keys": […]}.')
+
+
+def _no_batch() -> BadRequest:
+    return BadRequest('The body must be {"keys": […]} and nothing else.')
+
+
+def _too_many(keys: int | None = None) -> BadRequest:
+    found = "These" if keys is None else str(keys)
+    return BadRequest(f"{found} keys are more than {MOST_KEYS}; send them in several requests.")
 
 
 def key_too_long(max_key_bytes: int, which: str = "The key") -> BadKey:
@@ -81,6 +183,23 @@ def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+
+
+async def read_plain(codec: KeyCodec, keys: BatchKeys) -> tuple[list[tuple[int, bytes]], dict[int, KeyResult]]:
+    """The same as ``read_plain_keys``, for any number of keys of any length."""
+    if not keys.large:
+        return read_plain_keys(codec, keys.values)
+    return _parted(await in_turns(_plain_or_fault(codec, key) for key in keys.values))
+
+
+def _plain_or_fault(codec: KeyCodec, key: Any) -> bytes | KeyResult:
+    try:
+        return codec.from_json(key)
+    except Problem as problem:
+        return key_result(problem_answer(problem))
+
+
 def read_plain_keys(codec: KeyCodec, keys: Sequence[Any]) -> tuple[list[tuple[int, bytes]], dict[int, KeyResult]]:
     """Places and plain bytes of a batch's keys; by place, the results of those that are no keys of the codec."""
     from_json = codec.from_json
@@ -88,13 +207,13 @@ def read_plain_keys(codec: KeyCodec, keys: Sequence[Any]) -> tuple[list[tuple[in
         # Nearly always; one by one takes twice as long.
         return list(enumerate(map(from_json, keys))), {}
     except Problem:
-        plains, faults = [], {}
-        for place, key in enumerate(keys):
-            try:
-                plains.append((place, from_json(key)))
-            except Problem as problem:
-                faults[place] = key_result(problem_answer(problem))
-        return plains, faults
+        found = [_plain_or_fault(codec, key) for key in keys]
+        return _parted(found)
+
+
+def _parted(found: Sequence[bytes | KeyResult]) -> tuple[list[tuple[int, bytes]], dict[int, KeyResult]]:
+    plains = [(place, plain) for place, plain in enumerate(found) if isinstance(plain, bytes)]
+    return plains, {place: fault for place, fault in enumerate(found) if not isinstance(fault, bytes)}
 
 
 def require_size(answer_bytes: int, most_bytes: int) -> None:
@@ -105,7 +224,7 @@ def require_size(answer_bytes: int, most_bytes: int) -> None:
         )
 
 
-def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: bool = False) -> HttpAnswer:
+def batch_answer(keys: BatchKeys, results: Sequence[KeyResult], *, frames: bool = False) -> HttpAnswer:
     """The answer with these keys' results, in order; anything but a single answer becomes a problem of its key.
 
     In frames for a router, as MessagePack, in which no JSON need be parsed.
@@ -113,8 +232,8 @@ def batch_answer(keys: Sequence[Any], results: Sequence[KeyResult], *, frames: b
     if frames:
         return _batch_frames(results)
     parts = [
-        body if status == 200 else b'{"key":%b,"problem":%b}' % (json.dumps(key).encode(), body)
-        for key, (status, body) in zip(keys, results, strict=True)
+        body if status == 200 else b'{"key":%b,"problem":%b}' % (keys.text(place), body)
+        for place, (status, body) in enumerate(results)
     ]
     return HttpAnswer(200, JSON_HEAD + NO_STORE, b'{"results":[%b]}' % b",".join(parts))
 

@@ -180,7 +180,7 @@ def _entry_range(spec: StoreSpec, parameters: ReadParameters) -> tuple[bytes, by
                 parameter="prefix",
             )
         # A prefix need not be a complete key: half a character or half a JSON value will do.
-        start = USER_TAG + parameters.prefix
+        start = keys.beginning(parameters.prefix)
         end = successor(start)
     if parameters.start is not None:
         start = max(start, keys.prefix(codec.from_text(parameters.start)))

@@ -95,6 +95,7 @@ STORE_SCHEMA = _object(
         "retention_ms": _NATURAL,
         "gap_ms": _NATURAL,
         "history_retention_ms": _NATURAL,
+        "latest_by": _STRING,
         "max_record_lag": _NATURAL,
         "max_time_lag_ms": _NATURAL,
         "max_age_ms": _NATURAL,

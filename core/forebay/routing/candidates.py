@@ -15,12 +15,13 @@ _Host = TypeVar("_Host")
 
 
 class Holder(NamedTuple):
-    """One replica as known to the router.
+    """One replica as known to a router or a client.
 
-    ``lag`` is the last one reported, unknown once the report is too old. ``load`` is how many requests the router
-    has in flight there, and ``window`` how many it should have at most while the worker recovers, None if it does
-    not. ``ceiling`` is the worker's bound for every read. ``near`` tells that its rack is the router's,
-    ``lagging`` that a fresh report shows it beyond the group's ``acceptable_recovery_lag``.
+    ``lag`` is the last one reported, unknown once the report is too old. ``load`` is how many requests are in
+    flight there, and ``window`` how many there should be at most while the worker recovers, None if it does not.
+    ``ceiling`` is the worker's bound for every read. ``near`` tells that its rack is the reader's,
+    ``own_host`` that it is on the reader's machine, ``lagging`` that a fresh report shows it beyond the group's
+    ``acceptable_recovery_lag``.
     """
 
     host: HostInfo
@@ -33,6 +34,7 @@ class Holder(NamedTuple):
     ceiling: Tolerance = UNLIMITED
     near: bool = False
     lagging: bool = False
+    own_host: bool = False
 
 
 class _Rank(IntEnum):
@@ -57,8 +59,8 @@ def candidates(
     The active comes first; then restoring actives and standbys by lag; then those that lag beyond what is
     acceptable, the active first among them; then those of unknown lag; then recovering ones at the limit of their
     window; then those believed too far behind, silent or dead, as a last resort before refusing. ``prefer="any"``
-    instead spreads reads over every replica within tolerance, or those of the router's rack if there are any (the
-    idea of KIP-392), by two random choices and the lesser load.
+    instead spreads reads over every replica within tolerance, or those of the reader's machine or rack if there
+    are any (the idea of KIP-392), by two random choices and the lesser load.
     """
     ranked = sorted(holders, key=lambda holder: _order(holder, tolerance))
     order = [holder.host for holder in ranked]
@@ -73,10 +75,10 @@ def candidates(
 
 
 def equally_good(holders: Iterable[Holder], tolerance: Tolerance) -> tuple[HostInfo, ...]:
-    """The hosts to choose among for a read with ``prefer="any"``: healthy, within its tolerance, and near if any
-    such is."""
+    """The hosts to choose among for a read with ``prefer="any"``: healthy, within its tolerance, and on the
+    reader's machine if any such is, else near if any such is."""
     good = [holder for holder in holders if _rank(holder, tolerance) <= _Rank.LAGGING]
-    near = [holder for holder in good if holder.near]
+    near = [holder for holder in good if holder.own_host] or [holder for holder in good if holder.near]
     return tuple(holder.host for holder in near or good)
 
 

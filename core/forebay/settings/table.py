@@ -126,6 +126,14 @@ SETTINGS: tuple[Setting, ...] = (
         "it advertises; standbys prefer another than their active's (KIP-708). A router that has one sends reads "
         "with `prefer=any` to workers of the same (KIP-392), as long as one is within the bounds.",
     ),
+    Setting(
+        "own_host",
+        "text",
+        None,
+        ROUTER,
+        "The host that workers on this router's machine advertise. Reads with `prefer=any` go to a worker there "
+        "before the others of the rack, as long as one is within the bounds.",
+    ),
     Setting("num_standby_replicas", "integer", 1, WORKER, "Standbys of each task, on other workers."),
     Setting(
         "acceptable_recovery_lag",
@@ -150,6 +158,14 @@ SETTINGS: tuple[Setting, ...] = (
         60_000,
         WORKER,
         "How long a member must be away before its replicas are rebuilt elsewhere.",
+    ),
+    Setting(
+        "returns",
+        "boolean",
+        True,
+        WORKER,
+        "Whether the worker comes back after it has left or died. If not, as beside a program that ends, its "
+        "place is given to others at once instead of after `standby_rebuild_delay_ms`.",
     ),
     Setting(
         "initial_rebalance_delay_ms",

@@ -27,6 +27,7 @@ class WorkerSettings:
     max_warmup_replicas: int
     session_timeout_ms: int
     standby_rebuild_delay_ms: int
+    returns: bool
     initial_rebalance_delay_ms: int
     probing_rebalance_interval_ms: int
     create_topics: bool
@@ -76,6 +77,7 @@ class RouterSettings:
     socket_group: str | None
     processes: int
     rack: str | None
+    own_host: str | None
     request_timeout_ms: int
     max_request_timeout_ms: int
     max_in_flight: int

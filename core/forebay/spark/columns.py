@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 
 from forebay.codecs import TOTAL_KEYS
 from forebay.errors import SinkError
+from forebay.record_orders import LOWEST_ORDER, ORDER_MARK
 from forebay.spark.executor import KeyColumns
 from forebay.spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
 from forebay.topology import StoreSpec
@@ -30,6 +31,7 @@ NullKeys = Literal["refuse", "drop", "keep"]
 _MAP_KEYS = (T.StringType, T.BooleanType, T.IntegralType)
 _UNORDERED = (T.MapType, T.VariantType, T.CalendarIntervalType, T.YearMonthIntervalType)
 """By the last, Arrow cannot carry what Spark could order."""
+_TYPES_OF_ORDERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.TimestampType)
 _JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
@@ -44,10 +46,10 @@ class ColumnArguments(TypedDict, total=False):
     ``key`` names the key's column or columns; () or None gives all rows one key (``TOTAL_KEYS``). ``value`` names
     the columns of the value, by default all others, () for none. With ``flatten`` the value is that of its one
     column instead of an object. ``order_by`` names the columns that determine which of a key's rows in one batch
-    is the latest (for a versioned store, the one timestamp column from which a version is valid); ``EMITTED``
-    stands for the order in which the query emits rows. ``delete`` names a boolean column that marks tombstones.
-    ``null_keys`` says what becomes of rows whose key has a null: ``refuse`` the batch, ``drop`` them or, in keys
-    of the codec ``json``, ``keep`` it.
+    is the latest (for a versioned store, the one timestamp column from which a version is valid; for a store with
+    ``latest_by``, which of a key's rows with one order); ``EMITTED`` stands for the order in which the query emits
+    rows. ``delete`` names a boolean column that marks tombstones. ``null_keys`` says what becomes of rows whose
+    key has a null: ``refuse`` the batch, ``drop`` them or, in keys of the codec ``json``, ``keep`` it.
     """
 
     key: Required[str | Sequence[str] | None]
@@ -105,16 +107,20 @@ class Layout:
     emitted: bool
     """Whether ``EMITTED`` in the order is no column of the DataFrame."""
     key_types: tuple[T.DataType, ...]
+    latest_type: T.DataType | None = None
+    """The type of the store's ``latest_by``."""
 
     @property
     def key_columns(self) -> KeyColumns:
         """The key's description for the executor."""
         as_json = self.spec.key == "json" and bool(self.key)
-        keep = self.null_keys == "keep"
-        return KeyColumns(self.key, as_json, self.window is not None, self.spec.key == "string", keep)
+        keep, latest_by = self.null_keys == "keep", self.spec.latest_by
+        suffix = self.window is not None or latest_by is not None
+        return KeyColumns(self.key, as_json, suffix, self.spec.key == "string", keep, latest_by)
 
     def encode(self, batch: DataFrame) -> DataFrame:
-        """Columns ``key``, ``suffix`` (windowed stores), ``value``, ``timestamp_ms``, and the order's."""
+        """Columns ``key``, ``suffix`` (windowed stores, and with ``latest_by``), ``value``, ``timestamp_ms``, and
+        the order's."""
         if self.null_keys == "drop":
             for name in self.key:
                 batch = batch.where(F.col(quoted(name)).isNotNull())
@@ -129,6 +135,9 @@ class Layout:
         columns = [self._key().alias("key")]
         if self.window is not None:
             columns.append(self._suffix(self.window).alias("suffix"))
+        if self.spec.latest_by is not None:
+            column = F.col(quoted(self.spec.latest_by))
+            columns.append(_order_suffix(column, self.latest_type).alias("suffix"))
         columns += [value.alias("value"), self._timestamp().alias("timestamp_ms")]
         columns += [
             self._order(name).alias(order) for name, order in zip(self.order_by, self.order_types, strict=True)
@@ -184,6 +193,13 @@ class Layout:
         )
 
 
+def _order_suffix(column: Column, kind: T.DataType | None) -> Column:
+    """The end of a key with its order (``with_order``), null if that is null."""
+    order = F.unix_micros(column) if isinstance(kind, T.TimestampType) else column.cast("long")
+    # As bytes, the lowest sorts first.
+    return F.unhex(F.concat(F.lit(ORDER_MARK.hex()), hex64(order.bitwiseXOR(F.lit(LOWEST_ORDER)))))
+
+
 def hex64(column: Column) -> Column:
     """The 16 hexadecimal digits of a 64-bit two's complement integer."""
     return F.lpad(F.hex(column.cast("long")), 16, "0")
@@ -203,7 +219,8 @@ def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
         raise SinkError(f"The column {twice[0]!r} occurs twice among the columns for {spec.name!r}; rename one.")
     emitted = EMITTED in chosen.order_by and EMITTED not in names
     order, delete = tuple(name for name in chosen.order_by if not emitted or name != EMITTED), chosen.delete
-    for name in (*chosen.key, *order, *(chosen.value or ()), *([delete] if delete else ())):
+    latest = [] if spec.latest_by is None else [spec.latest_by]
+    for name in (*chosen.key, *latest, *order, *(chosen.value or ()), *([delete] if delete else ())):
         if name not in names:
             raise SinkError(f"There is no column {name!r} for {spec.name!r}; there are {', '.join(names)}.")
     _check_key(df, spec, chosen)
@@ -211,7 +228,9 @@ def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
         raise SinkError(f"The column {delete!r} must be boolean; it marks the rows that delete.")
     if spec.kind == "versioned":
         _check_valid_from(df, spec, order if order == chosen.order_by else ())
-    window = _window_column(df, spec, order)
+    for name in latest:
+        _check_latest_by(spec, df.schema[name].dataType)
+    window = _window_column(df, spec, (*latest, *order))
     used = {*chosen.key, window, delete}
     value = chosen.value if chosen.value is not None else tuple(name for name in names if name not in used)
     repeated = next((name for name in value if value.count(name) > 1), None)
@@ -238,6 +257,7 @@ def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
         order_types,
         emitted,
         tuple(df.schema[name].dataType for name in chosen.key),
+        df.schema[latest[0]].dataType if latest else None,
     )
 
 
@@ -318,6 +338,14 @@ def _check_valid_from(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) ->
         raise SinkError(
             f"{spec.name!r} is a versioned store: order_by= must name one timestamp column, from which each "
             "version is valid."
+        )
+
+
+def _check_latest_by(spec: StoreSpec, kind: T.DataType) -> None:
+    if not isinstance(kind, _TYPES_OF_ORDERS):
+        raise SinkError(
+            f"{spec.name!r} has latest_by = {spec.latest_by!r}, but that column is {kind.simpleString()}: an "
+            "order is an integer of up to 64 bits, or a timestamp. Make a column of that name which is one."
         )
 
 

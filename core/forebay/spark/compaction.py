@@ -1,4 +1,4 @@
-"""Compaction of a SQLite changelog by the job that writes it."""
+"""Compaction of a changelog by the job that writes it, where that is nobody else's work."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from typing import Protocol
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -17,10 +17,22 @@ _SHARE = 0.02
 """The most of its time that compaction of one store takes: it reads the whole log, however little is new."""
 
 
+class CompactedChangelog(Protocol):
+    """A changelog whose writers compact it."""
+
+    def compact(self, spec: StoreSpec) -> int:
+        """Compact the log of a store; returns what came of it. Raises ``ChangelogError``."""
+        ...
+
+    def compacted_ms(self, topic: str) -> int | None:
+        """When any process last did so, in epoch milliseconds; None if that is not known."""
+        ...
+
+
 class Compaction:
     """Compacts the logs of some stores now and then, one after the other."""
 
-    def __init__(self, changelog: SqliteChangelog, specs: Iterable[StoreSpec]) -> None:
+    def __init__(self, changelog: CompactedChangelog, specs: Iterable[StoreSpec]) -> None:
         self._changelog = changelog
         self._specs = tuple(specs)
         self._pauses_s = dict.fromkeys((spec.name for spec in self._specs), _INTERVAL_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -17,12 +17,13 @@ from forebay.changelog import Changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog, naming
 from forebay.changelog.sqlite.partition import differs, newest_batch, rows_of_batch
 from forebay.errors import SinkError
+from forebay.spark.compaction import Compaction
 from forebay.spark.executor import Target, keyed_records, write_rows
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 if TYPE_CHECKING:
-    from forebay.changelog.kafka.url import KafkaUrl
+    from forebay.changelog.kafka.changelog import KafkaChangelog
 
 T = TypeVar("T")
 
@@ -52,6 +53,10 @@ class Destination(Protocol):
         """Raise ``SinkError`` for a session that cannot write there."""
         ...
 
+    def compaction(self, specs: Iterable[StoreSpec]) -> Compaction:
+        """The compaction of those of these stores that nobody else compacts."""
+        ...
+
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all rows; raises ``SinkError``."""
         ...
@@ -71,6 +76,10 @@ class SqliteDestination:
     def check(self, session: SparkSession) -> None:
         """Any session will do; executors elsewhere notice it themselves and refuse."""
 
+    def compaction(self, specs: Iterable[StoreSpec]) -> Compaction:
+        """The compaction of all of them."""
+        return Compaction(self._changelog, specs)
+
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all rows; raises ``SinkError``."""
         target = Target(
@@ -84,6 +93,7 @@ class SqliteDestination:
             write_name=batch.writer,
             ordered=batch.ordered,
             versioned=spec.kind == "versioned",
+            latest=spec.latest_by is not None,
         )
         written = rows.mapInArrow(write_rows(target), "partition int, row_count bigint, next_offset bigint")
         repeats = batch.number <= self._newest_batch(spec, batch)
@@ -120,8 +130,13 @@ class KafkaDestination:
 
     claims_first = True
 
-    def __init__(self, url: KafkaUrl) -> None:
-        self._options = url.spark()
+    def __init__(self, changelog: KafkaChangelog) -> None:
+        self._changelog = changelog
+        self._options = changelog.kafka.spark()
+
+    def compaction(self, specs: Iterable[StoreSpec]) -> Compaction:
+        """The compaction of those with ``latest_by``: the brokers do not know what an order is."""
+        return Compaction(self._changelog, [spec for spec in specs if spec.latest_by is not None])
 
     def check(self, session: SparkSession) -> None:
         """Refuse speculation: a lost attempt keeps producing, after what came later. Refuse to go without Spark's
@@ -149,11 +164,13 @@ class KafkaDestination:
 
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all rows; raises ``SinkError``."""
-        versioned = spec.kind == "versioned"
+        versioned, latest = spec.kind == "versioned", spec.latest_by is not None
         columns = "partition int, key binary, value binary"
-        if versioned:
+        if versioned or latest:
             columns += ", headers array<struct<key: string, value: binary>>"
-        records = rows.mapInArrow(keyed_records(batch.writer, batch.number, batch.ordered, versioned), columns)
+        records = rows.mapInArrow(
+            keyed_records(batch.writer, batch.number, batch.ordered, versioned, latest), columns
+        )
         writer = records.write.format("kafka").options(**self._options).option("topic", spec.topic)
         _refusing(spec, writer.save)
 
@@ -165,7 +182,7 @@ def open_destination(changelog: Changelog) -> Destination:
     from forebay.changelog.kafka.changelog import KafkaChangelog
 
     assert isinstance(changelog, KafkaChangelog)
-    return KafkaDestination(changelog.kafka)
+    return KafkaDestination(changelog)
 
 
 def _refusing(spec: StoreSpec, act: Callable[[], T]) -> T:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.record_headers import VALID_FROM_HEADER
+from forebay.changelog.record_headers import DELETED_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import (
     WriteRefused,
     append_batch,
@@ -29,6 +29,7 @@ from forebay.changelog.sqlite.partition import (
     partition_path,
 )
 from forebay.partitioning import StreamPartitioner
+from forebay.record_orders import split_order
 from forebay.spark.batch_murmur2 import murmur2_partitions
 
 Batches = Iterable["pa.RecordBatch"]
@@ -37,6 +38,7 @@ END = (1 << 31) - 1
 """The partition of the row that follows a task's last one. If a task is cancelled, Spark ends its rows between two
 Arrow batches, as if there were no more: without this row, what had come of them would be committed."""
 _SAFE_INTEGER = (1 << 53) - 1
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class KeyColumns:
     """Whether the key is text, which must be UTF-8."""
     nulls: bool = False
     """Whether a column of a JSON key may be null."""
+    latest_by: str | None = None
+    """The column with the rows' orders, of which ``suffix`` then has the bytes."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Target:
     write_name: str
     ordered: bool
     versioned: bool
+    latest: bool = False
+    """Whether the keys end with an order."""
 
 
 def partition_rows(
@@ -82,12 +88,14 @@ def partition_rows(
 
     def run(batches: Batches) -> Batches:
         _forget_archives()
-        nulls, timeless, schema = 0, 0, None
+        nulls, timeless, orderless, schema = 0, 0, 0, None
         for batch in batches:
             keys, null_count = _keys(batch, columns)
             nulls += null_count
             timeless += batch.column("timestamp_ms").null_count
-            if nulls or timeless:
+            if columns.latest_by is not None:
+                orderless += batch.column("suffix").null_count
+            if nulls or timeless or orderless:
                 continue
             _refuse_reserved(keys)
             chosen = _partitions(keys, partitions, partitioner)
@@ -114,6 +122,11 @@ def partition_rows(
             raise WriteRefused(
                 f"{timeless} rows of this task have a null valid-from (the column that order_by= names). Filter "
                 "them before the sink, or give them a time from which they are valid."
+            )
+        if orderless:
+            raise WriteRefused(
+                f"{orderless} rows of this task have a null order (column {columns.latest_by!r}, the store's "
+                "latest_by). Filter them before the sink, or give them the lowest order there is."
             )
         if schema is not None:
             yield _ends(schema, sorted(set(slots)))
@@ -158,10 +171,13 @@ def write_rows(target: Target) -> Callable[[Batches], Batches]:
     return run
 
 
-def keyed_records(write_name: str, batch_id: int, ordered: bool, versioned: bool) -> Callable[[Batches], Batches]:
+def keyed_records(
+    write_name: str, batch_id: int, ordered: bool, versioned: bool, latest: bool = False
+) -> Callable[[Batches], Batches]:
     """A ``mapInArrow`` function: rows, sorted by partition and key, as records for Spark's Kafka sink.
 
-    Those of a versioned store carry their valid-from in a header. Raises ``WriteRefused``.
+    Those of a versioned store carry their valid-from in a header, and deletions with an order are marked in one.
+    Raises ``WriteRefused``.
     """
 
     def run(batches: Batches) -> Batches:
@@ -170,15 +186,18 @@ def keyed_records(write_name: str, batch_id: int, ordered: bool, versioned: bool
         for batch in map(_without_ends, batches):
             names = ["partition", "key", "value"]
             columns = [batch.column(name) for name in names]
-            keys = columns[1]
-            if not ordered and len(keys):
-                repeated = keys[0] if keys[0].as_py() == previous else _first_repeated(keys)
+            if not ordered and len(batch):
+                repeated = _first_repeated(columns[1], columns[2], previous, latest)
                 if repeated is not None:
-                    raise _several_rows(repeated.as_py(), batch_id, write_name)
-                previous = keys[-1].as_py()
+                    raise _several_rows(repeated, batch_id, write_name, latest)
+                previous = columns[1][-1].as_py(), columns[2][-1].as_py()
             if versioned:
                 names.append("headers")
                 columns.append(_valid_from_headers(batch.column("timestamp_ms")))
+            if latest:
+                names.append("headers")
+                columns.append(_deleted_headers(columns[2]))
+                columns[2] = pc.fill_null(columns[2], b"")
             yield pa.RecordBatch.from_arrays(columns, names=names)
 
     return run
@@ -196,11 +215,21 @@ def _forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-def _first_repeated(keys: Any) -> Any:
-    """The first key that is equal to the one before it; equal keys belong to one partition."""
-    equal = pc.equal(keys[1:], keys[:-1])
-    found = pc.index(equal, True).as_py()
-    return keys[found] if found >= 0 else None
+def _first_repeated(keys: Any, values: Any, previous: tuple[bytes, bytes | None] | None, latest: bool) -> Any:
+    """The first key that is equal to the one before it; equal keys belong to one partition.
+
+    ``previous`` is the row before all of these. Equal rows of one order are no repetition: sources deliver again.
+    """
+    first = keys[0].as_py(), values[0].as_py()
+    if previous is not None and first[0] == previous[0] and not (latest and first == previous):
+        return first[0]
+    repeated = pc.equal(keys[1:], keys[:-1])
+    if latest:
+        differs = pc.fill_null(pc.not_equal(values[1:], values[:-1]), True)
+        both_null = pc.and_(pc.is_null(values[1:]), pc.is_null(values[:-1]))
+        repeated = pc.and_(repeated, pc.and_not(differs, both_null))
+    found = pc.index(repeated, True).as_py()
+    return keys[found].as_py() if found >= 0 else None
 
 
 def _valid_from_headers(timestamps_ms: Any) -> Any:
@@ -209,13 +238,24 @@ def _valid_from_headers(timestamps_ms: Any) -> Any:
             [{"key": VALID_FROM_HEADER, "value": time_ms.to_bytes(8, "big", signed=True)}]
             for time_ms in timestamps_ms.to_pylist()
         ],
-        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        _HEADERS,
     )
 
 
-def _several_rows(key: bytes, batch_id: int, write_name: str) -> WriteRefused:
+def _deleted_headers(values: Any) -> Any:
+    marks = [
+        [{"key": DELETED_HEADER, "value": b""}] if deleted else [] for deleted in pc.is_null(values).to_pylist()
+    ]
+    return pa.array(marks, _HEADERS)
+
+
+def _several_rows(key: bytes, batch_id: int, write_name: str, latest: bool) -> WriteRefused:
+    same = ""
+    if latest:
+        key, order = split_order(key)
+        same = f" with the order {order}"
     return WriteRefused(
-        f"Batch {batch_id} has more than one row for the key {key!r} of {write_name!r}, "
+        f"Batch {batch_id} has more than one row for the key {key!r} of {write_name!r}{same}, "
         "and nothing determines which is the latest. Give the sink order_by=, or aggregate by the key."
     )
 
@@ -249,11 +289,14 @@ def _rows(batches: Batches) -> Iterator[tuple[int, bytes, bytes | None, int]]:
 def _checked(
     group: Iterator[tuple[int, bytes, bytes | None, int]], target: Target
 ) -> Iterator[tuple[bytes, bytes | None, int]]:
-    previous = None
+    previous: tuple[bytes, bytes | None] | None = None
     for _, key, value, timestamp_ms in group:
-        if key == previous and not target.ordered:
-            raise _several_rows(key, target.batch_id, target.write_name)
-        previous = key
+        if previous is not None and key == previous[0] and not target.ordered:
+            if target.latest and value == previous[1]:
+                # Sources deliver records again.
+                continue
+            raise _several_rows(key, target.batch_id, target.write_name, target.latest)
+        previous = key, value
         yield key, value, timestamp_ms
 
 

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.record_headers import VALID_FROM_HEADER
+from forebay.changelog.record_headers import DELETED_HEADER, VALID_FROM_HEADER
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.spark.column_murmur2 import murmur2_partition
@@ -19,7 +19,8 @@ _WRITTEN_OTHERWISE = "[\x0b\x0e\x0f\x1a-\x1f]"
 
 
 def kafka_columns(df: DataFrame, layout: Layout) -> DataFrame:
-    """The columns ``key``, ``value``, ``partition`` and, for versioned stores, ``headers``.
+    """The columns ``key``, ``value``, ``partition`` and, for versioned stores and those with ``latest_by``,
+    ``headers``.
 
     Raises ``SinkError`` for what cannot be written so; rows that cannot fail the query, with the reason.
     """
@@ -39,12 +40,16 @@ def kafka_columns(df: DataFrame, layout: Layout) -> DataFrame:
     encoded = encoded.withColumn("text", _json_key(layout) if layout.key_columns.as_json else F.col("key"))
     encoded = encoded.withColumn("plain", _checked(layout, F.col("text")))
     columns = [
-        (F.concat("plain", "suffix") if layout.window is not None else F.col("plain")).alias("key"),
-        F.col("value"),
+        (F.concat("plain", _suffix(layout)) if layout.key_columns.suffix else F.col("plain")).alias("key"),
+        F.coalesce("value", F.lit("").cast("binary")).alias("value") if spec.latest_by else F.col("value"),
         murmur2_partition(F.col("plain"), spec.partitions).alias("partition"),
     ]
     if spec.kind == "versioned":
         columns.append(_valid_from(layout).alias("headers"))
+    if spec.latest_by is not None:
+        columns.append(
+            F.when(F.col("value").isNull(), _header(DELETED_HEADER, F.lit("").cast("binary"))).alias("headers")
+        )
     return encoded.select(*columns)
 
 
@@ -108,4 +113,18 @@ def _valid_from(layout: Layout) -> Column:
         f"WriteRefused: {layout.spec.name}: a row has a null valid-from (column {layout.order_by[0]!r})."
     )
     value = F.when(time_ms.isNull(), F.raise_error(refusal).cast("binary")).otherwise(F.unhex(hex64(time_ms)))
-    return F.array(F.struct(F.lit(VALID_FROM_HEADER).alias("key"), value.alias("value")))
+    return _header(VALID_FROM_HEADER, value)
+
+
+def _header(name: str, value: Column) -> Column:
+    return F.array(F.struct(F.lit(name).alias("key"), value.alias("value")))
+
+
+def _suffix(layout: Layout) -> Column:
+    """A window's times, or the record's order, unless that is null."""
+    if layout.spec.latest_by is None:
+        return F.col("suffix")
+    refusal = F.lit(
+        f"WriteRefused: {layout.spec.name}: a row has a null order (latest_by, column {layout.spec.latest_by!r})."
+    )
+    return F.coalesce("suffix", F.raise_error(refusal).cast("binary"))

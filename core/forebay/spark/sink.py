@@ -14,15 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.streaming.query import StreamingQuery
 
-from forebay import partitioning
+from forebay import partitioning, record_orders
 from forebay.changelog import heartbeat_keys, open_changelog, record_headers
 from forebay.changelog.sqlite import checksums
 from forebay.changelog.sqlite import partition as sqlite_partition
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
-from forebay.spark.compaction import Compaction
 from forebay.spark.fill import fill
 from forebay.spark.heartbeats import HeartbeatListener
 from forebay.spark.kafka_columns import kafka_columns
@@ -37,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _LEAST_SPARK = (4, 0)
 _BY_VALUE = (
-    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, checksums, sqlite_partition),
+    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders, checksums, sqlite_partition),
     executor,
 )
 
@@ -67,14 +65,11 @@ class Sink:
         self._batch_writers: dict[tuple[str, str], StoreWriter] = {}
         self._batch_writes: dict[tuple[str, T.StructType, Selection, str], Write] = {}
         """For functions of the user's own: laid out once for each schema."""
-        self._compaction: Compaction | None = None
+        self._compaction = self._log.destination.compaction(self.topology.stores.values())
         session = SparkSession.getActiveSession()
         if session is not None and hasattr(session, "_jsparkSession"):
             # Queries with a function of the user's own take their settings, and report themselves, at their start.
             self._listen(session)
-        # Kafka compacts its topics itself.
-        if isinstance(self._changelog, SqliteChangelog):
-            self._compaction = Compaction(self._changelog, self.topology.stores.values())
 
     def write(
         self,
@@ -169,6 +164,10 @@ class Sink:
             raise SinkError(
                 f"{store!r} is a versioned store: a snapshot cannot say since when other keys are gone."
             )
+        if snapshot and spec.latest_by is not None:
+            raise SinkError(
+                f"{store!r} has latest_by: a snapshot cannot say of which order it is that other keys are gone."
+            )
         layout = lay_out(df, spec, Selection.of(columns))
         writer = StoreWriter(self._log, spec, f"fill-{name}", begins_here=True)
         fill(Write(writer, layout, Slots(spec.partitions)), df, snapshot=snapshot)
@@ -184,7 +183,8 @@ class Sink:
             query = writer.option("checkpointLocation", "…").start()
             sink.heartbeats(query, "carrier_delays")
 
-        The columns are ``key``, ``value``, ``partition`` and, for versioned stores, ``headers``. Rows that cannot
+        The columns are ``key``, ``value``, ``partition`` and, for versioned stores and those with ``latest_by``,
+        ``headers``. Rows that cannot
         be written fail the query. Nothing refuses a second query of the same store, nor one that goes on into a
         log that has nothing of it. Raises ``SinkError``.
         """
@@ -277,8 +277,7 @@ class Sink:
             beat_run(run, self._log, as_of_ms, batch_id)
 
     def _keep_house(self) -> None:
-        if self._compaction is not None:
-            self._compaction.begin_if_due()
+        self._compaction.begin_if_due()
 
 
 def _classic_session(df: DataFrame) -> SparkSession:

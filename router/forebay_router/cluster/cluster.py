@@ -37,10 +37,15 @@ class Cluster:
     """
 
     def __init__(
-        self, lag_report_max_age_ms: int, application_id: str | None = None, rack: str | None = None
+        self,
+        lag_report_max_age_ms: int,
+        application_id: str | None = None,
+        rack: str | None = None,
+        own_host: str | None = None,
     ) -> None:
         self._lag_report_max_age_ms = lag_report_max_age_ms
         self._rack = rack
+        self._own_host = own_host
         self.fingerprint = ""
         self.metadata = StreamsMetadataState({})
         self.workers: dict[HostInfo, WorkerView] = {}
@@ -100,7 +105,9 @@ class Cluster:
                 lag, lagging = report.lag, report.lagging
         near = self._rack is not None and worker.rack == self._rack
         window = worker.slow_start.window
-        return Holder(host, role, lag, worker.live, worker.suspect, load, window, worker.ceiling, near, lagging)
+        own = host.host == self._own_host
+        health = worker.live, worker.suspect
+        return Holder(host, role, lag, *health, load, window, worker.ceiling, near, lagging, own)
 
     def replica_states(self, spec: StoreSpec, partition: int) -> list[ReplicaState]:
         """The replicas of a partition in the newest map or reported by workers, with their lag as of now."""

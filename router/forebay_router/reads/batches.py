@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -21,12 +20,13 @@ from forebay.metadata import HostInfo
 from forebay.rest.aging import aged, bounds_exceeded
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.batches import (
+    BatchKeys,
     KeyResult,
     batch_answer,
     key_result,
+    read_batch,
     read_batch_frames,
-    read_batch_keys,
-    read_plain_keys,
+    read_plain,
     require_size,
 )
 from forebay.rest.limits import HeldMemory, Peer
@@ -34,6 +34,7 @@ from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
 from forebay.rest.statuses import OF_THE_REPLICA, WITH_LAG
+from forebay.rest.turns import in_turns
 from forebay.topology import StoreSpec
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, refusal
@@ -71,7 +72,7 @@ async def batch_get(
     begun_boot_ms = boot_ms()
     try:
         parameters = parse_parameters(query, BATCH_ROUTE.parameters)
-        keys = read_batch_keys(body, router.settings.max_key_bytes)
+        keys = await read_batch(body, router.settings.max_key_bytes)
         spec = parameters.written(router.spec(store))
         require_kind(spec, "key-value", "versioned")
         with router.admitted(peer, parameters):
@@ -168,7 +169,7 @@ class _BatchGet:
 
     router: Router
     spec: StoreSpec
-    keys: Sequence[Any]
+    keys: BatchKeys
     query: bytes
     parameters: ReadParameters
     deadline_boot_ms: float
@@ -179,8 +180,8 @@ class _BatchGet:
 
     async def results(self) -> list[KeyResult]:
         """Each key's answer or problem, in order."""
-        results = _BatchResults(len(self.keys))
-        plains, faults = read_plain_keys(self.spec.key_codec, self.keys)
+        results = _BatchResults(len(self.keys.values))
+        plains, faults = await read_plain(self.spec.key_codec, self.keys)
         results.take([_ResultGroup(list(faults), list(faults.values()), boot_ms())])
         left_ms = self.deadline_boot_ms - boot_ms()
         until = self.deadline_boot_ms - time_reserved_for_retry_ms(self.tolerance, left_ms)
@@ -208,7 +209,8 @@ class _BatchGet:
     async def _where_they_are(self, plains: list[tuple[int, bytes]], until: float) -> list[_ResultGroup]:
         """Ask for each key at its replicas, with one request for all partitions with the same candidates."""
         by_partition: _Places = defaultdict(list)
-        partitions = map(self.spec.partition_of, [plain for _, plain in plains])
+        found = map(self.spec.partition_of, [plain for _, plain in plains])
+        partitions = await in_turns(found) if self.keys.large else found
         for (index, _), partition in zip(plains, partitions, strict=True):
             by_partition[partition].append(index)
         return await self._ask_each(by_partition, until, _AttemptHistory())
@@ -261,9 +263,8 @@ class _BatchGet:
     async def _ask(self, group: _Places, until: float, history: _AttemptHistory) -> list[_ResultGroup]:
         """Some partitions' results for their keys; keys that one replica refuses are asked of others."""
         indices = [index for at in group.values() for index in at]
-        keys = [self.keys[index] for index in indices]
         arriving = _ArrivingAnswer(self.memory)
-        request = self._request(next(iter(group)), keys, len(group) > 1, history.hosts)
+        request = self._request(next(iter(group)), indices, len(group) > 1, history.hosts)
         read = ReplicaRead(self.router, replace(request, admit=arriving.admit), self.parameters, until)
         answer = await read.run()
         arriving.settle(len(answer.body) if answer is not None and answer.status == 200 else 0)
@@ -327,21 +328,19 @@ class _BatchGet:
         return read.refusal(partition)
 
     def _request(
-        self, partition: int, keys: Sequence[Any], multi_partition: bool, excluded: frozenset[HostInfo]
+        self, partition: int, places: Sequence[int], multi_partition: bool, excluded: frozenset[HostInfo]
     ) -> ReplicaRequest:
         path = f"/v1/stores/{quote(self.spec.name, safe='')}/batch-get".encode()
         target = path + b"?" + self.query if self.query else path
-        # Not escaped to ASCII, which could make it longer than a worker accepts.
-        body = json.dumps({"keys": keys}, ensure_ascii=False).encode()
         return ReplicaRequest(
             self.spec,
             partition,
             target,
-            body,
+            self.keys.body(places),
             accept=_FRAMES,
             dedicated_connection=True,
             multi_partition=multi_partition,
             excluded=excluded,
             no_wait=self.no_wait,
-            decode=partial(read_batch_frames, count=len(keys)),
+            decode=partial(read_batch_frames, count=len(places)),
         )

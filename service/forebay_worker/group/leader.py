@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,7 +10,8 @@ from forebay.changelog import Changelog
 from forebay.metadata import Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
-from forebay_worker.group.assignor import NO_ASSIGNMENT, Assignment, AssignmentPolicy, Member, Placement, assign
+from forebay_worker.group.assignor import AssignmentPolicy, Member, assign
+from forebay_worker.group.leadership import assignment_to_continue
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
@@ -43,49 +43,6 @@ class Leader:
     """The generation in which this leader found nothing to change, and its members' racks and healths at that
     time."""
 
-    def alike(self, subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
-        """Those with the leader's topology."""
-        return {
-            name: subscription
-            for name, subscription in subscriptions.items()
-            if subscription.fingerprint == self.topology.fingerprint
-        }
-
-    def before(self, previous: AssignmentInfo | None) -> Assignment:
-        """The assignment to start from: the previous one; from another topology, the part about the same
-        stores."""
-        if previous is None:
-            return NO_ASSIGNMENT
-        if previous.fingerprint == self.topology.fingerprint:
-            return previous.assignment
-        ordinals = {
-            sub.ordinal: previous.ordinals[store.name]
-            for sub in self.topology.subtopologies
-            for store in sub.stores
-            if store.name in previous.ordinals
-        }
-
-        def translated(placements: Mapping[TaskId, Placement]) -> dict[TaskId, Placement]:
-            there = {
-                task: TaskId(ordinals[task.ordinal], task.partition)
-                for task in self.topology.tasks
-                if task.ordinal in ordinals
-            }
-            return {task: placements[was] for task, was in there.items() if was in placements}
-
-        return Assignment(translated(previous.assignment.current), translated(previous.assignment.target))
-
-    def elsewhere(
-        self, subscriptions: Mapping[str, SubscriptionInfo], before: Assignment
-    ) -> dict[str, str | None]:
-        """The racks of those with another topology that hold something: they serve it, and will be back."""
-        held_by, alike = holders(before), self.alike(subscriptions)
-        return {
-            name: subscription.rack
-            for name, subscription in subscriptions.items()
-            if name in held_by and name not in alike
-        }
-
     def next_assignment(
         self,
         present: Mapping[str, SubscriptionInfo],
@@ -95,14 +52,23 @@ class Leader:
     ) -> AssignmentInfo | None:
         """The assignment of a new generation, None if it would equal the previous one.
 
-        ``absent`` maps each member that is expected back to its rack.
+        ``absent`` maps each member that is away to its rack, as long as its place is kept. A member that said that
+        it would not come back keeps none.
         """
-        before = self.before(previous)
+        before = assignment_to_continue(self.topology, previous)
+        gone_for_good = frozenset() if previous is None else previous.not_returning
+        absent = {name: rack for name, rack in absent.items() if name not in gone_for_good}
+        not_returning = frozenset(name for name, subscription in present.items() if not subscription.returns)
         hosts = {name: subscription.host for name, subscription in present.items()}
         racks = _fail_together(present, absent, {} if previous is None else previous.hosts)
         healths = {name: subscription.health for name, subscription in present.items()}
-        same_hosts = previous is not None and before is previous.assignment and dict(previous.hosts) == hosts
-        if same_hosts and previous is not None and self._settled_in == (previous.generation, racks, healths):
+        same_members = (
+            previous is not None
+            and before is previous.assignment
+            and dict(previous.hosts) == hosts
+            and previous.not_returning == not_returning
+        )
+        if same_members and previous is not None and self._settled_in == (previous.generation, racks, healths):
             return None
         lags = self.lags(
             {name: subscription.offsets for name, subscription in present.items()},
@@ -120,12 +86,17 @@ class Leader:
         ]
         members += [Member(name, absent=True, rack=racks[name]) for name in absent]
         outcome = assign(self.topology.tasks, members, before, self.policy)
-        if same_hosts and previous is not None and outcome == before:
+        if same_members and previous is not None and outcome == before:
             if outcome.settled:
                 self._settled_in = (previous.generation, racks, healths)
             return None
         return AssignmentInfo(
-            generation, self.topology.fingerprint, hosts, outcome, dict(self.topology.ordinal_by_store)
+            generation,
+            self.topology.fingerprint,
+            hosts,
+            outcome,
+            dict(self.topology.ordinal_by_store),
+            not_returning,
         )
 
     def lags(
@@ -182,28 +153,3 @@ def _fail_together(
         return racks
     machines = {name: hosts[name].host for name in absent if name in hosts}
     return racks | machines | {name: subscription.host.host for name, subscription in present.items()}
-
-
-def superseded(by: HostInfo | str, mine: HostInfo) -> str:
-    """The complaint of a worker whose process id another one has, that was started later."""
-    return (
-        f"The worker at {by} was started later with this one's process id: the state directory of one is a copy "
-        f"of the other's. This one, at {mine}, gets no tasks. Stop one, and remove process.json from its state "
-        "directory."
-    )
-
-
-def may_lead(mine: str, fingerprints: Iterable[str], *, led: bool) -> bool:
-    """Whether a member has the most frequent topology: one misconfigured worker must not lead the rest.
-
-    Of several that are equally frequent, the one that has led stays, else the first by name is chosen.
-    """
-    counts = Counter(fingerprints)
-    most = max(counts.values())
-    foremost = [fingerprint for fingerprint in sorted(counts) if counts[fingerprint] == most]
-    return mine in foremost if led else mine == foremost[0]
-
-
-def holders(assignment: Assignment) -> set[str]:
-    """Every member with an intended place."""
-    return {name for placement in assignment.target.values() for name in placement.members}

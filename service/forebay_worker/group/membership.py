@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
+from forebay_worker.group.group_member import GroupMember
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 
 
-class Membership(Protocol):
-    """A worker's place in its group.
+class Membership(ABC):
+    """A worker's place in its group: a thread that carries messages between the group and a ``GroupMember``.
 
-    ``subscription()`` returns the message to the leader; ``on_assignment(info)`` is called with every newer
-    generation, in a thread of the membership's own. A member judges its role by comparing the clock with
-    ``lease_until_boot_ms`` at each answer: past it, others may have taken over.
+    A member judges its role by comparing the clock with ``lease_until_boot_ms`` at each answer: past it, others
+    may have taken over.
     """
 
-    lease_until_boot_ms: float
-    refusal: str | None
+    refusal: str | None = None
     """Why it cannot take part in the group, and the remedy; None while it can."""
+
+    def __init__(self, member: GroupMember) -> None:
+        self.member = member
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def lease_until_boot_ms(self) -> float:
+        """Until when it may be active."""
+        return self.member.lease_until_boot_ms
+
+    @property
+    def state(self) -> str:
+        """``joining``, ``member``, or ``other-topology`` (the leader's topology is another)."""
+        return self.member.state
 
     def start(
         self,
         subscription: Callable[[], SubscriptionInfo],
         on_assignment: Callable[[AssignmentInfo], None],
     ) -> None:
-        """Join; raises ``ConfigurationError`` if this member cannot be distinguished from another."""
-        ...
+        """Join, and stay a member in a thread; raises ``ConfigurationError`` if another one cannot be
+        distinguished from this.
+
+        ``subscription()`` returns the message to the leader; ``on_assignment(info)`` is called with every newer
+        generation, in that thread.
+        """
+        self._subscription = subscription
+        self._on_assignment = on_assignment
+        self._check_address()
+        self._thread = threading.Thread(target=self._run, name="forebay-group", daemon=True)
+        self._thread.start()
 
     def leave(self) -> None:
-        """Leave at once, rather than by letting the lease run out."""
-        ...
+        """Leave at once, rather than by letting the lease run out; the actives move at once."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.member.end_lease()
 
-    @property
-    def state(self) -> str:
-        """``joining``, ``member``, or ``other-topology`` (the leader's topology is another)."""
-        ...
+    @abstractmethod
+    def _check_address(self) -> None:
+        """Compare what this worker advertises with the group; raises ``ConfigurationError``."""
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Take part until ``_stopping`` is set."""

@@ -43,6 +43,8 @@ class SubscriptionInfo:
 
     ``restoring`` has, for tasks with a store that is ``INCOMPLETE``, the offsets to which its stores are restored.
     They are no lag and release no copy: they only show which of several copies is nearest.
+
+    A member that does not say ``returns`` is not expected back once it is away.
     """
 
     process_id: str
@@ -55,6 +57,7 @@ class SubscriptionInfo:
     health: MemberHealth = MemberHealth.HEALTHY
     unchecked: frozenset[TaskId] = frozenset()
     restoring: Mapping[TaskId, tuple[int, ...]] = field(default_factory=dict)
+    returns: bool = True
 
     def encode(self) -> bytes:
         """The message's bytes."""
@@ -70,6 +73,7 @@ class SubscriptionInfo:
                 "known": self.known_generation,
                 "rack": self.rack,
                 "health": self.health,
+                "returns": self.returns,
             }
         )
 
@@ -88,6 +92,7 @@ class SubscriptionInfo:
                 _health(document),
                 frozenset(TaskId(*task) for task in document.get("unchecked", ())),
                 _offsets_by_task(document.get("restoring", ())),
+                document.get("returns", True),
             )
 
 
@@ -125,6 +130,8 @@ class AssignmentInfo:
     ordinals: Mapping[str, int] = field(default_factory=dict)
     """The ordinal of each store in the leader's topology, so that the leader of the next topology can interpret
     the tasks."""
+    not_returning: frozenset[str] = frozenset()
+    """The members that will not come back once they are away. Why here: the leader by then may be another."""
 
     def tasks_of(self, member: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
         """The active and the standby tasks of one member."""
@@ -191,6 +198,7 @@ class AssignmentInfo:
                 "actual": table(current),
                 "moving": table(moving),
                 "ordinals": self.ordinals,
+                "not_returning": sorted(self.not_returning),
             }
         )
 
@@ -213,6 +221,7 @@ class AssignmentInfo:
                 {name: HostInfo(host, port) for name, host, port in document["members"] if port},
                 Assignment(current, {**current, **placements(document["moving"])}),
                 document.get("ordinals", {}),
+                frozenset(document.get("not_returning", ())),
             )
 
     def _sides(self) -> tuple[Mapping[TaskId, Placement], Mapping[TaskId, Placement]]:

@@ -6,18 +6,20 @@ was being applied after it, so that the token is an upper bound of what was read
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from forebay.errors import NotReady, Problem
 from forebay.rest.answers import EncodedReplicaInfo, HttpAnswer, problem_answer
-from forebay.rest.batches import KeyResult, key_result, read_plain_keys, require_size
+from forebay.rest.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
+from forebay.rest.turns import in_turns
 from forebay.topology import StoreSpec
 from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
+from forebay_worker.reads.located_keys import LocatedKeys
 from forebay_worker.reads.misses import miss, why_unproven
 from forebay_worker.reads.values import key_document, key_documents, require_versions, value_of, values_of
 from forebay_worker.tasks.replica import Replica
@@ -97,27 +99,40 @@ class Reads:
                 raise Refused(problem, found.replica_info.source)
         return found
 
-    def batch(self, store: str, keys: Sequence[Any], parameters: ReadParameters) -> Batched:
-        """Read several keys, each partition's together; raises ``UnknownStore`` and ``WrongStoreKind`` for all."""
+    def batch_spec(self, store: str, parameters: ReadParameters) -> StoreSpec:
+        """The specification of a store whose keys a batch may have; raises ``UnknownStore`` or
+        ``WrongStoreKind``."""
         spec = parameters.written(self._admission.spec(store))
         require_kind(spec, "key-value", "versioned")
-        results: list[Any] = [None] * len(keys)
-        places: dict[int, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
-        plain_keys, faults = read_plain_keys(spec.key_codec, keys)
-        for index, fault in faults.items():
-            results[index] = fault
+        return spec
+
+    def locate(self, spec: StoreSpec, keys: Sequence[Any], parameters: ReadParameters) -> LocatedKeys:
+        """A small batch's keys by partition."""
+        plains, faults = read_plain_keys(spec.key_codec, keys)
+        located = LocatedKeys(len(keys), faults)
         partition_of = self._admission.partitioning(spec, parameters.partition)
-        for index, plain in plain_keys:
-            try:
-                indices, plains = places[partition_of(plain)]
-            except Problem as problem:
-                results[index] = key_result(problem_answer(problem))
-                continue
-            indices.append(index)
-            plains.append(plain)
+        deque(located.placing(plains, partition_of), maxlen=0)
+        return located
+
+    async def locate_in_turns(self, spec: StoreSpec, keys: BatchKeys, parameters: ReadParameters) -> LocatedKeys:
+        """The same for keys of any number and length."""
+        plains, faults = await read_plain(spec.key_codec, keys)
+        located = LocatedKeys(len(keys.values), faults)
+        partition_of = self._admission.partitioning(spec, parameters.partition)
+        await in_turns(located.placing(plains, partition_of))
+        return located
+
+    def batch(
+        self, spec: StoreSpec, located: LocatedKeys, parameters: ReadParameters, only: Set[int] | None = None
+    ) -> Batched:
+        """Read several keys, each partition's together, ``only`` those at some places; the results of others are
+        None."""
+        results: list[Any] = [None] * located.count
+        for index, fault in located.faults.items():
+            results[index] = fault
         waiting: list[int] = []
         left_bytes = self._max_answer_bytes
-        for partition, (indices, plains) in places.items():
+        for partition, (indices, plains) in located.at(only):
             found = self._batched(spec, partition, plains, parameters, left_bytes)
             left_bytes -= sum(len(body) for _, body in found.results)
             require_size(self._max_answer_bytes - left_bytes, self._max_answer_bytes)

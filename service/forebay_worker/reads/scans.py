@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from forebay.clock import boot_ms
@@ -30,6 +31,7 @@ from forebay.rest.scans import (
     merge,
 )
 from forebay_worker.reads.bounds_check import Admission, Admitted
+from forebay_worker.reads.latest_entries import Entries, latest_entries
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.values import oldest_version, scanned_in_chunks
 from forebay_worker.tasks.replica import Replica
@@ -122,9 +124,9 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, 
         start = max(start, oldest_version(replica, scan.plain) or start)
     oldest_ms = replica.oldest_kept_ms
     page, scanned, size = ScanPage(), 0, 0
-    for pairs in scanned_in_chunks(replica, start, end, reverse=scan.reverse, most=limit + 1):
-        scanned += len(pairs)
-        page.last = pairs[-1][0]
+    for pairs, stored, last in _entries(scan, replica, start, end, limit):
+        scanned += stored
+        page.last = last or page.last
         selected = scan.selected(pairs, oldest_ms)
         if selected:
             keys, values = map(list, zip(*selected, strict=True))
@@ -140,6 +142,14 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, 
         page.keys, page.items = page.keys[:limit], page.items[:limit]
         page.last = page.keys[-1]
     return page
+
+
+def _entries(scan: Scan, replica: Replica, start: bytes, end: bytes, limit: int) -> Iterable[Entries]:
+    """What a store has in a range, in parts."""
+    chunks = scanned_in_chunks(replica, start, end, reverse=scan.reverse, most=limit + 1)
+    if scan.spec.latest_by is not None:
+        return latest_entries(chunks, scan.spec.stored_keys, reverse=scan.reverse)
+    return (Entries(chunk, len(chunk), chunk[-1][0]) for chunk in chunks)
 
 
 def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:

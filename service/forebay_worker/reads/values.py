@@ -12,6 +12,7 @@ from forebay.log_throttle import LogThrottle
 from forebay.rest.batches import require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.state_store import StateStore, StoreCorrupted
+from forebay.stored_keys import successor
 from forebay.stored_versions import decode_version
 from forebay.topology import StoreSpec
 from forebay_worker.reads.key_forms import KeyForm
@@ -51,8 +52,11 @@ def scanned_in_chunks(
 
 
 def value_of(replica: Replica, key: KeyForm, parameters: ReadParameters) -> bytes | None:
-    """The value of a key, at the requested time if it has versions; raises ``NotReady``."""
-    if replica.spec.kind != "key-value":
+    """The value of a key, at the requested time if it has versions, of the highest order if it has orders.
+
+    Raises ``NotReady``.
+    """
+    if replica.spec.stored_keys.kind != "key-value":
         return _version(replica, key.plain, parameters)
     store = replica.store
     try:
@@ -66,7 +70,7 @@ def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> byte
     end = (
         keys.stored(plain, parameters.as_of_ms + 1)
         if parameters.as_of_ms is not None
-        else keys.prefix(plain) + b"\xff"
+        else successor(keys.prefix(plain))
     )
     for _, value in scanned(replica, keys.prefix(plain), end, reverse=True):
         return None if is_forgotten(replica, plain, parameters.as_of_ms) else decode_version(value)

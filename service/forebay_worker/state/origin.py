@@ -14,7 +14,7 @@ def store_identity(log: str, spec: StoreSpec, partition: int) -> StoreIdentity:
         log,
         spec.topic,
         partition,
-        spec.kind,
+        spec.stored_keys.kind,
         spec.key,
         spec.value,
         timestamp_after_max_ms=spec.timestamp_after_max_ms,

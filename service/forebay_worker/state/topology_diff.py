@@ -10,7 +10,7 @@ from forebay.topology import StoreSpec, Topology
 from forebay_worker.state.origin import difference, store_identity
 from forebay_worker.state.relocation_plan import plan_relocation
 
-_OF_THE_LOG = ("partitioner", "window_size_ms")
+_OF_THE_LOG = ("partitioner", "window_size_ms", "latest_by")
 """Fields by which the log was written, which no worker checks."""
 
 

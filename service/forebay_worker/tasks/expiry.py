@@ -16,6 +16,7 @@ from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.events import HandleEvent, StoreDamaged
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.superseded import SupersededSweep
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,13 @@ class Expiry:
     """Deletes expired entries a few thousand at a time; reads never return them anyway."""
 
     _searches: dict[int, _Search] = field(default_factory=dict)
+    _superseded: SupersededSweep = field(default_factory=SupersededSweep)
 
     def sweep(self, replica: Replica) -> int:
         """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
         spec, store = replica.spec, replica.store
+        if spec.latest_by is not None:
+            return self._superseded.sweep(replica)
         versioned = spec.kind == "versioned"
         oldest = (history_begins_ms if versioned else oldest_kept_ms)(spec, replica.stream_time_ms)
         if oldest is None:
@@ -94,6 +98,7 @@ class Expiry:
     def forget(self, replica: Replica) -> None:
         """Drop the state kept for a released replica."""
         self._searches.pop(id(replica), None)
+        self._superseded.forget(replica)
 
 
 def _part_of_history_ms(spec: StoreSpec) -> int:

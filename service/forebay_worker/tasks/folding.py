@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from forebay.changelog import Batch, Heartbeat, Record
 from forebay.state_store import CommittedOffset
-from forebay.stored_keys import USER_TAG
+from forebay.stored_keys import LATEST, USER_TAG
 from forebay.stored_versions import encode_version
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.record_check import unreadable_key
@@ -23,8 +23,9 @@ _PLAIN_AS_STORED = frozenset({"string", "bytes", "json"})
 class Fold:
     """The outcome of some records on top of a store's content.
 
-    ``changes`` maps stored keys to their last value, None to delete. ``as_of_epoch_ms``, ``queries``, ``filling``
-    and ``stream_time_ms`` belong to the offset to commit with them.
+    ``changes`` maps stored keys to their last value, None to delete. In a store with ``latest_by`` each order of a
+    key has a stored key of its own, and reads take the highest, so that the order of the records does not matter.
+    ``as_of_epoch_ms``, ``queries``, ``filling`` and ``stream_time_ms`` belong to the offset to commit with them.
     """
 
     as_of_epoch_ms: dict[str, int | None]
@@ -63,12 +64,14 @@ class Fold:
                 if not beat:
                     changes[USER_TAG + key] = value
         else:
-            versioned = keys.kind == "versioned"
+            # A deletion is kept there: what it prevails over may still come.
+            keeps_deletions = keys.kind in ("versioned", LATEST)
+            timed = keys.times > 0 and keys.kind != LATEST
             for _, key, value, timestamp_ms, beat in records:
                 if not beat:
                     stored = keys.from_changelog(key, timestamp_ms)
-                    self.changes[stored] = encode_version(value) if versioned else value
-                    if keys.times:
+                    self.changes[stored] = encode_version(value) if keeps_deletions else value
+                    if timed:
                         end_ms = keys.parse(stored).times_ms[0] + (spec.window_size_ms or 0)
                         self._advance_stream_time(spec, end_ms, timestamp_ms)
 

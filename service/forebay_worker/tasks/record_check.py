@@ -61,9 +61,10 @@ def unreadable_key(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | No
     for record in records:
         fault = None if record[4] else _key_fault(spec, record)
         if fault is not None:
+            remedy = " If others than forebay write the topic, set external = true on the store."
             return BadRecord(
                 f"The record at offset {record[0]} of {spec.topic!r} does not fit the store {spec.name!r}: "
-                f"{fault}. If others than forebay write the topic, set external = true on the store."
+                f"{fault}.{remedy if spec.latest_by is None else ''}"
             )
     return None
 

@@ -14,6 +14,7 @@ from forebay.changelog.reading_command import changelog
 from forebay.changelog.record_documents import record_document, record_json, record_line
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import SettingError
+from forebay.record_orders import with_order
 from forebay.topology import StoreSpec
 from tests.cluster import heed_interrupts, wait_until
 
@@ -163,6 +164,12 @@ def test_times_are_named_as_in_answers(kind, key, times):
         **times,
         "value": 1,
     }
+
+
+def test_an_order_is_shown_beside_its_key():
+    document = record_document(spec(latest_by="lsn"), 0, (0, with_order(b"a", -5), None, 7, False))
+    assert (document["key"], document["order"]) == ('"a"', -5)
+    assert record_line(document).endswith('"a" order=-5  (tombstone)')
 
 
 def test_what_no_codec_reads_is_base64_beside_the_fault():

@@ -1,13 +1,22 @@
-import pytest
+import asyncio
+import itertools
+import json
+from typing import Any
 
-from forebay.errors import BadRequest
-from forebay.rest.batches import MOST_KEYS, read_batch_keys
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.codecs import KEY_CODECS
+from forebay.errors import BadKey, BadRequest, Problem
+from forebay.rest.batches import MOST_KEYS, BatchKeys, read_batch, read_batch_keys, read_plain, read_plain_keys
+from forebay.rest.turns import in_turns
 
 MAX_KEY_BYTES = 1_000
 
 
 def keys_of(*texts: bytes) -> list[object]:
-    return read_batch_keys(b'{"keys": [%b]}' % b",".join(texts), MAX_KEY_BYTES)
+    return list(read_batch_keys(b'{"keys": [%b]}' % b",".join(texts), MAX_KEY_BYTES).values)
 
 
 @pytest.mark.parametrize("number", [b"1e400", b"-1e400", b"NaN", b"Infinity", b"-Infinity"])
@@ -22,3 +31,104 @@ def test_a_batch_has_a_limited_number_of_keys():
     assert len(keys_of(*[b"1"] * MOST_KEYS)) == MOST_KEYS
     with pytest.raises(BadRequest, match=f"{MOST_KEYS + 1} keys are more than {MOST_KEYS}"):
         keys_of(*[b"1"] * (MOST_KEYS + 1))
+
+
+def large(body: bytes) -> bytes:
+    """The same body, long enough to be read key by key."""
+    return b" " * 20_000 + body
+
+
+def outcome(read: Any) -> Any:
+    try:
+        return read()
+    except Problem as problem:
+        return type(problem)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(JSON, max_size=5), st.booleans(), st.sampled_from([None, 0, 1, "\t"]))
+def test_a_large_body_is_read_as_a_small_one(keys, ascii_only, indent):
+    body = json.dumps({"keys": keys}, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
+    small = outcome(lambda: list(read_batch_keys(body, MAX_KEY_BYTES).values))
+    found = outcome(lambda: asyncio.run(read_batch(large(body), MAX_KEY_BYTES)))
+    if isinstance(small, type):
+        assert found is small
+        return
+    assert (list(found.values), found.large) == (small, True)
+    # What is passed on means the same.
+    assert json.loads(found.body(range(len(keys)))) == {"keys": small}
+    assert [json.loads(found.text(place)) for place in range(len(keys))] == small
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"keys": [1, 2',
+        b'{"keys": [1, 2]',
+        b'{"keys": [1 2]}',
+        b'{"keys": [1,]}',
+        b'{"keys": [,1]}',
+        b'{"keys": [1]} x',
+        b'{"keys": [1e400]}',
+        b'{"keys": [NaN]}',
+        b'{"keys": [' + b"1" * 5_000 + b"]}",
+        b'{"keys": [' + b"[" * 400 + b"1}]}",
+        b'{"keys": ["a\x00b"]}',
+        b'{"keys": ["\xff"]}',
+        b'{"keys": 1}',
+        b'{"keys": [1], "more": [2]}',
+        b'{"more": [1], "keys": [2]}',
+        b"[1]",
+        b'{"keys": [' + b",".join([b"1"] * (MOST_KEYS + 1)) + b"]}",
+    ],
+)
+def test_what_is_no_batch_is_refused_however_long_it_is(body):
+    for text in (body, large(body)):
+        with pytest.raises(BadRequest):
+            asyncio.run(read_batch(text, MAX_KEY_BYTES))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b'"%b"' % (b"a" * 1_001),
+        b"[%b]" % b",".join([b"1"] * 600_000),
+        b'"%b"' % (b"\\u0001" * 1_001),
+    ],
+)
+def test_a_key_that_is_too_long_is_named(key):
+    with pytest.raises(BadKey, match=r"keys\[1\] is longer than 1000 bytes"):
+        asyncio.run(read_batch(large(b'{"keys": ["a", %b]}' % key), MAX_KEY_BYTES))
+    longest = b'"%b"' % (b"\\u0001" * 1_000)
+    assert asyncio.run(read_batch(large(b'{"keys": [%b]}' % longest), MAX_KEY_BYTES)).values == ["\x01" * 1_000]
+
+
+async def test_long_work_gives_way_to_the_event_loop():
+    """By a clock on which each item takes a millisecond."""
+    ticks = itertools.count()
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    assert await in_turns(range(100), lambda: next(ticks) / 1000) == list(range(100))
+    beside.cancel()
+    assert turns >= 25
+
+
+async def test_large_batches_are_converted_as_small_ones():
+    keys = [[1, "a"], "no key of the codec\ud800", {"b": None}]
+    plains, faults = read_plain_keys(KEY_CODECS["json"], keys)
+    assert (sorted(faults), [place for place, _ in plains]) == ([1], [0, 2])
+    assert await read_plain(KEY_CODECS["json"], BatchKeys(keys, [b"", b"", b""])) == (plains, faults)

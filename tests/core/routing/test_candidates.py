@@ -154,3 +154,13 @@ def test_prefer_any_stays_in_the_routers_rack():
     assert equally_good([near, far], UNLIMITED) == (near.host,)
     assert equally_good([near, far], Tolerance(max_record_lag=2)) == (far.host,)
     assert equally_good([near._replace(live=False), far], UNLIMITED) == (far.host,)
+
+
+def test_prefer_any_stays_on_the_readers_machine_then_in_its_rack():
+    own = Holder(host(1), "standby", Lag(3, 0, 0), near=True, own_host=True)
+    near = Holder(host(2), "standby", Lag(2, 0, 0), near=True)
+    far = Holder(host(3), "active", Lag(0, 0, 0))
+    assert equally_good([far, near, own], UNLIMITED) == (own.host,)
+    assert equally_good([far, near, own], Tolerance(max_record_lag=2)) == (near.host,)
+    assert equally_good([far, near._replace(near=False), own._replace(near=False)], UNLIMITED) == (own.host,)
+    assert equally_good([far, near, own._replace(suspect=True)], UNLIMITED) == (near.host,)

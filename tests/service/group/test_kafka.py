@@ -82,6 +82,7 @@ class Node:
     held_up: bool = False
     incarnation: int = 1
     health: MemberHealth = MemberHealth.HEALTHY
+    returns: bool = True
     _loop: asyncio.AbstractEventLoop | None = None
     _thaw: threading.Event = field(default_factory=threading.Event)
 
@@ -104,6 +105,7 @@ class Node:
             dict(self.offsets),
             health=self.health,
             unchecked=self.unchecked & self.offsets.keys(),
+            returns=self.returns,
         )
 
     def on_assignment(self, info: AssignmentInfo) -> None:
@@ -142,7 +144,7 @@ class Node:
 
     @property
     def leads(self) -> bool:
-        return self.membership._leads
+        return self.membership.member.leads
 
     def freeze(self) -> None:
         """Stop its part in the group, as SIGSTOP would: no heartbeat, no answer, no leaving."""
@@ -183,6 +185,7 @@ class Group:
         held_up: bool = False,
         host: HostInfo | None = None,
         incarnation: int = 1,
+        returns: bool = True,
     ) -> Node:
         """A started member."""
         topology = topology or self.topology
@@ -190,7 +193,7 @@ class Group:
         node = Node(name, KafkaMembership(self.url, Leader(topology, self.changelog, POLICY), times), topology)
         if on_disk is not None:
             node.offsets = dict(on_disk.offsets)
-        node.held_up, node.incarnation = held_up, incarnation
+        node.held_up, node.incarnation, node.returns = held_up, incarnation, returns
         node.host = host or node.host
         self.nodes.append(node)
         node.start()
@@ -305,6 +308,13 @@ def test_a_lost_standby_is_built_after_the_delay_and_not_before(group):
     assert built_at[0] - left_at > 2_000
 
 
+def test_the_place_of_a_leader_that_will_not_come_back_is_given_away_at_once(group):
+    nodes = group.settled("a", "b", "c", returns=False)
+    leader = next(node for node in nodes if node.leads)
+    leader.membership.leave()
+    group.wait_served_by(*[node for node in nodes if node is not leader])
+
+
 def test_a_member_whose_disk_is_full_says_so_and_others_serve_until_it_has_room(group):
     a, b = group.settled("a", "b")
     before = roles(a, b)
@@ -375,11 +385,10 @@ def test_lags_that_swing_about_the_limit_move_no_active(group, monkeypatch):
     assert {node.name: node.running_actives for node in nodes} == before
 
 
-def test_a_copy_that_catches_up_again_and_again_asks_once_an_interval(group, monkeypatch):
+def test_a_copy_that_catches_up_again_and_again_asks_once_an_interval(group):
     now, beyond = 1_000_000.0, POLICY.acceptable_recovery_lag + 1
-    monkeypatch.setattr(membership, "boot_ms", lambda: now)
     times = GroupTimeouts(SESSION_MS, NEVER_MS, INITIAL_MS, probing_rebalance_interval_ms=5_000)
-    own = KafkaMembership(group.url, Leader(group.topology, group.changelog, POLICY), times)
+    own = KafkaMembership(group.url, Leader(group.topology, group.changelog, POLICY), times, lambda: now)
     node = Node("a", own, group.topology)
     own._subscription = node.subscription
     moving, settled, *_ = group.topology.tasks

@@ -1,11 +1,14 @@
 """A leader's conclusions from the members' offsets."""
 
+from dataclasses import replace
+
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.leader import Leader
+from forebay_worker.group.leadership import assignment_to_continue, with_places_of
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
@@ -108,8 +111,23 @@ def test_placements_of_another_topology_are_those_of_the_same_stores():
     )
     held = {task: Placement(f"holder of {task}") for task in old.tasks}
     told = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
-    before = Leader(turned, None, AssignmentPolicy()).before(told)
+    before = assignment_to_continue(turned, told)
     assert before.target == before.current == {TaskId(1 - ordinal, p): held[ordinal, p] for ordinal, p in held}
+
+
+def test_of_an_assignment_that_no_present_member_follows_only_the_places_count():
+    """A worker builds nothing for what it was never given. Those who were, and are gone, keep their places."""
+    old = parse_topology(
+        {"application_id": "app", "subtopology": [{"name": "o", "partitions": 1, "store": [{"name": "a"}]}]}
+    )
+    held, places = {TASK: Placement("x")}, {TASK: Placement("y", ("z",))}
+    followed = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
+    newest = AssignmentInfo(
+        Generation(1, 2), TOPOLOGY.fingerprint, {}, Assignment(places, places), TOPOLOGY.ordinal_by_store
+    )
+    combined = with_places_of(newest, followed, TOPOLOGY)
+    assert combined.assignment == Assignment(held, places)
+    assert combined.generation == Generation(1, 2)
 
 
 def test_workers_of_one_rack_are_told_apart_by_their_machines(tmp_path):
@@ -135,6 +153,34 @@ def test_workers_of_one_rack_are_told_apart_by_their_machines(tmp_path):
     assert {placement_on(machines, placement) for placement in second.assignment.target.values()} == {
         frozenset({"left", "right"})
     }
+
+
+def test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once(tmp_path):
+    topology = parse_topology(
+        {"application_id": "app", "subtopology": [{"name": "s", "partitions": 6, "store": [{"name": "a"}]}]}
+    )
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure(topology.stores["a"])
+    leader = Leader(topology, changelog, AssignmentPolicy(num_standby_replicas=1))
+    members = {
+        name: SubscriptionInfo(name, 1, HostInfo(name, 1), topology.fingerprint, returns=name != "beside")
+        for name in ("a", "b", "beside")
+    }
+    first = leader.next_assignment(members, {}, None, Generation(1, 1))
+    left = {"a": members["a"], "b": members["b"]}
+    # The next leader knows of it what the last assignment says.
+    next_leader = Leader(topology, changelog, AssignmentPolicy(num_standby_replicas=1))
+    second = next_leader.next_assignment(
+        left, {"beside": None}, AssignmentInfo.decode(first.encode()), Generation(1, 2)
+    )
+    assert {frozenset(placement.members) for placement in second.assignment.target.values()} == {
+        frozenset({"a", "b"})
+    }
+    # Once it joins as one that comes back, its place is kept.
+    back = {**members, "beside": replace(members["beside"], returns=True)}
+    third = next_leader.next_assignment(back, {}, first, Generation(1, 2))
+    fourth = next_leader.next_assignment(left, {"beside": None}, third, Generation(1, 3))
+    assert any("beside" in placement.members for placement in fourth.assignment.target.values())
 
 
 def placement_on(machines: dict[str, str], placement: Placement) -> frozenset[str]:

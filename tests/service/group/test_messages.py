@@ -47,6 +47,7 @@ subscriptions = st.builds(
     known_generation=generations,
     unchecked=st.frozensets(tasks, max_size=5),
     restoring=st.dictionaries(tasks, st.tuples(numbers, numbers), max_size=5),
+    returns=st.booleans(),
 )
 
 
@@ -69,6 +70,7 @@ def assignments(draw: st.DrawFn) -> AssignmentInfo:
         draw(names),
         dict(zip(present, addresses, strict=True)),
         Assignment(current, target),
+        not_returning=frozenset(draw(st.sets(st.sampled_from(present)))),
     )
 
 
@@ -129,6 +131,7 @@ def test_the_same_assignment_has_the_same_bytes(info):
         Assignment(
             dict(reversed(info.assignment.current.items())), dict(reversed(info.assignment.target.items()))
         ),
+        not_returning=frozenset(sorted(info.not_returning, reverse=True)),
     )
     assert backwards.encode() == info.encode()
 

@@ -92,6 +92,7 @@ class Node:
     incarnation: int = 1
     rack: str | None = None
     health: MemberHealth = MemberHealth.HEALTHY
+    returns: bool = True
 
     def __post_init__(self) -> None:
         self.host = HostInfo(self.name, 1)
@@ -99,7 +100,9 @@ class Node:
     def subscription(self) -> SubscriptionInfo:
         told = self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
         unchecked = self.unchecked & self.offsets.keys()
-        return SubscriptionInfo(*told, rack=self.rack, health=self.health, unchecked=unchecked)
+        return SubscriptionInfo(
+            *told, rack=self.rack, health=self.health, unchecked=unchecked, returns=self.returns
+        )
 
     def on_assignment(self, info: AssignmentInfo) -> None:
         self.map = info.map(self.topology)
@@ -224,13 +227,6 @@ def test_actives_are_shared_out_and_standbys_are_on_other_hosts(group):
     assert nodes[0].map == nodes[1].map == nodes[2].map
 
 
-def test_a_settled_group_writes_nothing_more(group):
-    nodes = group.settled("a", "b", "c")
-    generation = nodes[0].map.generation
-    group.go_on(*nodes, for_ms=2 * REBUILD_MS)
-    assert nodes[0].map.generation == generation
-
-
 def test_the_actives_of_a_silent_member_move_to_its_standbys_and_nothing_is_built_before_the_delay(group):
     a, b, silent = group.settled("a", "b", "c")
     lost = silent.running_actives
@@ -254,6 +250,18 @@ def test_a_member_that_leaves_gives_its_actives_away_at_once(group):
     assert a.built | b.built == set()
 
 
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+def test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once(group, how):
+    a, b, beside = group.settled("a", "b", "c")
+    beside.returns = False
+    group.go_on(a, b, beside, for_ms=2 * TICK_MS)
+    if how == "leaves":
+        beside.membership.leave()
+    group.go_on(a, b, for_ms=(SESSION_MS if how == "dies" else 0) + 4 * TICK_MS)
+    assert a.built | b.built != set()
+    group.assert_served_by(a, b)
+
+
 def test_the_actives_of_a_member_whose_disk_is_full_move_at_once_and_later_its_place(group):
     a, b, full = group.settled("a", "b", "c")
     before = roles(a, b, full)
@@ -273,25 +281,6 @@ def test_the_actives_of_a_member_whose_disk_is_full_move_at_once_and_later_its_p
     full.health = MemberHealth.HEALTHY
     group.go_on(a, b, full, for_ms=2 * SESSION_MS)
     assert [len(held) for node in (a, b, full) for held in (node.running_actives, node.standbys)] == [2] * 6
-
-
-def test_a_leader_that_leaves_is_followed_at_once(group):
-    leaver, b, c = group.settled("a", "b", "c")
-    leaver.membership.leave()
-    group.round(b, c)
-    assert b.running_actives | c.running_actives == set(TOPOLOGY.tasks)
-
-
-def test_a_bounce_within_the_delay_changes_nothing_for_good(group):
-    a, b, c = group.settled("a", "b", "c")
-    before = roles(a, b, c)
-    c.membership.leave()
-    group.go_on(a, b, for_ms=REBUILD_MS / 2)
-    assert roles(a, b) != before[:2]
-    back = group.node("c", on_disk=c)
-    group.go_on(a, b, back, for_ms=SESSION_MS)
-    assert roles(a, b, back) == before
-    assert a.built | b.built | back.built == set()
 
 
 def test_a_rolling_restart_builds_nothing(group):
@@ -338,18 +327,6 @@ class Interrupted:
     """A changelog whose ends take so long to read that something else happens meanwhile."""
 
     end_offsets: Callable[[list[TopicPartition]], dict[TopicPartition, int]]
-
-
-def test_a_stopped_member_is_active_for_nothing_until_it_knows_the_newest_generation(group):
-    a, b, stopped = group.settled("a", "b", "c")
-    lost = stopped.running_actives
-    group.go_on(a, b, for_ms=2 * SESSION_MS)
-    assert stopped.running_actives == frozenset()
-    group.round(stopped)
-    assert stopped.running_actives == frozenset()
-    assert stopped.offsets.keys() >= lost
-    group.go_on(a, b, stopped, for_ms=SESSION_MS)
-    assert stopped.running_actives == lost
 
 
 def test_a_member_of_another_topology_gets_no_task_and_keeps_what_it_serves(group, caplog):
@@ -726,20 +703,6 @@ def beyond(raw: bytes) -> bytes:
     return zlib.compress(json.dumps({"v": VERSION + 1, "least": VERSION + 1, "data": len(raw)}).encode())
 
 
-def test_a_member_of_a_newer_wire_version_does_not_stop_the_leader(group, monkeypatch, caplog):
-    a, b, c = group.settled("a", "b", "c")
-    newer = group.node("d")
-    with monkeypatch.context() as patched:
-        encode = SubscriptionInfo.encode
-        patched.setattr(SubscriptionInfo, "encode", lambda self: beyond(encode(self)))
-        group.round(newer)
-    c.membership.leave()
-    group.go_on(a, b, for_ms=SESSION_MS - TICK_MS)
-    assert a.running_actives | b.running_actives == set(TOPOLOGY.tasks)
-    assert newer.host not in {metadata.host for metadata in a.map.hosts}
-    assert [record.message for record in caplog.records if "needs a reader of version" in record.message] != []
-
-
 def test_a_member_that_cannot_read_a_newer_leader_counts_as_gone_and_does_not_lead(group):
     older = group.settled("a", "b", "c")[2]
     known = older.map.generation
@@ -776,25 +739,6 @@ class Leases:
     def _one(self, query: str, *parameters: object) -> object:
         with contextlib.closing(sqlite3.connect(self.path)) as connection:
             return connection.execute(query, parameters).fetchone()[0]
-
-
-def test_an_assignment_that_could_not_be_followed_is_tried_again_and_no_lease_vouches_meanwhile(group):
-    a, b = group.settled("a", "b")
-    follow, lease = b.on_assignment, b.membership.lease_until_boot_ms
-
-    def fails(info: AssignmentInfo) -> None:
-        raise RuntimeError("no space left")
-
-    b.membership._on_assignment = fails
-    a.membership.leave()
-    for _ in range(2):
-        group.clock.now += TICK_MS
-        with pytest.raises(RuntimeError):
-            group.round(b)
-    assert b.membership.lease_until_boot_ms <= lease + TICK_MS
-    b.membership._on_assignment = follow
-    group.go_on(b, for_ms=TICK_MS)
-    assert b.running_actives == set(TOPOLOGY.tasks)
 
 
 def test_members_have_one_log_of_writes_though_its_file_was_removed(tmp_path):

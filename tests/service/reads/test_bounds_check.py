@@ -24,7 +24,7 @@ from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.tasks.replica import Replica
-from tests.service.queries.held import held
+from tests.service.reads.held import batch_of, held
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 
@@ -154,5 +154,5 @@ def test_a_time_is_refused_where_no_versions_are_kept(tmp_path):
     admission, _ = held(tmp_path)
     with pytest.raises(BadParameter):
         read(admission, "as_of=5")
-    batch = Reads(admission, 1 << 20).batch("counts", ["k"], parse_parameters(b"as_of=5", KEY_PARAMETERS))
+    batch = batch_of(Reads(admission, 1 << 20), ["k"], parse_parameters(b"as_of=5", KEY_PARAMETERS))
     assert [status for status, _ in batch.results] == [400]

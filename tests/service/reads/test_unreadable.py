@@ -11,7 +11,7 @@ from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.misses import miss
 from forebay_worker.reads.scans import Scans
-from tests.service.queries.held import held
+from tests.service.reads.held import batch_of, held
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_one_key(closed):
 
 
 def test_several_keys(closed):
-    results, waiting = Reads(closed, 1 << 20).batch("counts", ["k", "absent"], ReadParameters())
+    results, waiting = batch_of(Reads(closed, 1 << 20), ["k", "absent"], ReadParameters())
     assert [status for status, _ in results] == [503, 503]
     assert waiting == [0, 1]
 

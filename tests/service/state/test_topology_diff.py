@@ -47,6 +47,7 @@ WINDOW = 'kind = "window"\nwindow_size_ms = {size}\nretention_ms = 100000\n{more
         ("", 'value = "string"', Outcome.REBUILT, "value 'json' instead of 'string'"),
         ("", 'key = "int64"', Outcome.REBUILT, "key 'string' instead of 'int64'"),
         ("", 'supplier = "memory"', Outcome.REBUILT, "forebay state rm"),
+        ("", 'latest_by = "lsn"', Outcome.REBUILT, "kind 'key-value' instead of 'latest'"),
         ("", 'partitioner = "unknown"', Outcome.MISREAD, "another partitioner"),
         (
             WINDOW.format(size=5, more=""),

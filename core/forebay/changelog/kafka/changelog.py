@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from confluent_kafka import KafkaException
 
@@ -13,6 +13,7 @@ from forebay.changelog.base import Consumer, Heartbeat, Rows
 from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
+from forebay.changelog.kafka.superseded import append_tombstones
 from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.kafka.writer_ownership import has_retired, has_written, last_heartbeat
@@ -115,6 +116,29 @@ class KafkaChangelog:
         """Remove a writer that is gone for good from the store's age."""
         writing = HeartbeatWriter(self.kafka, topic, writer, None)
         writing.append(self._topics.describe(topic).partitions, None)
+
+    def compact(self, spec: StoreSpec, on_partition: Callable[[], None] = lambda: None) -> int:
+        """Append tombstones for what a store with ``latest_by`` no longer needs; returns how many.
+
+        The brokers compact by them. ``on_partition`` is called after each partition. Raises ``ChangelogError``.
+        """
+        appended, identity = 0, self.identity(spec.topic)
+        for partition in range(spec.partitions):
+            if self.identity(spec.topic) != identity:
+                raise ChangelogError(f"The topic {spec.topic!r} was replaced while it was compacted; try again.")
+            try:
+                appended += append_tombstones(self.kafka, spec.topic, partition)
+            except KafkaException as error:
+                why = error.args[0].str()
+                raise ChangelogError(
+                    f"Partition {partition} of {spec.topic!r} could not be compacted: {why}. Try again later."
+                ) from None
+            on_partition()
+        return appended
+
+    def compacted_ms(self, topic: str) -> int | None:
+        """Nothing tells: a second compaction finds nothing left to do."""
+        return None
 
     def reset(self, spec: StoreSpec) -> str:
         """Delete a store's topic and recreate it: it gets a new topic id, so every replica is rebuilt."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from forebay.changelog.base import Record
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
+from forebay.changelog.record_headers import DELETED_HEADER, HEARTBEAT_HEADER, VALID_FROM_HEADER
 
 _HEARTBEATS = heartbeat_key("")
 
@@ -18,7 +18,7 @@ def record_with_headers(
     timestamp_ms: int,
     headers: Iterable[tuple[str, bytes | None]],
 ) -> Record:
-    """A record whose headers may mark it as a heartbeat, or state from when its version is valid.
+    """A record whose headers may mark it as a heartbeat or a deletion, or state from when its version is valid.
 
     Most have none, and a restore makes millions of them: those need not come here.
     """
@@ -28,4 +28,6 @@ def record_with_headers(
             heartbeat = key is not None and key.startswith(_HEARTBEATS)
         elif name == VALID_FROM_HEADER and content:
             timestamp_ms = int.from_bytes(content, "big", signed=True)
+        elif name == DELETED_HEADER:
+            value = None
     return offset, key, value, timestamp_ms, heartbeat

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from forebay.changelog.sqlite.checksums import check
 from forebay.changelog.sqlite.partition import connect, read_state, transaction
 from forebay.errors import RecordDamaged
+from forebay.record_orders import ORDER_SIZE
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.topology import StoreSpec
 
@@ -33,6 +34,15 @@ SELECT offset FROM (
         lead(timestamp_ms) OVER (PARTITION BY key ORDER BY timestamp_ms, offset) AS next_ms
     FROM log WHERE NOT heartbeat
 ) WHERE offset < :dirty_to AND (next_ms = timestamp_ms OR next_ms <= :begins)
+"""
+_SUPERSEDED = f"""
+SELECT offset FROM (
+    SELECT offset, row_number() OVER (
+        PARTITION BY substr(key, 1, length(key) - {ORDER_SIZE})
+        ORDER BY substr(key, -{ORDER_SIZE}) DESC, offset DESC
+    ) AS place
+    FROM log WHERE NOT heartbeat AND length(key) >= {ORDER_SIZE}
+) WHERE offset < :dirty_to AND place > 1
 """
 _TOMBSTONES = "SELECT offset FROM log WHERE value IS NULL AND offset < :dirty_to AND timestamp_ms <= :dead_ms"
 
@@ -52,12 +62,13 @@ class CompactionLimits:
 def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -> int:
     """Remove what the log of a store no longer needs; returns the number of records removed.
 
-    The last record of each key stays; in a versioned store, all versions that were in force since history begins.
-    Windows and sessions past their retention by the stream's own time are removed. Records that are too young
-    stay, and so does everything after them; in a versioned store records carry no time of writing, so heartbeats
-    show where the young ones begin. Old tombstones are removed, and the tombstone floor records up to which
-    offset; that of the newest window or session stays. The last record always stays. Raises ``sqlite3.Error``, and
-    ``RecordDamaged`` before it removes a record that is not as it was written.
+    The last record of each key stays; in a versioned store, all versions that were in force since history begins;
+    with ``latest_by`` the one of the highest order, even if it is a deletion. Windows and sessions past their
+    retention by the stream's own time are removed. Records that are too young stay, and so does everything after
+    them; in a versioned store records carry no time of writing, so heartbeats show where the young ones begin. Old
+    tombstones are removed, and the tombstone floor records up to which offset; that of the newest window or
+    session stays. The last record always stays. Raises ``sqlite3.Error``, and ``RecordDamaged`` before it removes
+    a record that is not as it was written.
     """
     with contextlib.closing(connect(path)) as connection:
         found = _find_compactable(connection, spec, limits, now_ms)
@@ -96,6 +107,10 @@ def _find_compactable(
             values["begins"] = None if begins_ms is None else min(begins_ms, old_ms)
             replaced = f"{_ALL_BUT_THE_LAST} AND heartbeat UNION {_NOT_IN_FORCE}"
             # A deletion is a version like any other.
+            tombstones = f"{_TOMBSTONES} AND heartbeat"
+        elif spec.latest_by is not None:
+            values["dirty_to"] = _first_after(connection, young_ms, end)
+            replaced = f"{_ALL_BUT_THE_LAST} AND heartbeat UNION {_SUPERSEDED}"
             tombstones = f"{_TOMBSTONES} AND heartbeat"
         else:
             values["dirty_to"] = _first_after(connection, young_ms, end)

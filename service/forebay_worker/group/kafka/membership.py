@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms, epoch_ms
@@ -19,10 +18,14 @@ from forebay.errors import ChangelogError
 from forebay.log_throttle import LogThrottle
 from forebay.metadata import NO_GENERATION, Generation, HostInfo, is_loopback
 from forebay.task_ids import TaskId
+from forebay_worker.group.group_member import GroupMember, Inbox
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError, refusal
-from forebay_worker.group.leader import GroupTimeouts, Leader, holders, may_lead, superseded
-from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo, UnreadableMessage, UnsupportedVersion
+from forebay_worker.group.leader import GroupTimeouts, Leader
+from forebay_worker.group.leadership import superseded, with_places_of
+from forebay_worker.group.membership import Membership
+from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
+from forebay_worker.group.subscriptions import SubscriptionReader, one_a_process
 
 log = logging.getLogger(__name__)
 
@@ -36,55 +39,35 @@ _TOO_OLD_PAUSE_S = 60.0
 _REFERENCE = b"@"
 
 
-class KafkaMembership:
-    """One worker's membership; the interface is ``Membership``. The group id is the application id."""
+class KafkaMembership(Membership):
+    """One worker's membership; the group id is the application id."""
 
-    def __init__(self, url: str, leader: Leader, times: GroupTimeouts) -> None:
-        self.lease_until_boot_ms = 0.0
+    def __init__(
+        self, url: str, leader: Leader, times: GroupTimeouts, clock: Callable[[], float] = boot_ms
+    ) -> None:
+        super().__init__(GroupMember(leader.topology, times))
         self._url = KafkaUrl.parse(url)
         self._leader = leader
         self._topology = leader.topology
         self._times = times
+        self._clock = clock
+        self._reader = SubscriptionReader()
         self._topic = AssignmentTopic(self._url, self._topology.application_id)
-        self._heartbeat_sent_boot_ms = 0.0
-        self._known = NO_GENERATION
         self._newest: AssignmentInfo | None = None
-        self._fingerprint: str | None = None
         self._joined_with: SubscriptionInfo | None = None
         self._caught_up_reported: dict[TaskId, float] = {}
         """When a rebalance was last requested because the copy of a task under way had caught up."""
-        self._rejoin_at = float("inf")
-        self._leads = self._led_before = self._steps_down = False
-        self._follows = False
-        """Whether the leader's newest message to this member is what it goes by: the lease covers nothing else."""
+        self._first_incarnation = int(epoch_ms())
+        self._round_is_open = False
+        self._missed_round = False
+        """Whether others may follow a newer assignment, of a round whose end this member missed."""
+        self._steps_down = False
         self._too_old = False
         """Whether the leader's messages need a newer version than this."""
-        self._group_began: float | None = None
-        self._missing_since: dict[str, float] = {}
-        self._racks: dict[str, str | None] = {}
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.refusal: str | None = None
         self._logged = LogThrottle()
 
-    @property
-    def state(self) -> str:
-        """``joining``, ``member`` or ``other-topology``."""
-        if self._fingerprint is None:
-            return "joining"
-        return "member" if self._fingerprint == self._topology.fingerprint else "other-topology"
-
-    def start(
-        self,
-        subscription: Callable[[], SubscriptionInfo],
-        on_assignment: Callable[[AssignmentInfo], None],
-    ) -> None:
-        """Join, and stay a member in a thread."""
-        self._subscription = subscription
-        self._on_assignment = on_assignment
-        self._warn_of_loopback(subscription().host)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="forebay-group", daemon=True)
-        self._thread.start()
+    def _check_address(self) -> None:
+        self._warn_of_loopback(self._subscription().host)
 
     def _warn_of_loopback(self, host: HostInfo) -> None:
         brokers = [server.rpartition(":")[0].strip("[]") for server in self._url.bootstrap_servers.split(",")]
@@ -95,14 +78,10 @@ class KafkaMembership:
                 host,
             )
 
-    def leave(self) -> None:
-        """Leave the group; the actives move at once."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-        self.lease_until_boot_ms = 0.0
+    def _run(self) -> None:
+        asyncio.run(self._take_part())
 
-    async def _run(self) -> None:
+    async def _take_part(self) -> None:
         while not self._stopping.is_set():
             try:
                 await self._be_member()
@@ -119,6 +98,7 @@ class KafkaMembership:
         """Join and stay until stopped, or until another member should lead."""
         await asyncio.to_thread(self._topic.ensure)
         await asyncio.to_thread(self._read_newest_assignment)
+        self._missed_round = True
         consumer = GroupConsumer(
             self._url.aiokafka(),
             self._topology.application_id,
@@ -128,13 +108,14 @@ class KafkaMembership:
         )
         try:
             await consumer.join(self._topic.name)
-            checked_boot_ms = boot_ms()
+            checked_boot_ms = self._clock()
             while not (self._stopping.is_set() or self._steps_down or self._too_old):
                 await consumer.poll(_POLL_MS)
-                if boot_ms() - checked_boot_ms >= _REBALANCE_CHECK_INTERVAL_MS or boot_ms() >= self._rejoin_at:
-                    checked_boot_ms = boot_ms()
+                due_boot_ms = min(checked_boot_ms + _REBALANCE_CHECK_INTERVAL_MS, self.member.next_round_boot_ms)
+                if self._clock() >= due_boot_ms:
+                    checked_boot_ms = self._clock()
                     if await asyncio.to_thread(self._wants_rebalance):
-                        self._rejoin_at = float("inf")
+                        self.member.next_round_boot_ms = math.inf
                         consumer.request_rejoin()
         finally:
             await consumer.leave()
@@ -150,10 +131,8 @@ class KafkaMembership:
         self._stopping.wait(seconds)
 
     def _on_heartbeat(self, sent_boot_ms: float) -> None:
-        self._heartbeat_sent_boot_ms = sent_boot_ms
         self.refusal = None
-        if self._follows:
-            self.lease_until_boot_ms = sent_boot_ms + self._times.session_timeout_ms
+        self.member.on_heartbeat(sent_boot_ms)
 
     def _wants_rebalance(self) -> bool:
         """Whether since the join the copy of a task under way has caught up or the health has changed, or the
@@ -162,10 +141,10 @@ class KafkaMembership:
         A copy whose lag swings about the limit counts once per ``probing_rebalance_interval_ms``: each rebalance
         costs all members.
         """
-        now, mine, before = boot_ms(), self._subscription(), self._joined_with
+        now, mine, before = self._clock(), self._subscription(), self._joined_with
         if before is None:
             return False
-        if now >= self._rejoin_at or mine.health is not before.health:
+        if now >= self.member.next_round_boot_ms or mine.health is not before.health:
             return True
         since = now - self._times.probing_rebalance_interval_ms
         reported_lately = {task for task, at_boot_ms in self._caught_up_reported.items() if at_boot_ms > since}
@@ -187,102 +166,86 @@ class KafkaMembership:
 
     def subscription(self) -> bytes:
         """The message to the leader, requested at each join."""
-        self._led_before, self._leads = self._leads, False
+        # Only a member without a lease can have been expelled.
+        self._missed_round |= self._round_is_open or self._clock() >= self.lease_until_boot_ms
+        self._round_is_open = True
         self._joined_with = self._subscription()
-        return replace(self._joined_with, known_generation=self._known).encode()
+        return self.member.subscription(self._joined_with).encode()
 
     def lead(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
         """Turns all members' messages into the message for each."""
-        now = boot_ms()
-        subscriptions = _readable(members)
-        newest_by_process = _one_an_address(_one_each(subscriptions))
-        self._rejoin_at = float("inf")
-        known = max([info.known_generation for info in subscriptions.values()], default=NO_GENERATION)
-        if known > (NO_GENERATION if self._newest is None else self._newest.generation):
-            self._read_newest_assignment()
-        fingerprints = [subscription.fingerprint for subscription in newest_by_process.values()]
-        if not may_lead(self._topology.fingerprint, fingerprints, led=self._led_before):
+        now = self._clock()
+        inbox = self._inbox(members)
+        fingerprints = [subscription.fingerprint for subscription in inbox.subscriptions.values()]
+        if not self.member.elect(fingerprints, led=self.member.led_before):
             self._steps_down = True
             return {}
-        self._leads = True
-        info = self._next(newest_by_process, known, now)
+        if self.member.state == "joining":
+            self.member.found(now)
+        led = self.member.lead(inbox, now)
+        if led is None:
+            return {}
+        info = self._leader.next_assignment(led.present, led.absent, led.previous, led.generation)
+        info = self.member.conclude(led, info, now)
+        if info is not None and info is not led.previous:
+            log.info("generation %d: %d members", info.generation.number, len(led.present))
         return {} if info is None else self._messages(info, members)
+
+    def _inbox(self, members: Mapping[str, bytes]) -> Inbox:
+        subscriptions = self._reader.read(members)
+        known = max([info.known_generation for info in subscriptions.values()], default=NO_GENERATION)
+        # Another leader may have given out what no present member follows, or this one without having followed it.
+        led_before = self.member.led_before and not self._missed_round
+        is_followed = led_before and known <= self._newest_generation
+        followed = self._newest
+        if not is_followed:
+            self._read_newest_assignment()
+        newest = max(known, self._newest_generation)
+        if newest == NO_GENERATION:
+            newest = Generation(self._first_incarnation, 0)
+        previous = self._newest
+        if previous is not None and followed is not None and known == followed.generation < previous.generation:
+            previous = with_places_of(previous, followed, self._topology)
+        by_process = self._reader.one_an_address(one_a_process(subscriptions))
+        return Inbox(by_process, previous, newest, is_followed)
+
+    @property
+    def _newest_generation(self) -> Generation:
+        return NO_GENERATION if self._newest is None else self._newest.generation
 
     def follow(self, assignment: bytes) -> None:
         """Accept the leader's message, if it is newer than the known assignment; leave if it cannot be read."""
         if not assignment:
+            self._on_empty_round()
             return
-        self._follows = False
         try:
             self._accept(assignment)
+            self._round_is_open = self._missed_round = False
         except UnsupportedVersion as error:
             self._too_old = True
             log.error("%s It leaves the group for %.0f s, serving what it holds.", error, _TOO_OLD_PAUSE_S)
-        finally:
-            if not self._follows:
-                self.lease_until_boot_ms = 0.0
+            self.member.end_lease()
+        except BaseException:
+            self.member.end_lease()
+            raise
+
+    def _on_empty_round(self) -> None:
+        self._round_is_open = False
+        if not self._missed_round:
+            self.member.keep()
 
     def _accept(self, assignment: bytes) -> None:
         raw = self._topic.find(_referred(assignment)) if assignment.startswith(_REFERENCE) else assignment
         if raw is None:
             raise ChangelogError(f"The assignment that the leader named is not in {self._topic.name!r}.")
         info = AssignmentInfo.decode(raw)
-        if info.fingerprint != self._topology.fingerprint and self._fingerprint != info.fingerprint:
-            log.warning(
-                "the group's leader has topology %s, this worker %s: it keeps serving what it holds. "
-                "This is normal while a new topology is rolled out; otherwise restart it with the group's.",
-                info.fingerprint,
-                self._topology.fingerprint,
-            )
         mine = self._subscription()
         by = info.hosts.get(mine.process_id, mine.host)
         if by != mine.host:
             log.error("%s", superseded(by, mine.host))
-        if info.generation > self._known:
+        if info.generation > self.member.known:
             self._newest = info
-            if info.fingerprint == self._topology.fingerprint:
-                self._on_assignment(info)
-            self._known = info.generation
-        self._fingerprint = info.fingerprint
-        self._follows = True
-        self._on_heartbeat(self._heartbeat_sent_boot_ms)
-
-    def _next(
-        self, members: Mapping[str, SubscriptionInfo], known: Generation, now: float
-    ) -> AssignmentInfo | None:
-        """The assignment to send: a new one, or the newest again; None if the group should wait."""
-        present = self._leader.alike(members)
-        previous = self._newest
-        before = self._leader.before(previous)
-        self._racks |= {name: subscription.rack for name, subscription in present.items()}
-        missing = holders(before) - present.keys()
-        self._group_began = self._group_began or now
-        waited_until = self._group_began + self._times.initial_rebalance_delay_ms
-        # A group that all had left waits for members that hold something, which may be about to return.
-        if now < waited_until and (not before.current or (missing and self._fingerprint is None)):
-            self._rejoin_at = waited_until
-            return None
-        elsewhere = self._leader.elsewhere(members, before)
-        absent = self._absent(missing - elsewhere.keys(), now) | elsewhere
-        newest = max(known, NO_GENERATION if previous is None else previous.generation)
-        incarnation = newest.incarnation or int(epoch_ms())
-        info = self._leader.next_assignment(present, absent, previous, Generation(incarnation, newest.number + 1))
-        if info is None:
-            info = previous
-        if info is not None and not info.assignment.settled:
-            self._rejoin_at = min(self._rejoin_at, now + self._times.probing_rebalance_interval_ms)
-        if info is not None and info is not previous:
-            log.info("generation %d: %d members", info.generation.number, len(present))
-        return info
-
-    def _absent(self, missing: set[str], now: float) -> dict[str, str | None]:
-        """The missing members that are still expected back; the first to expire sets the next rebalance."""
-        delay = self._times.standby_rebuild_delay_ms
-        self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
-        due = {name: since + delay for name, since in self._missing_since.items() if since + delay > now}
-        if due:
-            self._rejoin_at = min(self._rejoin_at, min(due.values()))
-        return {name: self._racks.get(name) for name in due}
+        self.member.follow(info, self._on_assignment)
 
     def _messages(self, info: AssignmentInfo, members: Mapping[str, bytes]) -> dict[str, bytes]:
         raw = info.encode()
@@ -296,41 +259,6 @@ class KafkaMembership:
         found = self._topic.newest()
         if found is not None and (self._newest is None or found.generation > self._newest.generation):
             self._newest = found
-
-
-def _readable(members: Mapping[str, bytes]) -> dict[str, SubscriptionInfo]:
-    """Members' messages; one that cannot be read must not keep the rest from being led."""
-    subscriptions = {}
-    for name, raw in members.items():
-        try:
-            subscriptions[name] = SubscriptionInfo.decode(raw)
-        except UnreadableMessage as error:
-            log.warning("the member %s is given no tasks: %s", name, error)
-    return subscriptions
-
-
-def _one_each(subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
-    """By process: if one crashed and came back, both are members until the first one's session ends."""
-    newest: dict[str, SubscriptionInfo] = {}
-    for info in sorted(subscriptions.values(), key=lambda info: info.incarnation):
-        newest[info.process_id] = info
-    return newest
-
-
-def _one_an_address(members: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
-    """Of several that advertise the same address, the first: routers could not distinguish them."""
-    of_address: dict[HostInfo, SubscriptionInfo] = {}
-    for info in sorted(members.values(), key=lambda info: (info.incarnation, info.process_id)):
-        first = of_address.setdefault(info.host, info)
-        if first is not info:
-            log.error(
-                "the worker %s gets no tasks: it advertises %s, as the worker %s does. Give each its own "
-                "--advertise or --listen.",
-                info.process_id,
-                info.host,
-                first.process_id,
-            )
-    return {info.process_id: info for info in of_address.values()}
 
 
 def _reference(raw: bytes, generation: Generation) -> bytes:

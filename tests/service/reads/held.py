@@ -2,14 +2,17 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.lag import Progress
 from forebay.metadata import StreamsMetadataState
+from forebay.rest.parameters import ReadParameters
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import parse_topology
 from forebay_worker.reads.bounds_check import Admission
+from forebay_worker.reads.keys import Batched, Reads
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks.replica import Replica
 
@@ -33,3 +36,9 @@ def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[A
     replicas = {("counts", partition): replica}
     tasks, membership = SimpleNamespace(replicas=replicas), SimpleNamespace(lease_until_boot_ms=now + 60_000)
     return Admission(topology, metadata, "here:1", tasks, membership, 5_000), replica
+
+
+def batch_of(reads: Reads, keys: list[Any], parameters: ReadParameters) -> Batched:
+    """The results of a batch of the store ``counts``."""
+    spec = reads.batch_spec("counts", parameters)
+    return reads.batch(spec, reads.locate(spec, keys, parameters), parameters)

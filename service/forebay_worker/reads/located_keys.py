@@ -1,0 +1,46 @@
+"""The keys of a batch, found to be in partitions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import TypeAlias
+
+from forebay.errors import Problem
+from forebay.rest.answers import problem_answer
+from forebay.rest.batches import KeyResult, key_result
+
+PartitionOf: TypeAlias = Callable[[bytes], int]
+"""The partition of a plain key; raises ``Problem``."""
+
+
+class LocatedKeys:
+    """A batch's keys by partition, and by place the results of those that have none."""
+
+    def __init__(self, count: int, faults: dict[int, KeyResult]) -> None:
+        self.count = count
+        self.faults = faults
+        self._by_partition: dict[int, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
+
+    def placing(self, plains: Iterable[tuple[int, bytes]], partition_of: PartitionOf) -> Iterator[None]:
+        """Add keys, one with each step."""
+        by_partition = self._by_partition
+        for index, plain in plains:
+            try:
+                indices, found = by_partition[partition_of(plain)]
+            except Problem as problem:
+                self.faults[index] = key_result(problem_answer(problem))
+                continue
+            indices.append(index)
+            found.append(plain)
+            yield
+
+    def at(self, only: Set[int] | None) -> Iterable[tuple[int, tuple[list[int], list[bytes]]]]:
+        """Partitions with the places and plain bytes of their keys, all or ``only`` those at some places."""
+        if only is None:
+            yield from self._by_partition.items()
+            return
+        for partition, (indices, plains) in self._by_partition.items():
+            kept = [number for number, index in enumerate(indices) if index in only]
+            if kept:
+                yield partition, ([indices[number] for number in kept], [plains[number] for number in kept])
