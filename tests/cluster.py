@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -108,6 +109,10 @@ def _content(path: Path) -> bytes:
 def heed_interrupts() -> None:
     """For ``preexec_fn``: if the tests run in the background, interrupts may be ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+_LAST_SIGNAL = signal.SIGTERM if "COVERAGE_PROCESS_CONFIG" in os.environ else signal.SIGKILL
+"""Why: a process that is killed cannot report which code it ran."""
 
 
 @dataclass
@@ -254,9 +259,14 @@ class Cluster:
     def stop(self) -> None:
         processes = [*self._routers.values(), *self.workers.values()]
         for process in processes:
-            process.kill()
+            process.send_signal(_LAST_SIGNAL)
         for process in processes:
-            process.wait(15)
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                # A test has paused it.
+                process.kill()
+                process.wait(15)
 
     def logs(self) -> str:
         return "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(self.directory.glob("*.log")))

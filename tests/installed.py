@@ -1,4 +1,4 @@
-"""Third-party packages, as installed by pip: one with an authenticator, one with a legacy store."""
+"""Third-party packages, as installed by pip: an authenticator, a legacy store, and a changelog."""
 
 from pathlib import Path
 
@@ -77,6 +77,41 @@ class FileStore:
 '''
 
 
+_CHANGELOG = '''
+from pathlib import Path
+
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay_worker.group.sqlite.backend import SqliteGroups
+
+
+class Notebook(SqliteChangelog):
+    """A SQLite changelog under a scheme of its own."""
+
+    def __init__(self, url):
+        super().__init__(url.partition("://")[2])
+        self.url = url
+
+
+class Notebooks:
+    form = "notebook://DIR"
+
+    def open(self, url, *, create):
+        return Notebook(url)
+
+    def directory(self, url):
+        return Path(url.partition("://")[2])
+
+
+class NotebookGroups(SqliteGroups):
+    def open(self, url, *arguments):
+        return super().open(url.replace("notebook:", "sqlite:"), *arguments)
+
+
+CHANGELOGS = Notebooks()
+GROUPS = NotebookGroups()
+'''
+
+
 def install_authenticator(directory: Path) -> None:
     """Put the package where a directory of ``sys.path`` or ``PYTHONPATH`` has it: ``by-store`` is its name."""
     _install(directory, "bystore", _AUTHENTICATOR, "[forebay.authenticators]\nby-store = bystore:ByStore\n")
@@ -85,6 +120,13 @@ def install_authenticator(directory: Path) -> None:
 def install_file_store(directory: Path) -> None:
     """The same for a store that does not manage its offsets: ``file`` is its supplier's name."""
     _install(directory, "filestore", _STORE, "[forebay.stores]\nfile = filestore:FileStore\n")
+
+
+def install_changelog(directory: Path) -> None:
+    """The same for a changelog and its group: their URLs are of the form ``notebook://DIR``."""
+    entry_points = "[forebay.changelogs]\nnotebook = notebook:CHANGELOGS\n"
+    entry_points += "[forebay.memberships]\nnotebook = notebook:GROUPS\n"
+    _install(directory, "notebook", _CHANGELOG, entry_points)
 
 
 def _install(directory: Path, name: str, module: str, entry_points: str) -> None:

@@ -9,14 +9,15 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import click
 
 from forebay import __version__
-from forebay.errors import ForebayError
+from forebay.errors import ExtraMissing, ForebayError
+from forebay.extras import extra_missing
 from forebay.settings import Setting, Tier, load_settings, load_some, settings_for
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
@@ -33,9 +34,44 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A command by name, loaded on demand."""
         for entry_point in entry_points(group=COMMANDS_ENTRY_POINTS, name=cmd_name):
-            command: click.Command = entry_point.load()
+            try:
+                command: click.Command = entry_point.load()
+            except ImportError as error:
+                return _placeholder(_extra_missing(entry_point, error))
             return command
         return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a sub-command; raises ``ExtraMissing`` if it imports what is not installed."""
+        try:
+            return super().invoke(ctx)
+        except ImportError as error:
+            for entry_point in entry_points(group=COMMANDS_ENTRY_POINTS, name=ctx.invoked_subcommand or ""):
+                raise _extra_missing(entry_point, error) from error
+            raise
+
+
+def _extra_missing(entry_point: EntryPoint, error: ImportError) -> ExtraMissing:
+    """The error of a command that cannot import something; raises ``error`` itself if no extra has it."""
+    missing = extra_missing(f"forebay {entry_point.name}", entry_point.extras, error)
+    if missing is None:
+        raise error
+    return missing
+
+
+def _placeholder(missing: ExtraMissing) -> click.Command:
+    """A command that only says what it needs, with whatever arguments it is called."""
+
+    @click.command(
+        help=f"{str(missing).partition(':')[0]}, which is not installed.",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True},
+    )
+    @click.argument("_", nargs=-1)
+    def command(**_: Any) -> None:
+        raise missing
+
+    return command
 
 
 @click.group(cls=Commands)

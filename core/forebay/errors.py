@@ -4,6 +4,7 @@ ForebayError
 ├── ConfigurationError          what an operator gave cannot be used
 │   ├── TopologyError
 │   ├── SettingError
+│   ├── ExtraMissing            a command or a changelog needs packages that are not installed
 │   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved
 │   └── Occupied                another process has it; a command exits with 1
 │       ├── StateDirectoryLocked
@@ -75,6 +76,10 @@ class TopologyError(ConfigurationError):
 
 class SettingError(ConfigurationError):
     """A setting's value has the wrong type or is out of range."""
+
+
+class ExtraMissing(ConfigurationError):
+    """A command or a changelog needs packages of an extra that is not installed; the message names the extra."""
 
 
 class Occupied(ConfigurationError):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from forebay.codecs import KeyCodec
 from forebay.record_orders import split_order, split_order_bytes
+from forebay.store_kinds import STORE_KINDS
 
 RESERVED_TAG = b"\x00"
 """Tag of keys that a store keeps for itself, such as its offset."""
@@ -31,7 +32,7 @@ MAX_TIME_MS = _SIGN - 1
 
 LATEST = "latest"
 """The layout of key-value stores with ``latest_by``."""
-_TIMES_BY_KIND = {"key-value": 0, "window": 1, "session": 2, "versioned": 1, LATEST: 1}
+_TIMES_BY_KIND = {name: kind.times for name, kind in STORE_KINDS.items()} | {LATEST: 1}
 
 
 class LogicalKey(NamedTuple):

@@ -18,6 +18,7 @@ from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
 from forebay.spark_state import SparkState, parse_spark_state
+from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.stored_keys import LATEST, StoredKeys
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.toml_tables import (
@@ -32,7 +33,7 @@ from forebay.toml_tables import (
 
 _MOST_PARTITIONS = 65_536
 """More are probably a typing error, and each would be a file or a topic's partition."""
-KINDS = ("key-value", "window", "session", "versioned")
+KINDS = tuple(STORE_KINDS)
 PARTITIONER_ENTRY_POINTS = "forebay.partitioners"
 STORE_ENTRY_POINTS = "forebay.stores"
 _REMEMBERED_PARTITIONS = 65_536
@@ -46,16 +47,7 @@ def _remembered(worked_out: Callable[[bytes, int], int], key: bytes, partitions:
     return worked_out(key, partitions)
 
 
-_REQUIRED_BY_KIND = {
-    "key-value": (),
-    "window": ("window_size_ms", "retention_ms"),
-    "session": ("gap_ms", "retention_ms"),
-    "versioned": ("history_retention_ms",),
-}
-_OPTIONAL_BY_KIND = {"window": ("timestamp_after_max_ms",), "session": ("timestamp_after_max_ms",)}
-_ALL_KIND_FIELDS = sorted(
-    {name for by_kind in (_REQUIRED_BY_KIND, _OPTIONAL_BY_KIND) for names in by_kind.values() for name in names}
-)
+_ALL_DURATIONS = frozenset(name for kind in STORE_KINDS.values() for name in kind.durations)
 _MOST_AHEAD_MS = 7 * 86_400_000
 _OF_THE_WRITER = "of_the_writer"
 """Marks the fields that no worker needs: a change of them rebuilds nothing."""
@@ -98,6 +90,11 @@ class StoreSpec:
     """Whether to accept a topic that deletes by time, although a rebuilt store lacks what was deleted."""
     spark_state: SparkState | None = field(default=None, metadata={_OF_THE_WRITER: True})
     """The state of a Spark query that the store has, None if a sink or others write its log."""
+
+    @cached_property
+    def store_kind(self) -> StoreKind:
+        """The kind named by ``kind``."""
+        return STORE_KINDS[self.kind]
 
     @cached_property
     def name_bytes(self) -> bytes:
@@ -356,16 +353,14 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     for current, former in _FORMER_NAMES.items():
         if former in table:
             raise TopologyError(f"{where} has {former!r}, which is called {current!r} since 0.2; rename it.")
-    refuse_unknown(table, common | set(_ALL_KIND_FIELDS), where)
-    kind = choice_field(table, "kind", KINDS, "key-value", where)
-    required = _REQUIRED_BY_KIND[kind]
-    optional = _OPTIONAL_BY_KIND.get(kind, ())
-    for extra in set(_ALL_KIND_FIELDS) - {*required, *optional}:
+    refuse_unknown(table, common | _ALL_DURATIONS, where)
+    kind = STORE_KINDS[choice_field(table, "kind", KINDS, KINDS[0], where)]
+    for extra in sorted(_ALL_DURATIONS - kind.durations):
         if extra in table:
-            raise TopologyError(f"{where} is of kind {kind!r}, which has no {extra!r}; remove it.")
-    given = [*required, *(field_name for field_name in optional if field_name in table)]
+            raise TopologyError(f"{where} is of kind {kind.name!r}, which has no {extra!r}; remove it.")
+    given = [*kind.required, *(field_name for field_name in kind.optional if field_name in table)]
     durations = {field_name: integer_field(table, field_name, where, least=1) for field_name in given}
-    if kind == "window" and durations["retention_ms"] < durations["window_size_ms"]:
+    if "window_size_ms" in durations and durations["retention_ms"] < durations["window_size_ms"]:
         raise TopologyError(f"{where} keeps windows for less than their own length; raise retention_ms.")
     topic = table.get("topic", f"{application_id}-{name}-changelog")
     if not isinstance(topic, str) or not NAME.fullmatch(topic) or len(topic) > 249:
@@ -374,7 +369,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     find_partitioner(partitioner)
     return StoreSpec(
         name=name,
-        kind=kind,
+        kind=kind.name,
         key=choice_field(table, "key", tuple(KEY_CODECS), "string", where),
         value=choice_field(table, "value", tuple(VALUE_CODECS), "json", where),
         partitioner=partitioner,
@@ -391,10 +386,10 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     )
 
 
-def _spark_state(table: Mapping[str, Any], kind: str, where: str) -> SparkState | None:
+def _spark_state(table: Mapping[str, Any], kind: StoreKind, where: str) -> SparkState | None:
     if "spark_state" not in table:
         return None
-    if table.get("external") is True or table.get("value", "json") != "json" or kind == "versioned":
+    if table.get("external") is True or table.get("value", "json") != "json" or kind.keeps_versions:
         raise TopologyError(
             f"{where} has spark_state, which only key-value, window and session stores of JSON values have that "
             "are not external."
@@ -402,12 +397,12 @@ def _spark_state(table: Mapping[str, Any], kind: str, where: str) -> SparkState 
     return parse_spark_state(table["spark_state"], where)
 
 
-def _latest_by(table: Mapping[str, Any], kind: str, where: str) -> str | None:
+def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | None:
     column = table.get("latest_by")
     if column is None:
         return None
     others = ("external", "accept_uncompacted", "spark_state")
-    if kind != "key-value" or any(table.get(other) for other in others):
+    if kind.times or any(table.get(other) for other in others):
         raise TopologyError(
             f"{where} has latest_by, which only key-value stores have that the sink writes, without "
             f"{', '.join(others[:-1])} or {others[-1]}."

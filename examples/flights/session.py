@@ -6,9 +6,16 @@ import glob
 import os
 import sys
 
+import pyspark
 from pyspark.sql import SparkSession
 
-_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+FILE_MANAGER = (
+    f"{_STREAMING}.FileSystemBasedCheckpointFileManager"
+    if pyspark.__version__.startswith("4.0.")
+    else f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+"""What writes checkpoints, by its name in this version of Spark."""
 
 
 def start_spark(jars: str = "", master: str = "local[2]") -> SparkSession:
@@ -23,7 +30,7 @@ def start_spark(jars: str = "", master: str = "local[2]") -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.jars", ",".join(sorted(glob.glob(jars))) or jars)
         # Without Hadoop's native library the default starts a process for each file it renames.
-        .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
+        .config("spark.sql.streaming.checkpointFileManagerClass", FILE_MANAGER)
         # By default each query that is idle lists the directory a hundred times a second.
         .config("spark.sql.streaming.pollingDelay", "100ms")
         .config("spark.ui.enabled", False)

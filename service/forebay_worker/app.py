@@ -60,6 +60,7 @@ from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay.rest.schemas import WORKER_STATUS_SCHEMA
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
+from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.processes.process_group import WorkerProcesses
 from forebay_worker.reads.bounds_check import Refused
@@ -150,6 +151,7 @@ def make_app(
     add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(worker, metrics)))
     changes = counted(CHANGES_ROUTE, _changes_endpoint(worker, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes, worker=True)
+    add_changes_routes(app, worker, metrics, (*_CHANGES_PROBLEMS, NotHostedHere))
     add_ticket_route(app, tickets, worker.spec, worker.limits)
     add_document_routes(app, worker, status_document, WORKER_STATUS_SCHEMA)
     add_console_page(app)

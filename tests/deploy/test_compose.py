@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from importlib.metadata import entry_points, requires
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,22 @@ def test_every_forebay_variable_is_a_setting():
     files = [ROOT / "docker-compose.yml", ROOT / "deploy" / "Dockerfile"]
     text = "".join(file.read_text() for file in [*files, *(ROOT / "deploy").glob("*.service")])
     assert set(re.findall(r"FOREBAY_\w+", text)) <= {setting.environment for setting in SETTINGS}
+
+
+def packages_of(extras):
+    return {
+        name
+        for name, _, condition in (one.partition(";") for one in requires("forebay"))
+        for extra in extras
+        if f"extra == '{extra}'" in condition
+    }
+
+
+def test_the_image_has_what_its_commands_need():
+    installed = re.search(r'"\.\[(.+)\]"', DOCKERFILE)[1].split(",")
+    needed = {extra for command in entry_points(group="forebay.commands") for extra in command.extras}
+    assert packages_of(needed | {"kafka"}) <= packages_of(installed)
+    assert packages_of(needed)
 
 
 def test_every_volume_is_declared_and_every_copied_path_exists():

@@ -126,9 +126,16 @@ def test_a_state_directory_that_cannot_be_made(cluster, tmp_path):
     assert "cannot be written" in refused(forebay(*worker_arguments(cluster, **{"state-dir": file / "state"})))
 
 
-@pytest.mark.parametrize("url", ["redis://localhost", "sqlite://relative/path", "nonsense"])
-def test_a_changelog_url_of_an_unknown_form(cluster, url):
-    assert "is neither of the form sqlite" in refused(forebay(*worker_arguments(cluster, changelog=url)))
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("redis://localhost", "(with the extra kafka), sqlite:///DIR"),
+        ("sqlite://relative/path", "is not of the form sqlite:///DIR"),
+        ("nonsense", "is of no kind that is installed"),
+    ],
+)
+def test_a_changelog_url_of_an_unknown_form(cluster, url, message):
+    assert message in refused(forebay(*worker_arguments(cluster, changelog=url)))
 
 
 def test_a_group_of_another_application(cluster, tmp_path):

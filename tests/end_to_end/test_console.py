@@ -253,7 +253,7 @@ def axe_violations(page: Page) -> list[Any]:
 
 
 @pytest.mark.skipif(
-    AXE is None, reason="NO ACCESSIBILITY TESTED: axe-core is missing; scripts/install gets it by npm"
+    AXE is None, reason="NO ACCESSIBILITY TESTED: axe-core is missing; scripts/test gets it by npm"
 )
 def test_it_is_accessible_in_both_themes_on_a_phone_and_by_keyboard(cluster: Cluster, tmp_path: Path) -> None:
     assert AXE is not None

@@ -303,7 +303,7 @@ def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_p
 
 def test_no_secret_of_the_connection_is_in_what_spark_shows(spark, tmp_path):
     from forebay.changelog.kafka.changelog import KafkaChangelog
-    from forebay.spark.destinations import KafkaDestination
+    from forebay.spark.kafka_destination import KafkaDestination
 
     key = tmp_path / "key.pem"
     key.write_text("-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n")

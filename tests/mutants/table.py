@@ -721,6 +721,55 @@ MUTANTS: tuple[Mutant, ...] = (
         ("end_to_end/test_changes.py::test_what_does_not_change_the_value_is_not_sent_and_lag_is",),
     ),
     Mutant(
+        "many-keys-out-of-bounds",
+        "a stream of many keys is held to its bounds",
+        "forebay_worker.reads.changes_pages:ChangesReads.page",
+        "admission.admit(replica, parameters)",
+        "admission.admit(replica, ReadParameters())",
+        ("service/reads/test_changes_pages.py::test_no_page_goes_back_and_none_is_beyond_the_bounds",),
+    ),
+    Mutant(
+        "many-keys-go-back",
+        "a stream of many keys is not continued by a replica that is behind what was sent",
+        "forebay_worker.reads.changes_pages:ChangesReads.page",
+        "admission.require_position(admitted, Position(log, {partition: cursor.upper}))",
+        "pass",
+        ("service/reads/test_changes_pages.py::test_no_page_goes_back_and_none_is_beyond_the_bounds",),
+    ),
+    Mutant(
+        "many-keys-without-reset",
+        "where deletions cannot be proven, a stream of many keys begins anew",
+        "forebay_worker.tasks.recent_changes:RecentChanges.since",
+        "if offset < self._begin or",
+        "if False and",
+        (
+            "service/tasks/test_recent_changes.py::test_memory_is_bounded_and_what_was_forgotten_is_known_to_be",
+            "service/reads/test_changes_pages.py"
+            "::test_what_was_deleted_since_cannot_be_known_any_more_and_the_state_is_sent_anew",
+        ),
+    ),
+    Mutant(
+        "many-keys-without-deletions",
+        "a stream of many keys says what was deleted",
+        "forebay_worker.reads.changes_pages:_PageRead._add_changed",
+        "if gone:",
+        "if False:",
+        (
+            "service/reads/test_changes_pages.py::test_the_state_comes_first_then_what_changes_of_each_key_the_newest",
+        ),
+    ),
+    Mutant(
+        "slow-follower-misses-keys",
+        "a client that did not get a page of changes reads by itself what was in it",
+        "forebay.rest.store_changes.tail:Tail.missed_by",
+        "if not (cursor.reaches(newest.begin) and is_later):",
+        "if False:",
+        (
+            "service/reads/test_store_followers.py"
+            "::test_a_slow_client_gets_the_newest_value_alone_and_nothing_is_queued",
+        ),
+    ),
+    Mutant(
         "list-complete-though-partition-lost",
         "a list that loses a partition on its way is cut, never completed",
         "forebay_router.reads.scatter:Gather.body",
@@ -2198,6 +2247,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "listener.setblocking(False)",
         "pass",
         ("core/rest/test_unix_listeners.py::test_a_process_that_starts_does_not_make_accept_block_in_others",),
+    ),
+    Mutant(
+        "extra-unnamed",
+        "a command whose packages are missing names the extra that has them",
+        "forebay.extras:extra_missing",
+        "if not extras or",
+        "if extras or",
+        ("end_to_end/test_extras.py::test_a_command_without_its_extra_names_it",),
     ),
     Mutant(
         "stranger-forwards",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -160,10 +160,52 @@ class Consumer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class CompactionLimits:
+    """How long ago a record must have been written before compaction removes it, in milliseconds.
+
+    That is ``delete_retention_ms`` for tombstones and ``min_compaction_lag_ms`` for all others; for those that
+    expire by their store's retention, that retention plus a day.
+    """
+
+    min_compaction_lag_ms: int = 3_600_000
+    delete_retention_ms: int = 86_400_000
+
+
+class LogCompactor(Protocol):
+    """Compacts the logs of stores, where no server does, or does not know all that may go."""
+
+    def compact(
+        self, spec: StoreSpec, limits: CompactionLimits = ..., on_partition: Callable[[], None] = ...
+    ) -> int:
+        """Remove from a store's log what is no longer needed, or mark it as such for the servers that do; returns
+        the number of records.
+
+        ``limits`` are those of a log that no server compacts. ``on_partition`` is called after each partition.
+        Raises ``ChangelogError`` if a partition could not be compacted.
+        """
+        ...
+
+    def compaction_text(self, spec: StoreSpec, records: int) -> str:
+        """What a compaction has done, for its operator."""
+        ...
+
+    def compacted_ms(self, topic: str) -> int | None:
+        """When any process last completed a topic's compaction, in epoch milliseconds; None if never."""
+        ...
+
+
 class Changelog(Protocol):
     """A set of topics, each with partitions and an identity."""
 
     url: str
+    """Where it is. Its scheme is that of its backend."""
+    absent_end: str
+    """What a listing shows for a partition whose end cannot be read, such as ``lost``."""
+
+    def compactor(self, spec: StoreSpec) -> LogCompactor | None:
+        """What compacts a store's log; None if servers do by themselves."""
+        ...
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there; that of an external store is its owner's to create.

@@ -9,8 +9,7 @@ import click
 from rich.table import Table
 
 from forebay.changelog import Changelog, open_changelog
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.compaction import CompactionLimits
+from forebay.changelog.base import CompactionLimits
 from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
 from forebay.output import Output, json_output
@@ -33,7 +32,7 @@ def list_logs(topology: Path, changelog: str, output: Output) -> None:
     """Show every store's log: partitions, records' ends, identity."""
     opened, loaded = open_logs(topology, changelog)
     logs = [_log_document(opened, spec) for spec in loaded.stores.values()]
-    output.show({"logs": logs}, _logs_table(logs, "lost" if isinstance(opened, SqliteChangelog) else "?"))
+    output.show({"logs": logs}, _logs_table(logs, opened.absent_end))
     unsuitable = [log["problem"] for log in logs if log["state"] == "unsuitable"]
     if unsuitable:
         raise ChangelogError(" ".join(unsuitable))
@@ -91,22 +90,16 @@ def compact(topology: Path, changelog: str, store: str, output: Output, **durati
     """
     opened, loaded = open_logs(topology, changelog)
     spec = store_spec(loaded, store)
-    if isinstance(opened, SqliteChangelog):
-        with progress(f"compacting {store}", spec.partitions) as advance:
-            removed = opened.compact(spec, CompactionLimits(**durations), lambda: advance(1))
-        text = f"{removed} records removed from {spec.topic}"
-    elif spec.latest_by is None:
+    compactor = opened.compactor(spec)
+    if compactor is None:
         raise SettingError(
-            "Kafka compacts its topics itself; see the topic's cleanup.policy and related settings."
+            "The servers of this changelog compact its topics; on Kafka, see the topic's cleanup.policy and "
+            "related settings."
         )
-    else:
-        from forebay.changelog.kafka.changelog import KafkaChangelog
-
-        assert isinstance(opened, KafkaChangelog)
-        with progress(f"compacting {store}", spec.partitions) as advance:
-            removed = opened.compact(spec, lambda: advance(1))
-        text = f"{removed} superseded records of {spec.topic} are left to the brokers to remove"
-    output.show({"store": store, "topic": spec.topic, "removed_records": removed}, text)
+    with progress(f"compacting {store}", spec.partitions) as advance:
+        removed = compactor.compact(spec, CompactionLimits(**durations), lambda: advance(1))
+    document = {"store": store, "topic": spec.topic, "removed_records": removed}
+    output.show(document, compactor.compaction_text(spec, removed))
 
 
 @changelog.command("reset")

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import click
 from rich.text import Text
@@ -15,7 +14,7 @@ from forebay.cli import worker_settings
 from forebay.client.server import Server, token_of
 from forebay.console.findings import gravest_first
 from forebay.doctor.check import Check, of_error
-from forebay.doctor.logs import check_changelog
+from forebay.doctor.logs import check_changelog, log_directory
 from forebay.doctor.machine import (
     check_accepted_tokens,
     check_disk,
@@ -93,8 +92,8 @@ def _of_paths(
 ) -> Iterator[Check]:
     if state_dir is not None:
         yield check_disk("state directory", state_dir)
-    if changelog is not None and changelog.startswith("sqlite:"):
-        yield check_disk("changelog directory", Path(unquote(urlsplit(changelog).path)))
+    if changelog is not None and (directory := log_directory(changelog)) is not None:
+        yield check_disk("changelog directory", directory)
     if auth_tokens_file is not None:
         yield check_accepted_tokens(auth_tokens_file)
     if token_file is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from forebay.changelog import Changelog, open_changelog
+from forebay.changelog.urls import changelog_directory
 from forebay.console.findings import Finding
 from forebay.doctor.check import Check, of_error
 from forebay.errors import ChangelogUnreachable, ForebayError, TopicMissing
@@ -28,6 +31,14 @@ def check_changelog(url: str, topology: Topology | None) -> Check:
             unreachable = of_error("changelog-unreachable", error, "Start the brokers, or correct the URL.")
             return Check("changelog", f"{opened.url} cannot be reached", (unreachable,))
     return Check("changelog", f"{opened.url}, {len(topology.stores)} logs", tuple(findings))
+
+
+def log_directory(url: str) -> Path | None:
+    """Where the changelog at a URL is on this machine; None if elsewhere, or if the URL cannot be used."""
+    try:
+        return changelog_directory(url)
+    except ForebayError:
+        return None
 
 
 def _of_log(opened: Changelog, spec: StoreSpec) -> list[Finding]:

@@ -13,6 +13,7 @@ from forebay.position import decode_position, encode_position, later_position
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.rest.statuses import TRANSIENT
+from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.topology import StoreSpec
 
 KEEP_ALIVE_MS = 15_000
@@ -47,7 +48,7 @@ def resumed(parameters: ReadParameters, last_event_id: str | None) -> ReadParame
 def require_followed(spec: StoreSpec) -> None:
     """Raise ``WrongStoreKind`` unless the store has one value per key."""
     try:
-        require_kind(spec, "key-value", "versioned")
+        require_kind(spec, *SINGLE_VALUE_KINDS)
     except WrongStoreKind as problem:
         problem.detail += " Poll the key's list instead."
         raise

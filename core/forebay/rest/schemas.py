@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forebay.store_kinds import STORE_KINDS
+
 Schema = dict[str, Any]
 
 
@@ -79,7 +81,7 @@ def list_schema(items: str, keyed: bool) -> Schema:
 STORE_SCHEMA = _object(
     {
         "name": _STRING,
-        "kind": _enum("key-value", "window", "session", "versioned"),
+        "kind": _enum(*STORE_KINDS),
         "key": _STRING,
         "value": _STRING,
         "partitioner": _STRING,

@@ -172,13 +172,13 @@ class Layout:
 
     def _timestamp(self) -> Column:
         """A version's valid-from is its record's timestamp (KIP-889); otherwise it is the time of writing."""
-        if self.spec.kind == "versioned":
+        if self.spec.store_kind.keeps_versions:
             return F.unix_millis(F.col(quoted(self.order_by[0])))
         return F.unix_millis(F.current_timestamp())
 
     def _suffix(self, window: str) -> Column:
         start, end = (F.unix_millis(F.col(quoted(window))[name]) for name in ("start", "end"))
-        if self.spec.kind == "session":
+        if self.spec.store_kind.stored_by_end:
             return F.unhex(F.concat(hex64(end), hex64(start)))
         size_ms = self.spec.window_size_ms
         assert size_ms is not None
@@ -226,7 +226,7 @@ def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
     _check_key(df, spec, chosen)
     if delete is not None and not isinstance(df.schema[delete].dataType, T.BooleanType):
         raise SinkError(f"The column {delete!r} must be boolean; it marks the rows that delete.")
-    if spec.kind == "versioned":
+    if spec.store_kind.keeps_versions:
         _check_valid_from(df, spec, order if order == chosen.order_by else ())
     for name in latest:
         _check_latest_by(spec, df.schema[name].dataType)

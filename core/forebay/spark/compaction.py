@@ -1,4 +1,4 @@
-"""Compaction of a changelog by the job that writes it, where that is nobody else's work."""
+"""Compaction of a changelog by the job that writes it, where no server does."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from typing import Protocol
 
+from forebay.changelog import Changelog
 from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -17,24 +17,13 @@ _SHARE = 0.02
 """The most of its time that compaction of one store takes: it reads the whole log, however little is new."""
 
 
-class CompactedChangelog(Protocol):
-    """A changelog whose writers compact it."""
-
-    def compact(self, spec: StoreSpec) -> int:
-        """Compact the log of a store; returns what came of it. Raises ``ChangelogError``."""
-        ...
-
-    def compacted_ms(self, topic: str) -> int | None:
-        """When any process last did so, in epoch milliseconds; None if that is not known."""
-        ...
-
-
 class Compaction:
     """Compacts the logs of some stores now and then, one after the other."""
 
-    def __init__(self, changelog: CompactedChangelog, specs: Iterable[StoreSpec]) -> None:
-        self._changelog = changelog
-        self._specs = tuple(specs)
+    def __init__(self, changelog: Changelog, specs: Iterable[StoreSpec]) -> None:
+        possible = [(spec, changelog.compactor(spec)) for spec in specs]
+        self._compactors = {spec.name: compactor for spec, compactor in possible if compactor is not None}
+        self._specs = tuple(spec for spec, _ in possible if spec.name in self._compactors)
         self._pauses_s = dict.fromkeys((spec.name for spec in self._specs), _INTERVAL_S)
         self._due = dict.fromkeys(self._pauses_s, time.monotonic())
         self._thread: threading.Thread | None = None
@@ -54,11 +43,12 @@ class Compaction:
     def _compact(self, due: Iterable[StoreSpec]) -> None:
         for spec in due:
             begun = time.monotonic()
+            compactor = self._compactors[spec.name]
             try:
-                compacted_ms = self._changelog.compacted_ms(spec.topic)
+                compacted_ms = compactor.compacted_ms(spec.topic)
                 # This or another job may have done it recently; checked once every interval.
                 if compacted_ms is None or time.time() - compacted_ms / 1000 >= self._pauses_s[spec.name] / 2:
-                    self._changelog.compact(spec)
+                    compactor.compact(spec)
                     self._pauses_s[spec.name] = max(_INTERVAL_S, (time.monotonic() - begun) / _SHARE)
             except Exception:
                 log.exception("the log of %s could not be compacted; it will be retried", spec.name)

@@ -30,7 +30,7 @@ def kafka_columns(df: DataFrame, layout: Layout) -> DataFrame:
             f"{spec.name!r} has the partitioner {spec.partitioner!r}, which kafka_columns cannot compute; "
             "sink.write(…) can."
         )
-    if layout.order_by and spec.kind != "versioned":
+    if layout.order_by and not spec.store_kind.keeps_versions:
         raise SinkError(
             f"{spec.name!r}: order_by= has no effect in Spark's own Kafka sink. Aggregate by the key, so that a "
             "batch has one row of each, or use sink.write(…)."
@@ -44,7 +44,7 @@ def kafka_columns(df: DataFrame, layout: Layout) -> DataFrame:
         F.coalesce("value", F.lit("").cast("binary")).alias("value") if spec.latest_by else F.col("value"),
         murmur2_partition(F.col("plain"), spec.partitions).alias("partition"),
     ]
-    if spec.kind == "versioned":
+    if spec.store_kind.keeps_versions:
         columns.append(_valid_from(layout).alias("headers"))
     if spec.latest_by is not None:
         columns.append(

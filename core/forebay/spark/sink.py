@@ -21,6 +21,7 @@ from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
+from forebay.spark.compaction import Compaction
 from forebay.spark.fill import fill
 from forebay.spark.heartbeats import HeartbeatListener
 from forebay.spark.kafka_columns import kafka_columns
@@ -65,7 +66,7 @@ class Sink:
         self._batch_writers: dict[tuple[str, str], StoreWriter] = {}
         self._batch_writes: dict[tuple[str, T.StructType, Selection, str], Write] = {}
         """For functions of the user's own: laid out once for each schema."""
-        self._compaction = self._log.destination.compaction(self.topology.stores.values())
+        self._compaction = Compaction(self._changelog, self.topology.stores.values())
         session = SparkSession.getActiveSession()
         if session is not None and hasattr(session, "_jsparkSession"):
             # Queries with a function of the user's own take their settings, and report themselves, at their start.
@@ -160,7 +161,7 @@ class Sink:
         if df.isStreaming:
             raise SinkError("sink.fill writes batch DataFrames; for this one, which is streaming, use sink.write.")
         spec = self._writable(store, session)
-        if snapshot and spec.kind == "versioned":
+        if snapshot and spec.store_kind.keeps_versions:
             raise SinkError(
                 f"{store!r} is a versioned store: a snapshot cannot say since when other keys are gone."
             )

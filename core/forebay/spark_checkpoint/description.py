@@ -12,7 +12,7 @@ from forebay.spark_checkpoint.finishers import buffer_width, functions_at
 from forebay.spark_checkpoint.operators import DEFAULT_STORE, Operator, StateVariable, Store
 from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, ColumnFamily
 
-StoreKind = Literal["key-value", "window", "session"]
+TableKind = Literal["key-value", "window", "session"]
 Path = tuple[int, ...]
 """The positions that lead to a field from its row: of the field itself, or of the structs around it first."""
 
@@ -56,7 +56,7 @@ class Table:
 
     store: str
     family: str
-    kind: StoreKind
+    kind: TableKind
     key: tuple[StateField, ...]
     value: tuple[StateField, ...]
     partitions: int

@@ -35,6 +35,7 @@ from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
 from forebay.rest.statuses import OF_THE_REPLICA, WITH_LAG
 from forebay.rest.turns import in_turns
+from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.topology import StoreSpec
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, refusal
@@ -74,7 +75,7 @@ async def batch_get(
         parameters = parse_parameters(query, BATCH_ROUTE.parameters)
         keys = await read_batch(body, router.settings.max_key_bytes)
         spec = parameters.written(router.spec(store))
-        require_kind(spec, "key-value", "versioned")
+        require_kind(spec, *SINGLE_VALUE_KINDS)
         with router.admitted(peer, parameters):
             tolerance = router.tolerance(spec, parameters)
             batch = _BatchGet(

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from urllib.parse import unquote
+from typing import Protocol
 
+from forebay.backends import load_backend, naming_extra
 from forebay.changelog import Changelog
-from forebay.errors import ConfigurationError, SettingError
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
-from forebay_worker.group.leader import GroupTimeouts, Leader
+from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.membership import Membership
-from forebay_worker.group.sqlite.membership import SqliteMembership
+
+MEMBERSHIP_ENTRY_POINTS = "forebay.memberships"
+"""The entry points of backends. Each is named after the scheme of its URLs."""
+
+_ROLE = "group"
+
+
+class MembershipBackend(Protocol):
+    """Opens the groups of one scheme."""
+
+    form: str
+    """How its URLs look, such as ``sqlite:///FILE``."""
+
+    def group_url(self, changelog: str) -> str:
+        """The group of workers that are given only the URL of a changelog of the same scheme."""
+        ...
+
+    def open(
+        self, url: str, topology: Topology, changelog: Changelog, policy: AssignmentPolicy, times: GroupTimeouts
+    ) -> Membership:
+        """The membership at a URL; raises ``ConfigurationError``."""
+        ...
 
 
 def open_membership(
@@ -25,20 +45,12 @@ def open_membership(
 
     Raises ``ConfigurationError``.
     """
-    chosen = url or (f"{changelog.url}/group.db" if changelog.url.startswith("sqlite:") else changelog.url)
-    if chosen.startswith("sqlite:///"):
-        path = Path("/" + unquote(chosen.removeprefix("sqlite:")).lstrip("/"))
-        membership = SqliteMembership(path, topology, changelog, policy, times)
-        membership.check()
-        return membership
-    if chosen.startswith("kafka://"):
-        try:
-            from forebay_worker.group.kafka.membership import KafkaMembership
-        except ImportError as error:
-            raise SettingError(
-                f"A kafka:// group needs the package {error.name!r}: install 'forebay[kafka]'."
-            ) from None
-        return KafkaMembership(chosen, Leader(topology, changelog, policy), times)
-    raise ConfigurationError(
-        f"The group {chosen!r} is neither of the form sqlite:///PATH nor kafka://HOST:PORT,…."
-    )
+    chosen = url or _backend(changelog.url).group_url(changelog.url)
+    backend = _backend(chosen)
+    with naming_extra(MEMBERSHIP_ENTRY_POINTS, chosen, _ROLE):
+        return backend.open(chosen, topology, changelog, policy, times)
+
+
+def _backend(url: str) -> MembershipBackend:
+    backend: MembershipBackend = load_backend(MEMBERSHIP_ENTRY_POINTS, url, _ROLE)
+    return backend

@@ -16,6 +16,7 @@ from forebay.rest.batches import BatchKeys, KeyResult, key_result, read_plain, r
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.rest.turns import in_turns
+from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.topology import StoreSpec
 from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
@@ -47,7 +48,7 @@ class KeyRead:
     def __init__(
         self, admission: Admission, spec: StoreSpec, key_form: KeyForms, parameters: ReadParameters
     ) -> None:
-        require_kind(spec, "key-value", "versioned")
+        require_kind(spec, *SINGLE_VALUE_KINDS)
         require_versions(spec, parameters)
         self._admission = admission
         self._spec = spec
@@ -103,7 +104,7 @@ class Reads:
         """The specification of a store whose keys a batch may have; raises ``UnknownStore`` or
         ``WrongStoreKind``."""
         spec = parameters.written(self._admission.spec(store))
-        require_kind(spec, "key-value", "versioned")
+        require_kind(spec, *SINGLE_VALUE_KINDS)
         return spec
 
     def locate(self, spec: StoreSpec, keys: Sequence[Any], parameters: ReadParameters) -> LocatedKeys:

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from forebay.topology import StoreSpec
-from forebay_worker.state.rocksdb import StoreIdentity
+
+STATE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StoreIdentity:
+    """What a store on disk was built from; a store with another identity is not trusted but rebuilt."""
+
+    log: str
+    topic: str
+    partition: int
+    kind: str
+    key: str
+    value: str
+    format: int = STATE_FORMAT
+    timestamp_after_max_ms: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The identity as JSON values; what is as by default is left out, as versions did that did not know it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def store_identity(log: str, spec: StoreSpec, partition: int) -> StoreIdentity:

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -40,11 +39,11 @@ from forebay.errors import ForebayError
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.stored_keys import RESERVED_TAG
 from forebay.task_ids import TopicPartition
+from forebay_worker.state.origin import StoreIdentity
 from forebay_worker.state.storage_faults import in_use, require_room, storage_fault
 
 log = logging.getLogger(__name__)
 
-STATE_FORMAT = 1
 OFFSET_KEY = RESERVED_TAG + b"offset"
 IDENTITY_KEY = RESERVED_TAG + b"identity"
 _SIZES = ("live-sst-files-size", "cur-size-all-mem-tables", "estimate-num-keys")
@@ -130,24 +129,6 @@ def write_sst(
                 os.fdatasync(file.fileno())
                 not_synced = 0
     writer.finish()
-
-
-@dataclass(frozen=True)
-class StoreIdentity:
-    """What a store on disk was built from; a store with another identity is not trusted but rebuilt."""
-
-    log: str
-    topic: str
-    partition: int
-    kind: str
-    key: str
-    value: str
-    format: int = STATE_FORMAT
-    timestamp_after_max_ms: int | None = None
-
-    def document(self) -> dict[str, Any]:
-        """The identity as JSON values; what is as by default is left out, as versions did that did not know it."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def _raise_if_damage(error: Exception) -> None:

@@ -27,7 +27,6 @@ from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import (
     BatchConflict,
-    ChangelogError,
     ChangelogUnreachable,
     PartitionCountMismatch,
     TopicMissing,
@@ -91,13 +90,6 @@ def test_what_elections_cause_passes_and_what_rights_and_sizes_cause_does_not():
         assert passes(KafkaError(code))
     for code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.MSG_SIZE_TOO_LARGE):
         assert not passes(KafkaError(code))
-
-
-def test_a_foreign_topic_is_not_made(changelog):
-    store = spec(external=True)
-    for _ in range(2):
-        with pytest.raises(TopicMissing, match="is external, so its owner creates it"):
-            changelog.ensure(store)
 
 
 def test_a_missing_topic_is_named_with_the_remedy_where_none_may_be_made(changelog):
@@ -384,31 +376,6 @@ def test_a_superseded_query_that_is_restarted_does_not_take_the_name_back(change
     assert beat("first"), "nobody has the name of a retired writer"
 
 
-def test_a_topic_knows_the_queries_that_wrote_to_it_until_it_is_reset(changelog):
-    store = spec(partitions=2)
-    changelog.ensure(store)
-
-    def beat(query: str) -> None:
-        value = Heartbeat(1, query, 1).value()
-        changelog.append_heartbeat(store.topic, writer="w", query_id=query, value=value)
-
-    def has_written(writer: str, query: str) -> bool | None:
-        return changelog.has_written(store.topic, writer=writer, query_id=query)
-
-    assert has_written("w", "first") is False
-    beat("first")
-    beat("second")
-    for query, known in (("first", True), ("second", True), ("third", False)):
-        assert has_written("w", query) is known, query
-    assert has_written("another", "first") is False
-    assert not changelog.has_retired(store.topic, "w")
-    changelog.retire_writer(store.topic, "w")
-    assert has_written("w", "first") is None, "its rows may still be there"
-    assert changelog.has_retired(store.topic, "w")
-    changelog.reset(store)
-    assert has_written("w", "first") is False
-
-
 @pytest.mark.parametrize("timeout", ["delivery", "request", "socket", "message"])
 def test_a_long_timeout_of_the_urls_keeps_no_heartbeat_from_being_written(changelog, kafka_url, timeout):
     store = spec()
@@ -416,34 +383,6 @@ def test_a_long_timeout_of_the_urls_keeps_no_heartbeat_from_being_written(change
     through = KafkaChangelog(f"{kafka_url}?{timeout}.timeout.ms=120000")
     value = Heartbeat(1, "q", 1).value()
     assert through.append_heartbeat(store.topic, writer="w", query_id="q", value=value)
-
-
-def test_a_writer_that_nobody_knows_is_not_retired(changelog):
-    store = spec(partitions=2)
-    changelog.ensure(store)
-    with pytest.raises(ChangelogError, match=r"'w' of .*; its writers are none"):
-        changelog.retire_writer(store.topic, "w")
-    for writer in ("w", "v"):
-        changelog.append_heartbeat(store.topic, writer=writer, query_id="q", value=Heartbeat(1, "q", 1).value())
-    Writer(changelog, TopicPartition(store.topic, 0)).send((b"a key", b"1"))
-    with pytest.raises(ChangelogError, match=r"'typo' of .*; its writers are v, w"):
-        changelog.retire_writer(store.topic, "typo")
-    changelog.retire_writer(store.topic, "w")
-    with pytest.raises(ChangelogError, match=r"'w' of .*; its writers are v"):
-        changelog.retire_writer(store.topic, "w")
-    changelog.retire_writer(store.topic, "v")
-
-
-def test_a_retired_writer_leaves_a_heartbeat_without_a_value_in_every_partition(changelog):
-    store = spec(partitions=2)
-    changelog.ensure(store)
-    changelog.append_heartbeat(store.topic, writer="w", query_id="q", value=Heartbeat(1, "q", 1).value())
-    changelog.retire_writer(store.topic, "w")
-    for partition in range(2):
-        with Reader(changelog, TopicPartition(store.topic, partition)) as reader:
-            assert [record[1:3] + record[4:] for record in reader.read(to=3)][1:] == [
-                (heartbeat_key("w"), None, True)
-            ]
 
 
 @TAIL_AND_REPLAY
@@ -646,16 +585,6 @@ def test_a_topic_made_anew_has_another_identity_for_those_who_read_it(changelog,
         reader.consumer.assign(tp, 0)
         reader.read(to=grown_to)
         assert reader.values == [b"new"] * grown_to
-
-
-def test_heartbeats_go_on_after_a_reset(changelog):
-    store = spec()
-    changelog.ensure(store)
-    value = Heartbeat(1, "q", 1).value()
-    for _ in range(2):
-        assert changelog.append_heartbeat(store.topic, writer="w", query_id="q", value=value)
-    changelog.reset(store)
-    assert changelog.append_heartbeat(store.topic, writer="w", query_id="q", value=value) == {0: 1}
 
 
 def test_a_poll_takes_the_share_of_every_partition(changelog):

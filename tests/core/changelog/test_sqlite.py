@@ -11,7 +11,7 @@ from threading import Timer
 
 import pytest
 
-from forebay.changelog import Batch, Consumer, Record, Wake, heartbeat_key
+from forebay.changelog import Batch, Consumer, Record, Wake
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.checksums import checksum
@@ -391,15 +391,6 @@ def test_what_is_gone_is_named_with_the_remedy_and_read_once_it_is_back(
         assert consumer.failures() == {}
 
 
-def test_heartbeats_reach_every_partition_and_are_marked(changelog: SqliteChangelog) -> None:
-    append(changelog, ONE, "a=1", 0)
-    assert changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v") == {0: 1, 1: 2}
-    changelog.retire_writer("t", "w")
-    for tp in (ZERO, ONE):
-        beats = [(key, value) for _, key, value, _, heartbeat in read_to_end(changelog, tp) if heartbeat]
-        assert beats == [(heartbeat_key("w"), b"v"), (heartbeat_key("w"), None)]
-
-
 def test_a_partition_that_was_lost_is_of_no_position_of_its_topics(tmp_path: Path) -> None:
     changelog = SqliteChangelog(tmp_path)
     changelog.ensure_topic("t", 2)
@@ -466,13 +457,6 @@ def test_a_log_with_a_lost_partition_can_be_reset(changelog: SqliteChangelog) ->
     identity = changelog.reset(SPEC)
     assert [changelog.identity("t", partition) for partition in (None, 0, 1)] == [identity] * 3
     assert changelog.end_offsets([ZERO, ONE]) == {ZERO: 0, ONE: 0}
-
-
-def test_a_writer_that_nobody_knows_is_not_retired(changelog: SqliteChangelog) -> None:
-    changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v")
-    with pytest.raises(ChangelogError, match="'typo' of 't'; its writers are w"):
-        changelog.retire_writer("t", "typo")
-    assert changelog.end_offsets([ZERO, ONE]) == {ZERO: 1, ONE: 1}
 
 
 def test_the_time_of_the_last_compaction_is_kept(changelog: SqliteChangelog) -> None:

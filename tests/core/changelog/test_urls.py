@@ -4,7 +4,9 @@ import pytest
 
 from forebay.changelog import open_changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.urls import changelog_directory
 from forebay.errors import SettingError
+from tests.installed import install_changelog
 
 
 def test_a_sqlite_url_opens_the_directory_it_names(tmp_path: Path) -> None:
@@ -21,20 +23,24 @@ def test_a_changelog_is_found_again_by_its_own_url(tmp_path: Path) -> None:
         assert open_changelog(url).identity("t") == changelog.identity("t")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "log",
-        "/var/log",
-        "sqlite:",
-        "sqlite://",
-        "sqlite:///",
-        "sqlite://log",
-        "sqlite://host/log",
-        "kafkaa://b:1",
-    ],
-)
+@pytest.mark.parametrize("url", ["", "log", "/var/log", "kafkaa://b:1"])
+def test_an_unknown_kind_is_refused_naming_those_that_are_installed(url: str) -> None:
+    with pytest.raises(SettingError, match=r"kafka://HOST.* \(with the extra kafka\), sqlite:///DIR") as caught:
+        open_changelog(url)
+    assert repr(url) in str(caught.value)
+
+
+def test_a_package_may_bring_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_changelog(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    changelog = open_changelog(f"notebook://{tmp_path}/log")
+    assert type(changelog).__name__ == "Notebook"
+    assert changelog_directory(changelog.url) == tmp_path / "log"
+    with pytest.raises(SettingError, match=r"notebook://DIR, sqlite:///DIR"):
+        open_changelog("nonsense")
+
+
+@pytest.mark.parametrize("url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite://log", "sqlite://host/log"])
 def test_any_other_url_is_refused_with_the_form_it_should_have(url: str) -> None:
     with pytest.raises(SettingError, match="sqlite:///DIR") as caught:
         open_changelog(url)

@@ -43,7 +43,8 @@ def test_a_log_that_takes_long_is_compacted_less_often_and_no_other(tmp_path, mo
         clock.passed_s += 60 if spec is SLOW else 0
         compacted.append(spec.name)
 
-    compaction = Compaction(SimpleNamespace(compacted_ms=changelog.compacted_ms, compact=compact), (SLOW, QUICK))
+    compactor = SimpleNamespace(compacted_ms=changelog.compacted_ms, compact=compact)
+    compaction = Compaction(SimpleNamespace(compactor=lambda spec: compactor), (SLOW, QUICK))
 
     def compacted_after(passed_s: float) -> list[str]:
         clock.passed_s += passed_s

@@ -12,7 +12,8 @@ from forebay.topology import Topology, parse_topology
 from forebay_worker.state import offset_record
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_record import RECORD_NAME, read_positions, record_positions
-from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
+from forebay_worker.state.origin import StoreIdentity
+from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 
 MEMORY = RocksDbMemory(8 << 20, 8 << 20)
 TASK = TaskId(0, 1)

@@ -19,6 +19,7 @@ from forebay.topology import Topology, parse_topology
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
+from forebay_worker.state.origin import StoreIdentity
 from forebay_worker.state.relocate import (
     JOURNAL_NAME,
     Relocation,
@@ -35,7 +36,7 @@ from forebay_worker.state.relocation_plan import (
     collisions,
     plan_relocation,
 )
-from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, StoreIdentity
+from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 
 FOUR = ("a", "b", "c", "d")
 LEGACY = ("b", "c")

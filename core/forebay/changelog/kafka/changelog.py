@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from confluent_kafka import KafkaException
 
-from forebay.changelog.base import Consumer, Heartbeat, Rows
+from forebay.changelog.base import CompactionLimits, Consumer, Heartbeat, Rows
 from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
@@ -22,10 +22,14 @@ from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 _DELETION_DEADLINE_S = 30.0
+_NO_LIMITS = CompactionLimits()
+"""The brokers have their own."""
 
 
 class KafkaChangelog:
     """The topics at a ``kafka://`` URL; the interface is ``Changelog``. Raises ``SettingError``."""
+
+    absent_end = "?"
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -39,6 +43,10 @@ class KafkaChangelog:
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there; see ``Changelog``."""
         self._topics.ensure(spec, create=create)
+
+    def compactor(self, spec: StoreSpec) -> KafkaChangelog | None:
+        """Itself for a store with ``latest_by``, since brokers do not know what an order is; else they do."""
+        return None if spec.latest_by is None else self
 
     def identity(self, topic: str, partition: int | None = None) -> str:
         """The topic's id; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
@@ -117,7 +125,12 @@ class KafkaChangelog:
         writing = HeartbeatWriter(self.kafka, topic, writer, None)
         writing.append(self._topics.describe(topic).partitions, None)
 
-    def compact(self, spec: StoreSpec, on_partition: Callable[[], None] = lambda: None) -> int:
+    def compact(
+        self,
+        spec: StoreSpec,
+        limits: CompactionLimits = _NO_LIMITS,
+        on_partition: Callable[[], None] = lambda: None,
+    ) -> int:
         """Append tombstones for what a store with ``latest_by`` no longer needs; returns how many.
 
         The brokers compact by them. ``on_partition`` is called after each partition. Raises ``ChangelogError``.
@@ -135,6 +148,10 @@ class KafkaChangelog:
                 ) from None
             on_partition()
         return appended
+
+    def compaction_text(self, spec: StoreSpec, records: int) -> str:
+        """What a compaction has done, for its operator."""
+        return f"{records} superseded records of {spec.topic} are left to the brokers to remove"
 
     def compacted_ms(self, topic: str) -> int | None:
         """Nothing tells: a second compaction finds nothing left to do."""

@@ -53,8 +53,7 @@ class TopicState(NamedTuple):
 
 def topic_config(spec: StoreSpec) -> dict[str, str]:
     """The configuration of a topic that forebay creates for a store."""
-    if spec.kind == "versioned":
-        assert spec.history_retention_ms is not None
+    if spec.history_retention_ms is not None:
         return {
             "cleanup.policy": "compact",
             "min.compaction.lag.ms": str(max(_MIN_COMPACTION_LAG_MS, spec.history_retention_ms + _DAY_MS)),

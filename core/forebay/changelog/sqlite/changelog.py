@@ -13,9 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from forebay.changelog.base import Consumer, Heartbeat, Rows, missing_external, unknown_writer
+from forebay.changelog.base import (
+    CompactionLimits,
+    Consumer,
+    Heartbeat,
+    Rows,
+    missing_external,
+    unknown_writer,
+)
 from forebay.changelog.sqlite import partition as sqlite_partition
-from forebay.changelog.sqlite.compaction import CompactionLimits, compact
+from forebay.changelog.sqlite.compaction import compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.errors import (
     BatchConflict,
@@ -53,6 +60,8 @@ class SqliteChangelog:
     where SQLite's locks do not work, and ``ChangelogUnusable`` if the disk does not let it be opened.
     """
 
+    absent_end = "lost"
+
     def __init__(
         self, directory: str | Path, *, create: bool = True, mounts: Path = Path("/proc/self/mountinfo")
     ) -> None:
@@ -81,6 +90,10 @@ class SqliteChangelog:
             sqlite_partition.enable_wal(connection)
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
+
+    def compactor(self, spec: StoreSpec) -> SqliteChangelog:
+        """Itself: no server does."""
+        return self
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there; see ``Changelog``."""
@@ -272,6 +285,10 @@ class SqliteChangelog:
         with self._topics() as connection:
             connection.execute("INSERT OR REPLACE INTO compaction VALUES (?, ?)", (spec.topic, _now_ms()))
         return removed
+
+    def compaction_text(self, spec: StoreSpec, records: int) -> str:
+        """What a compaction has done, for its operator."""
+        return f"{records} records removed from {spec.topic}"
 
     def compacted_ms(self, topic: str) -> int | None:
         """When any process last completed a topic's compaction, in epoch milliseconds; None if never."""

@@ -13,6 +13,7 @@ import time
 from array import array
 from dataclasses import dataclass
 
+from forebay.changelog.base import CompactionLimits
 from forebay.changelog.sqlite.checksums import check
 from forebay.changelog.sqlite.partition import connect, read_state, transaction
 from forebay.errors import RecordDamaged
@@ -45,18 +46,6 @@ SELECT offset FROM (
 ) WHERE offset < :dirty_to AND place > 1
 """
 _TOMBSTONES = "SELECT offset FROM log WHERE value IS NULL AND offset < :dirty_to AND timestamp_ms <= :dead_ms"
-
-
-@dataclass(frozen=True)
-class CompactionLimits:
-    """How long ago a record must have been written before compaction removes it, in milliseconds.
-
-    That is ``delete_retention_ms`` for tombstones and ``min_compaction_lag_ms`` for all others; for those that
-    expire by their store's retention, that retention plus a day.
-    """
-
-    min_compaction_lag_ms: int = 3_600_000
-    delete_retention_ms: int = _DAY_MS
 
 
 def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -> int:
@@ -100,7 +89,7 @@ def _find_compactable(
         # A wrong record may put stream time far ahead, so the clock must agree.
         old_ms = now_ms - (spec.history_retention_ms or spec.retention_ms or 0) - _DAY_MS
         values: dict[str, int | None] = {"dead_ms": dead_ms}
-        if spec.kind == "versioned":
+        if spec.store_kind.keeps_versions:
             values["dirty_to"] = _first_after(connection, young_ms, end, of="heartbeat")
             (newest,) = connection.execute("SELECT max(timestamp_ms) FROM log WHERE NOT heartbeat").fetchone()
             begins_ms = history_begins_ms(spec, newest)

@@ -1,0 +1,58 @@
+"""What packages register under the schemes of URLs: changelogs, and what belongs to them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from forebay.errors import SettingError
+from forebay.extras import extra_missing
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a URL in lower case, empty if it has none."""
+    scheme, colon, _ = url.partition(":")
+    return scheme.lower() if colon else ""
+
+
+def load_backend(group: str, url: str, role: str) -> Any:
+    """What is registered in a group of entry points under a URL's scheme; ``role`` says what the URL is of.
+
+    Raises ``SettingError`` naming what is installed, and ``ExtraMissing`` if it cannot be imported.
+    """
+    for entry_point in _registered(group, url):
+        with naming_extra(group, url, role):
+            return entry_point.load()
+    shown = url.partition("?")[0]
+    installed = ", ".join(sorted(map(_form, entry_points(group=group)))) or "none"
+    raise SettingError(
+        f"The {role} {shown!r} is of no kind that is installed. Installed are {installed}. Other kinds are entry "
+        f"points in the group {group!r}."
+    )
+
+
+@contextlib.contextmanager
+def naming_extra(group: str, url: str, role: str) -> Iterator[None]:
+    """Raise ``ExtraMissing`` for a failed import of a package that is in an extra of the URL's backend."""
+    try:
+        yield
+    except ImportError as error:
+        for entry_point in _registered(group, url):
+            missing = extra_missing(f"A {entry_point.name}:// {role}", entry_point.extras, error)
+            if missing is not None:
+                raise missing from error
+        raise
+
+
+def _registered(group: str, url: str) -> Iterator[EntryPoint]:
+    yield from entry_points(group=group, name=scheme_of(url))
+
+
+def _form(entry_point: EntryPoint) -> str:
+    """How the URLs of a backend look, and the extra that it needs."""
+    form = f"{entry_point.name}://"
+    with contextlib.suppress(ImportError):
+        form = getattr(entry_point.load(), "form", form)
+    return f"{form} (with the extra {', '.join(entry_point.extras)})" if entry_point.extras else form

@@ -1,0 +1,24 @@
+"""The changelog on Kafka, as ``kafka://`` URLs name it."""
+
+from __future__ import annotations
+
+from forebay.changelog.backend import ChangelogBackend
+from forebay.changelog.base import Changelog
+
+
+class KafkaBackend:
+    """The interface is ``ChangelogBackend``."""
+
+    form = "kafka://HOST:PORT,HOST:PORT"
+
+    def open(self, url: str, *, create: bool) -> Changelog:
+        """The topics of a cluster, which is connected to only when it is needed; see ``ChangelogBackend``."""
+        from forebay.changelog.kafka.changelog import KafkaChangelog
+
+        return KafkaChangelog(url)
+
+    def directory(self, url: str) -> None:
+        """None: the brokers have it."""
+
+
+BACKEND: ChangelogBackend = KafkaBackend()

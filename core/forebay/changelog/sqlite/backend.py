@@ -1,0 +1,41 @@
+"""The embedded changelog, as ``sqlite://`` URLs name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from forebay.changelog.backend import ChangelogBackend
+from forebay.changelog.base import Changelog
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.errors import SettingError
+
+
+class SqliteBackend:
+    """The interface is ``ChangelogBackend``."""
+
+    form = "sqlite:///DIR"
+
+    def open(self, url: str, *, create: bool) -> Changelog:
+        """The changelog in a directory; see ``ChangelogBackend``."""
+        return SqliteChangelog(self.directory(url), create=create)
+
+    def directory(self, url: str) -> Path:
+        """The directory that a URL names; raises ``SettingError``."""
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise SettingError(f"The changelog {url.partition('?')[0]!r} is not a URL: {error}.") from None
+        if parts.query or parts.fragment:
+            raise SettingError(
+                f"The changelog {url!r}: write '?' as '%3F' and '#' as '%23' in a directory's name."
+            )
+        if parts.netloc or len(parts.path) < 2:
+            raise SettingError(
+                f"The changelog {url!r} is not of the form {self.form} (three slashes, then the path)."
+            )
+        # A fourth slash, as in other tools' URLs, means nothing here.
+        return Path("/" + unquote(parts.path).lstrip("/"))
+
+
+BACKEND: ChangelogBackend = SqliteBackend()
