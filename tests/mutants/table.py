@@ -66,8 +66,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "time-rounded-down",
         "time lag and age are rounded up",
         "forebay.lag:_elapsed_ms",
-        "whole + 1",
-        "whole",
+        "math.ceil(",
+        "math.floor(",
         ("core/test_lag.py::test_elapsed_time_is_rounded_up_and_the_future_is_unknown",),
     ),
     Mutant(
@@ -2160,6 +2160,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "holder.lag.aged(now - report.at_boot_ms)",
         "holder.lag",
         ("router/cluster/test_cluster.py::test_the_state_of_a_replica_is_as_of_now",),
+    ),
+    Mutant(
+        "limits-of-each-process",
+        "a worker's limits and memory are those of all its processes together",
+        "forebay_worker.processes.shares:_part",
+        "-(-whole // processes)",
+        "whole",
+        ("service/processes/test_shares.py::test_limits_and_memory_are_the_whole_workers",),
+    ),
+    Mutant(
+        "ready-with-a-process-away",
+        "a worker is ready only if every process is",
+        "forebay_worker.processes.process_group:WorkerProcesses.readiness",
+        "answer is not True",
+        "answer is False",
+        (
+            "end_to_end/test_worker_processes.py::"
+            "test_a_process_that_is_killed_is_replaced_and_its_tasks_are_answered_meanwhile",
+        ),
     ),
     Mutant(
         "history-of-one-process",

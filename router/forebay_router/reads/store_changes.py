@@ -22,11 +22,11 @@ from forebay.rest.store_changes.endpoint import OF_THE_CLIENT
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest, decode_outcomes
 from forebay.rest.store_changes.selection import KeySelection
+from forebay.timeouts import running_timeout
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
-from forebay_router.upstream.timeouts import running_timeout
 
 _ACCEPT = CHANGES_MEDIA_TYPE.encode()
 _GRACE_MS = 1_000
