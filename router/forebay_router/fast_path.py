@@ -164,7 +164,10 @@ class RouterFastPath:
             first = self._continue_on_slow_path(read, self._policy_of(read), [Wait(0.0)])
         elif first.answer.done():
             # Nobody waits for it any more.
-            read.target.worker.on_answer(late=True)
+            if not in_step:
+                self._router.cluster.on_mismatched_answer(first.host)
+            elif answer is not None:
+                read.target.worker.on_answer(late=True)
             return in_step
         _settle(first.answer, answer, in_step=in_step)
         return in_step

@@ -265,19 +265,24 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
 async def _batch_answer(
     worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer
 ) -> HttpAnswer:
+    begun_boot_ms = boot_ms()
     keys = await read_batch(body, worker.settings.max_key_bytes)
-    results, waited_ms = await _batch(worker, request, keys, parameters, peer)
+    results, waited_ms = await _batch(worker, request, keys, parameters, peer, begun_boot_ms)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
     return _waited(batch_answer(keys, results, frames=frames), waited_ms)
 
 
 async def _batch(
-    worker: Worker, request: Request, keys: BatchKeys, parameters: ReadParameters, peer: Peer
+    worker: Worker,
+    request: Request,
+    keys: BatchKeys,
+    parameters: ReadParameters,
+    peer: Peer,
+    begun_boot_ms: float,
 ) -> tuple[list[KeyResult], float]:
     """Each key's answer, and how long it waited for those whose bound may still be met, in milliseconds."""
     reads = worker.reads
-    begun = boot_ms()
-    until = begun + _wait_ms(worker, parameters, request.headers)
+    until = begun_boot_ms + _wait_ms(worker, parameters, request.headers)
     spec = reads.batch_spec(request.path_params["store"], parameters)
     located = await reads.locate_in_turns(spec, keys, parameters)
     results, waiting = reads.batch(spec, located, parameters)
@@ -288,7 +293,7 @@ async def _batch(
             await pause()
             waiting = reads.batch(spec, located, parameters, set(waiting)).waiting
     # All of them as of now: what was found first is older by the whole wait.
-    waited_ms = boot_ms() - begun
+    waited_ms = boot_ms() - begun_boot_ms
     return reads.batch(spec, located, parameters).results, waited_ms
 
 

@@ -657,6 +657,16 @@ MUTANTS: tuple[Mutant, ...] = (
         ("router/reads/test_named_key.py::test_a_key_is_found_in_its_own_answers_only",),
     ),
     Mutant(
+        "damaged-predecessor-rebuilt",
+        "damage of what is served meanwhile does not stop the rebuild",
+        "forebay_worker.tasks.recovery:Recovery._predecessor_of",
+        "phase=phase, ends=EndOffsets(), admitted=None, on_corrupted=report",
+        "ends=EndOffsets(), admitted=None",
+        (
+            "service/tasks/test_recovery.py::test_an_old_store_that_cannot_be_read_is_served_no_longer_and_its_rebuild_goes_on",
+        ),
+    ),
+    Mutant(
         "predecessor-not-served",
         "a store that missed tombstones serves until its rebuild is done",
         "forebay_worker.tasks.applier:_damaged",

@@ -20,12 +20,13 @@ MOST_KEYS = 500
 MOST_BODY_BYTES = 2 << 20
 _MOST_AT_ONCE_BYTES = 16 << 10
 """A larger body is read key by key, in turns with other work: half a millisecond's worth."""
-_MOST_ESCAPED = 6
-"""Characters of JSON for one byte of a key at most: an escaped control character."""
+_MOST_TEXT = 16
+"""Characters of JSON for one byte of a key at most: six for an escaped control character, more for indentation."""
 _LONGEST_LITERAL = 12
 """Characters in which a piece's end may show as another fault: of ``true``, or of an escape."""
 _BEGIN = re.compile(r'[ \t\n\r]*\{[ \t\n\r]*"keys"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*')
 _BETWEEN = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
+_LIST_END = re.compile(r"[ \t\n\r]*\]")
 _END = re.compile(r"[ \t\n\r]*\][ \t\n\r]*\}[ \t\n\r]*\Z")
 KeyResult = tuple[int, bytes]
 """The result for one key: a status and, as JSON, the answer or the problem."""
@@ -95,14 +96,14 @@ def read_batch_keys(body: bytes, max_key_bytes: int) -> BatchKeys:
 def _keys_one_by_one(body: bytes, max_key_bytes: int) -> Iterator[tuple[Any, bytes]]:
     """Values and texts of the keys; nothing is read further than a key of the longest kind reaches."""
     try:
-        text = body.decode()
+        text = body.decode(json.detect_encoding(body), "surrogatepass").removeprefix("\ufeff")
     except UnicodeDecodeError:
         raise _no_json() from None
     begin = _BEGIN.match(text)
     if begin is None:
         raise _no_batch()
     at, place = begin.end(), 0
-    most_characters = _MOST_ESCAPED * max_key_bytes + 2
+    most_characters = _MOST_TEXT * max_key_bytes
     end = _END.match(text, at)
     while end is None:
         if place == MOST_KEYS:
@@ -118,14 +119,14 @@ def _keys_one_by_one(body: bytes, max_key_bytes: int) -> Iterator[tuple[Any, byt
             raise _no_json() from None
         if length > most_characters or _is_longer(value, max_key_bytes):
             raise key_too_long(max_key_bytes, f"keys[{place}]")
-        yield value, piece[:length].encode()
+        yield value, piece[:length].encode("utf-8", "surrogatepass")
         place += 1
         at += length
         end = _END.match(text, at)
         if end is None:
             between = _BETWEEN.match(text, at)
             if between is None:
-                raise _no_json()
+                raise _no_batch() if _LIST_END.match(text, at) else _no_json()
             at = between.end()
 
 

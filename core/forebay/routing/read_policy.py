@@ -65,7 +65,7 @@ class AttemptOutcome(Enum):
     FAILED = auto()
     """No answer, and none is to be expected."""
     UNSENT = auto()
-    """The request may not have got there, which does not speak against the worker: it is asked again."""
+    """The request may not have got there, which does not speak against the worker: it is asked again, first."""
 
 
 class Ask(NamedTuple, Generic[Host]):
@@ -159,6 +159,8 @@ class ReadPolicy(Generic[Host]):
         self._hedge_throttled = False
         self._overloads = 0
         self._skipped_healthy = False
+        self._is_resumed = False
+        """Whether it is of one key, whose answer never takes long: silence means something then."""
         self._actions: list[Action[Host]] = []
 
     def begin(self, now_ms: float) -> list[Action[Host]]:
@@ -171,6 +173,7 @@ class ReadPolicy(Generic[Host]):
     def resume(self, host: Host, sent_ms: float) -> None:
         """Begin with a worker that was already asked and has not answered yet, in place of ``begin``."""
         self._asks_before_waiting = False
+        self._is_resumed = True
         self._met.add(host)
         self._find_candidates()
         self._note_sent(host, sent_ms)
@@ -198,10 +201,10 @@ class ReadPolicy(Generic[Host]):
         self._note_slow(now_ms)
         if not self._waiting and self._ask_again_to_wait(now_ms):
             return self._done(self._pause(now_ms))
+        if not self._waiting:
+            # Another worker may have taken over meanwhile.
+            self._find_candidates()
         if not any(map(self._replicas.is_healthy, self._in_flight)):
-            if not self._waiting:
-                # Another worker may have taken over meanwhile.
-                self._find_candidates()
             # This is not a hedge: workers that hang are not expected to answer.
             self._ask_next(now_ms)
         elif self._waiting and now_ms >= self._hedge_due_ms:
@@ -286,7 +289,8 @@ class ReadPolicy(Generic[Host]):
             case AttemptOutcome.FAILED:
                 return False
             case AttemptOutcome.UNSENT:
-                self._waiting.insert(0, host)
+                if host in self._replicas.candidates():
+                    self._waiting.insert(0, host)
                 return False
             case AttemptOutcome.NOT_YET:
                 self._not_yet.append(host)
@@ -296,7 +300,7 @@ class ReadPolicy(Generic[Host]):
         return self._overloads > 1 and outcome is AttemptOutcome.OVERLOADED
 
     def _note_slow(self, now_ms: float) -> None:
-        if not self._waiting:
+        if not self._waiting and not self._is_resumed:
             return
         for host, sent_ms in self._in_flight.items():
             if host not in self._slow and now_ms - sent_ms >= self._silence_ms():
@@ -316,7 +320,8 @@ class ReadPolicy(Generic[Host]):
     def _pause(self, now_ms: float) -> Wait:
         if self._waiting:
             return Wait(min(self._deadline_ms, self._hedge_due_ms, now_ms + _RECHECK_INTERVAL_MS))
-        return Wait(min(self._deadline_ms, now_ms + _REFRESH_INTERVAL_MS))
+        interval_ms = _RECHECK_INTERVAL_MS if self._is_resumed else _REFRESH_INTERVAL_MS
+        return Wait(min(self._deadline_ms, now_ms + interval_ms))
 
     def _is_late(self, now_ms: float) -> bool:
         return now_ms >= self._deadline_ms - _LEAST_TIME_FOR_AN_ATTEMPT_MS

@@ -73,14 +73,15 @@ async def batch_get(
     begun_boot_ms = boot_ms()
     try:
         parameters = parse_parameters(query, BATCH_ROUTE.parameters)
-        keys = await read_batch(body, router.settings.max_key_bytes)
         spec = parameters.written(router.spec(store))
         require_kind(spec, *SINGLE_VALUE_KINDS)
+        deadline = router.deadline(parameters)
         with router.admitted(peer, parameters):
+            keys = await read_batch(body, router.settings.max_key_bytes)
+            if keys.large:
+                memory.grow(len(body))
             tolerance = router.tolerance(spec, parameters)
-            batch = _BatchGet(
-                router, spec, keys, query, parameters, router.deadline(parameters), tolerance, memory
-            )
+            batch = _BatchGet(router, spec, keys, query, parameters, deadline, tolerance, memory)
             results = await batch.results()
             answer = batch_answer(keys, results)
             metrics.count_batch(store, results)

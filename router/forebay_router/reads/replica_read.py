@@ -191,6 +191,7 @@ class ReplicaRead:
         host, router = action.host, self._router
         # One that is asked again has another outcome.
         self.attempts = [attempt for attempt in self.attempts if attempt.host != host]
+        self._received.pop(host, None)
         router.counts["hedges"] += action.is_hedge
         left_ms = max(1, int(self._deadline - boot_ms()))
         request = self.request.render(host, left_ms, router.credentials(), waits=action.lets_wait)

@@ -30,9 +30,9 @@ class LocatedKeys:
                 indices, found = by_partition[partition_of(plain)]
             except Problem as problem:
                 self.faults[index] = key_result(problem_answer(problem))
-                continue
-            indices.append(index)
-            found.append(plain)
+            else:
+                indices.append(index)
+                found.append(plain)
             yield
 
     def at(self, only: Set[int] | None) -> Iterable[tuple[int, tuple[list[int], list[bytes]]]]:

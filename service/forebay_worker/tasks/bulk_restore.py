@@ -258,6 +258,8 @@ class BulkRestore:
 
     def _refuse(self, restoration: Restoration, error: Exception) -> None:
         """Note why a file could not be ingested."""
+        if restoration.cancelled:
+            return
         replica = restoration.replica
         found = replica.storage_fault = self._storage_fault(error)
         restoration.refused += found is not None

@@ -27,6 +27,15 @@ class StoreDamaged:
 
 
 @dataclass(frozen=True)
+class PredecessorDamaged:
+    """What a replica serves until its rebuild is done cannot be read."""
+
+    replica: Replica
+    predecessor: Replica
+    reason: str
+
+
+@dataclass(frozen=True)
 class EndReached:
     """A replica has reached an end of its log for the first time."""
 
@@ -59,5 +68,5 @@ class RestoreEnded:
 
 
 RestoreEvent: TypeAlias = FileMade | RestoreFailed | RestoreEnded
-ReplicaEvent: TypeAlias = StoreDamaged | EndReached | RestoreEvent
+ReplicaEvent: TypeAlias = StoreDamaged | PredecessorDamaged | EndReached | RestoreEvent
 HandleEvent: TypeAlias = Callable[[ReplicaEvent], None]

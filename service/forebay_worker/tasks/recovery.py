@@ -18,7 +18,7 @@ from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
 from forebay.lag import EndOffset, EndOffsets
 from forebay.log_throttle import LogThrottle
-from forebay.state_store import CommittedOffset, StoreCorrupted
+from forebay.state_store import CommittedOffset, StateStore, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.rocksdb import RocksDbStore
@@ -31,6 +31,7 @@ from forebay_worker.tasks.continuity import replaced_log
 from forebay_worker.tasks.events import (
     EndReached,
     FileMade,
+    PredecessorDamaged,
     ReplicaEvent,
     RestoreEnded,
     RestoreFailed,
@@ -103,6 +104,10 @@ class Recovery:
             case StoreDamaged(replica, reason, store, as_it_once_was):
                 if store is None or (replica.store is store and replica.writable):
                     self._rebuild(replica, reason, as_it_once_was=as_it_once_was)
+            case PredecessorDamaged(replica, predecessor, reason):
+                if replica.predecessor is predecessor:
+                    log.error("%s: %s; it is not served while it is rebuilt", replica.topic_partition, reason)
+                    _drop_predecessor(replica)
             case EndReached(replica):
                 self._finish_rebuild(replica)
             case RestoreEnded(restoration):
@@ -134,10 +139,12 @@ class Recovery:
     def end(self, replica: Replica) -> None:
         """Stop bringing a replica forward, and close its store."""
         is_open = replica.phase is not ReplicaPhase.REBUILDING
-        self._detach(replica)
-        replica.enter(ReplicaPhase.CLOSED)
-        if is_open:
-            replica.store.close()
+        try:
+            self._detach(replica)
+        finally:
+            replica.enter(ReplicaPhase.CLOSED)
+            if is_open:
+                replica.store.close()
 
     def _detach(self, replica: Replica) -> None:
         self.bulk_restore.cancel(replica)
@@ -207,7 +214,11 @@ class Recovery:
                 restoration.records,
                 restoration.records_per_second,
             )
-        self.applier.follow(restoration.replica)
+        try:
+            self.applier.follow(restoration.replica)
+        except Exception as error:
+            # Nothing else would take it up again.
+            self._rebuild(restoration.replica, str(error) or repr(error))
 
     def _observe_ends_of_restored(self) -> None:
         """For those that no consumer follows meanwhile; in turn if there are very many."""
@@ -249,7 +260,8 @@ class Recovery:
             return
         log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
         self._detach(replica)
-        former = dataclasses.replace(replica, ends=EndOffsets(), admitted=None)
+        may_serve = as_it_once_was and replica.restored and isinstance(replica.store, RocksDbStore)
+        former = self._predecessor_of(replica) if may_serve else None
         replica.invalidate()
         replica.enter(ReplicaPhase.REBUILDING)
         try:
@@ -257,9 +269,18 @@ class Recovery:
         except Exception as error:
             log.warning("%s was not closed properly: %s", replica.topic_partition, error)
         replica.in_place = replica.store.persistent
-        if as_it_once_was and isinstance(replica.store, RocksDbStore) and former.restored:
+        if former is not None:
             replica.in_place = not self._serve_set_aside(replica, former)
         self._begin_anew(replica)
+
+    def _predecessor_of(self, replica: Replica) -> Replica:
+        """The same replica as it is now, which nothing brings forward any more."""
+
+        def report(former: Replica, _: StateStore, reason: str) -> None:
+            self.applier.post(PredecessorDamaged(replica, former, reason))
+
+        phase = ReplicaPhase.CLOSED
+        return dataclasses.replace(replica, phase=phase, ends=EndOffsets(), admitted=None, on_corrupted=report)
 
     def _serve_set_aside(self, replica: Replica, former: Replica) -> bool:
         """Set a replica's store aside and serve it from there; returns whether that was possible."""

@@ -1,6 +1,7 @@
 import asyncio
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -108,6 +109,43 @@ def test_a_key_that_is_too_long_is_named(key):
         asyncio.run(read_batch(large(b'{"keys": ["a", %b]}' % key), MAX_KEY_BYTES))
     longest = b'"%b"' % (b"\\u0001" * 1_000)
     assert asyncio.run(read_batch(large(b'{"keys": [%b]}' % longest), MAX_KEY_BYTES)).values == ["\x01" * 1_000]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "\ufeff".encode() + b'{"keys": ["a"]}',
+        '{"keys": ["a", "ü"]}'.encode("utf-16"),
+        b'{"keys": ["\xed\xa0\x80", "a"]}',
+        json.dumps({"keys": [[list(range(150))]]}, indent=8).encode(),
+    ],
+)
+def test_what_is_read_of_a_small_body_is_read_of_a_large_one(body):
+    small = read_batch_keys(body, MAX_KEY_BYTES).values
+    # Behind what belongs to the beginning of a text.
+    padded = body.replace(b"{", b"{" + b" " * 20_000, 1) if b"\x00" not in body else None
+    padded = padded or body.decode("utf-16").replace("{", "{" + " " * 20_000).encode("utf-16")
+    assert asyncio.run(read_batch(padded, MAX_KEY_BYTES)).values == list(small)
+
+
+async def test_several_long_works_take_one_turn_of_the_loop_after_the_other():
+    ticks, steps = itertools.count(), []
+
+    def work(name: str) -> Iterator[str]:
+        for _ in range(20):
+            steps.append(name)
+            yield name
+
+    async def loop_turns() -> None:
+        while True:
+            steps.append("|")
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(loop_turns())
+    await asyncio.gather(*(in_turns(work(name), lambda: next(ticks) / 1000) for name in "abc"))
+    beside.cancel()
+    # No more than a slice between two turns of the loop.
+    assert max(map(len, "".join(steps).split("|"))) <= 3
 
 
 async def test_long_work_gives_way_to_the_event_loop():

@@ -110,6 +110,15 @@ def test_a_worker_that_took_over_is_asked_while_the_last_one_hangs():
     assert asked(policy.tick(500)) == ["b"]
 
 
+def test_a_sole_worker_that_is_silent_for_one_key_is_found_to_be_and_others_are_looked_for():
+    known = Known(["a"])
+    policy = ReadPolicy(known, DEADLINE_MS)
+    policy.resume("a", 0)
+    assert policy.tick(DELAY_MS) == [NoteSlow("a"), Wait(DELAY_MS + 50)]
+    known.hosts.append("b")
+    assert asked(policy.tick(DELAY_MS + 50)) == ["b"]
+
+
 def test_a_newer_map_makes_one_that_refused_a_candidate_again():
     known = Known(["a"])
     policy = ReadPolicy(known, DEADLINE_MS)
@@ -155,6 +164,10 @@ def test_a_request_that_was_not_sent_is_sent_again():
     policy = ReadPolicy(Known(["a", "b"]), DEADLINE_MS)
     policy.resume("a", 0)
     assert asked(policy.settle([("a", AttemptOutcome.UNSENT)], 1)) == ["a"]
+    gone = ReadPolicy(known := Known(["a", "b"]), DEADLINE_MS)
+    gone.resume("a", 0)
+    known.hosts.remove("a")
+    assert asked(gone.settle([("a", AttemptOutcome.UNSENT)], 1)) == ["b"]
     assert asked(policy.settle([("a", AttemptOutcome.FAILED)], 2)) == ["b"]
 
 

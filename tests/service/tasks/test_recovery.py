@@ -103,6 +103,24 @@ def test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done(tmp_pat
         wait_until(lambda: not list((tmp_path / "state/app/.set-aside").iterdir()), "the old store's removal")
 
 
+def test_an_old_store_that_cannot_be_read_is_served_no_longer_and_its_rebuild_goes_on(tmp_path, changelog):
+    fill(tmp_path, changelog)
+    append(changelog, 0, 2, [(b"k", None, 0), (b'"new"', b"2", 0)])
+    changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
+    SlowOpener.let.release(1)
+    with started(tmp_path, changelog, SlowOpener) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.replicas and manager.replicas["a", 0].predecessor, "the old store's return")
+        replica = manager.replicas["a", 0]
+        former = replica.served
+        former.on_corrupted(former, former.store, "a block is damaged")
+        SlowOpener.let_all()
+        wait_until(lambda: replica.restored and replica.served is replica, "the rebuild")
+        assert replica.store.get(USER_TAG + b'"new"') == b"2"
+        append(changelog, 0, 3, [(b'"later"', b"3", 0)])
+        wait_until(lambda: replica.store.get(USER_TAG + b'"later"') == b"3", "what comes later")
+
+
 @pytest.mark.parametrize("restore_processes", [0, 1])
 def test_a_log_that_was_compacted_is_replayed_once_however_many_polls_that_takes(
     tmp_path, changelog, monkeypatch, caplog, restore_processes
