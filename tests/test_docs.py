@@ -184,11 +184,26 @@ def test_every_route_and_every_parameter_of_reads_is_documented():
 def test_the_modules_that_pages_name_exist():
     named = {
         (page.name, path)
-        for page in DOCS.glob("*.md")
+        for page in DOCS.rglob("*.md")
         for path in re.findall(r"`((?:core|service|router)/[\w/.]+)`", page.read_text())
     }
     assert len(named) > 100
     assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
+
+
+def test_every_decision_is_a_record_in_the_table():
+    table = re.findall(
+        r"^\| (\d+) \| \[(.+)\]\(decisions/(.+)\) \| .+ \|$", (DOCS / "decisions.md").read_text(), re.M
+    )
+    records = sorted((DOCS / "decisions").iterdir())
+    assert [name for _, _, name in table] == [record.name for record in records]
+    for number, (listed, title, name) in enumerate(table, 1):
+        text = (DOCS / "decisions" / name).read_text()
+        assert (listed, name[:5]) == (str(number), f"{number:04}-")
+        assert text.startswith(f"# {number}. {title}\n"), name
+        parts = [part for part in re.findall(r"^## (.+)$", text, re.M) if part != "Figures"]
+        assert parts == ["Context", "Decision", "Consequences", "Code"], name
+        assert sum(map(bool, text.splitlines())) <= 45, f"{name}: too long for one decision"
 
 
 def test_every_term_of_the_glossary_says_where_it_lives():
@@ -230,8 +245,8 @@ def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path):
         check=False,
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    pages = list(tmp_path.glob("*.html"))
-    assert {page.stem for page in pages} > {page.stem for page in DOCS.glob("*.md")}
+    pages = list(tmp_path.rglob("*.html"))
+    assert {page.stem for page in pages} > {page.stem for page in DOCS.rglob("*.md")}
     for page in pages:
         text = page.read_text()
         assert "Content-Security-Policy" in text
@@ -247,7 +262,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_links_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
         for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
             found = page.parent / target if target else page
             assert found.exists(), f"{page.name}: {target}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
+from mkdocs.structure.pages import Page
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """mkdocs' hook for the text of each page."""
-    return _OUTSIDE.sub(r"\1", markdown)
+    up = re.escape("../" * (page.file.src_uri.count("/") + 1))
+    return re.sub(rf"\[([^\]]+)\]\({up}[^)]*\)", r"\1", markdown)

@@ -1,6 +1,8 @@
 """Answers while a process starts, which may take long: it moves state, reads logs and joins its group first.
 
 Its event loop does not run yet. Supervisors see that it lives, everyone else that it is not ready, from a thread.
+
+Why: with the start in a thread beside the event loop, every route would have to cope with half a process.
 """
 
 from __future__ import annotations

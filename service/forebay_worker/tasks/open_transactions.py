@@ -1,4 +1,8 @@
-"""Says which partitions a transaction holds back that its producer neither commits nor aborts."""
+"""Says which partitions a transaction holds back that its producer neither commits nor aborts.
+
+Why it names Kafka's command instead of the producer: neither librdkafka 2.16 nor aiokafka 0.14 can ask which it is
+(DescribeProducers, KIP-664).
+"""
 
 from __future__ import annotations
 

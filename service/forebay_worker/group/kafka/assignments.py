@@ -72,6 +72,7 @@ class AssignmentTopic:
                 enable_partition_eof=True,
                 isolation_level="read_committed",
                 auto_offset_reset="earliest",
+                # Why ``check.crcs`` stays off: a damaged batch would be asked for for ever, and no group form.
                 # Only an empty answer reveals the end, and members wait for it.
                 fetch_wait_max_ms=10,
             ),
