@@ -105,7 +105,7 @@ def _freshness(effort: Effort, broker: Broker) -> list[Row]:
         cluster.start_workers(2)
         router = cluster.start_router(*OPTIONS)
         cluster.wait_settled(router)
-        rounds = [[_readable_after_ms(cluster, router, n) for n in range(WRITES)] for _ in range(effort.rounds)]
+        rounds = [[readable_after_ms(cluster, router, n) for n in range(WRITES)] for _ in range(effort.rounds)]
     what = "a record committed to Kafka, until the router answers with it"
     return [
         Row(f"{what}: p50", "ms", tuple(percentile(r, 50) for r in rounds), target=Target(20, False, False)),
@@ -113,7 +113,8 @@ def _freshness(effort: Effort, broker: Broker) -> list[Row]:
     ]
 
 
-def _readable_after_ms(cluster: Cluster, router: str, number: int) -> float:
+def readable_after_ms(cluster: Cluster, router: str, number: int) -> float:
+    """How long after its commit a record is what the router answers with."""
     value = b"%d" % time.monotonic_ns()
     spec = cluster.topology.stores[STORE]
     key = b"fresh-%d" % (number % 10)

@@ -20,6 +20,7 @@ from bench import (
     kafka,
     kafka_streams,
     many_keys,
+    many_partitions,
     memory,
     reads_beside_writes,
     relocation,
@@ -29,6 +30,7 @@ from bench import (
     single_key,
     start_up,
     state_tap,
+    worker_processes,
 )
 from bench.comparison import Comparison, Effort
 from bench.figures import Row, Series
@@ -55,6 +57,8 @@ COMPARISONS = (
     Comparison("kafka", kafka.kafka, ("java", "mvn")),
     Comparison("kafka-streams", kafka_streams.kafka_streams, ("java", "javac", "mvn", "wrk")),
     Comparison("reads-beside-writes", reads_beside_writes.reads_beside_writes, ("java", "javac", "mvn", "wrk")),
+    Comparison("many-partitions", many_partitions.many_partitions, ("java", "mvn", "wrk")),
+    Comparison("worker-processes", worker_processes.worker_processes, ("java", "mvn", "wrk")),
     Comparison("failover", failover.failover),
     Comparison("restart", restart.restart),
     Comparison("start-up", start_up.start_up),

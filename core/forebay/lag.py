@@ -248,6 +248,4 @@ def provable(lag: Lag, progress: Progress, now_boot_ms: float, end_offset_max_ag
 def _elapsed_ms(now_boot_ms: float, since_boot_ms: float | None) -> int | None:
     if since_boot_ms is None or since_boot_ms > now_boot_ms:
         return None
-    elapsed = now_boot_ms - since_boot_ms
-    whole = int(elapsed)
-    return whole if whole == elapsed else whole + 1
+    return math.ceil(now_boot_ms - since_boot_ms)

@@ -41,8 +41,8 @@ def encode_position(position: Position) -> str:
     raw = bytearray([_VERSION])
     raw += position.log
     for partition in sorted(position.offsets):
-        raw += _leb128(partition)
-        raw += _leb128(position.offsets[partition])
+        raw += encode_leb128(partition)
+        raw += encode_leb128(position.offsets[partition])
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
@@ -52,7 +52,7 @@ def decode_position(token: str) -> Position:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         if raw[0] != _VERSION or len(raw) < 1 + _LOG_BYTES:
             raise ValueError
-        numbers = _numbers(raw[1 + _LOG_BYTES :])
+        numbers = read_leb128(raw[1 + _LOG_BYTES :])
         offsets = dict(zip(numbers[::2], numbers[1::2], strict=True))
     except (binascii.Error, ValueError, IndexError):
         raise BadParameter(
@@ -77,7 +77,8 @@ def later_position(one: str | None, other: str | None) -> str | None:
     return encode_position(Position(a.log, merged))
 
 
-def _leb128(number: int) -> bytes:
+def encode_leb128(number: int) -> bytes:
+    """A number of at least 0 as unsigned LEB128."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -86,7 +87,8 @@ def _leb128(number: int) -> bytes:
     return bytes(encoded)
 
 
-def _numbers(raw: bytes) -> list[int]:
+def read_leb128(raw: bytes) -> list[int]:
+    """The numbers that follow each other in unsigned LEB128; raises ``ValueError``."""
     numbers, value, shift = [], 0, 0
     for byte in raw:
         value |= (byte & 0x7F) << shift

@@ -34,6 +34,7 @@ from forebay.errors import (
     UnknownStore,
     WrongStoreKind,
 )
+from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES
@@ -57,8 +58,9 @@ from forebay.rest.routes import (
 from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
+from forebay.timeouts import running_timeout
+from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, RouterMetrics
-from forebay_router.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
 from forebay_router.processes.process_group import ProcessGroupView
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.changes import RoutedChanges
@@ -66,7 +68,6 @@ from forebay_router.reads.keys import read_key
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
 from forebay_router.router import Router
 from forebay_router.served_lag import SERVED_BOUNDS
-from forebay_router.upstream.timeouts import running_timeout
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ def make_app(
     add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(router, metrics)))
     changes = counted(CHANGES_ROUTE, _changes_endpoint(router, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes)
+    add_changes_routes(app, router, metrics, _CHANGES_PROBLEMS)
     add_ticket_route(app, tickets, router.spec, router.limits)
     add_document_routes(app, router, whole.status_document, ROUTER_STATUS_SCHEMA)
     add_console_page(app)

@@ -13,12 +13,13 @@ from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.listen_addresses import tcp_addresses
 from forebay.logs import configure_logs
+from forebay.processes.parent import RELAYED
+from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
 from forebay.rest.listeners import bound, warn_of_anonymous_access
 from forebay.rest.server import allow_open_files, serve
 from forebay.settings import RouterSettings
 from forebay.tls import listener_tls
-from forebay_router.processes.parent import RELAYS, run_processes
-from forebay_router.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_router.processes.parent import run_router_processes
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def router(values: dict[str, Any]) -> None:
     if settings.processes == 1:
         run(settings, SINGLE_PROCESS)
     else:
-        run_processes(settings)
+        run_router_processes(settings)
 
 
 def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket.socket] = ()) -> None:
@@ -76,5 +77,5 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
             ),
             tls=tls,
             proxy_headers=proxy_headers,
-            relays={} if place.is_single else {relay: meant for meant, relay in RELAYS.items()},
+            relays={} if place.is_single else RELAYED,
         )

@@ -34,6 +34,7 @@ from forebay.errors import (
     UnknownStore,
     WrongStoreKind,
 )
+from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, batch_answer, read_batch
@@ -58,8 +59,10 @@ from forebay.rest.routes import (
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay.rest.schemas import WORKER_STATUS_SCHEMA
 from forebay.rest.ticket_routes import add_ticket_route
-from forebay.rest.tickets import Tickets, make_ticket_key, ticket_key_of
+from forebay.rest.tickets import Tickets, ticket_key_of
+from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
+from forebay_worker.processes.process_group import WorkerProcesses
 from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.reads.changes import KeyChanges
 from forebay_worker.reads.scans import MOST_PAGE_BYTES
@@ -104,25 +107,23 @@ def make_app(
     metrics: WorkerMetrics,
     authenticator: Authenticator | None = None,
     hosts: AllowedHosts = ANY_HOST,
+    place: ProcessSlot = SINGLE_PROCESS,
 ) -> FastAPI:
-    """The application of a worker, whether started or not."""
+    """The application of a worker's process, whether started or not."""
 
     console = Console.of("worker", worker)
-    tickets = Tickets(ticket_key_of(worker.settings.ticket_key_file, make_ticket_key()), authenticator)
+    whole = WorkerProcesses(worker, metrics, place)
+    tickets = Tickets(ticket_key_of(worker.settings.ticket_key_file, place.ticket_key), authenticator)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await whole.peers.start()
         async with console.running():
             yield
+        whole.peers.stop()
 
     async def samples(store: str) -> list[StoreSample]:
         return console.history.samples(store)
-
-    async def ready() -> Problem | None:
-        return worker.readiness()
-
-    async def collect() -> WorkerMetrics:
-        return metrics
 
     async def status_document() -> dict[str, Any]:
         return worker.status_document()
@@ -130,8 +131,8 @@ def make_app(
     app = make_application(
         "worker",
         cors_allow_origins=worker.settings.cors_allow_origins,
-        ready=ready,
-        metrics=collect,
+        ready=whole.readiness,
+        metrics=whole.metrics,
         authenticator=authenticator,
         tickets=tickets,
         hosts=hosts,
@@ -150,6 +151,7 @@ def make_app(
     add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(worker, metrics)))
     changes = counted(CHANGES_ROUTE, _changes_endpoint(worker, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes, worker=True)
+    add_changes_routes(app, worker, metrics, (*_CHANGES_PROBLEMS, NotHostedHere))
     add_ticket_route(app, tickets, worker.spec, worker.limits)
     add_document_routes(app, worker, status_document, WORKER_STATUS_SCHEMA)
     add_console_page(app)

@@ -12,10 +12,14 @@ import click
 from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.logs import configure_logs
+from forebay.processes.parent import RELAYED
+from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
 from forebay.rest.listeners import bound, warn_of_anonymous_access
 from forebay.rest.server import advertised, allow_open_files, serve
 from forebay.settings import WorkerSettings
 from forebay.tls import listener_tls
+from forebay_worker.processes.parent import run_worker_processes
+from forebay_worker.state.process_directories import unused_state
 
 if TYPE_CHECKING:
     from forebay_worker.worker import Worker
@@ -29,15 +33,18 @@ def worker(values: dict[str, Any]) -> None:
     """Keep a share of the application's stores and answer reads from them."""
     settings = WorkerSettings(**values)
     configure_logs(settings.log_level, settings.log_format)
-    run(settings)
+    if settings.processes == 1:
+        run(settings, SINGLE_PROCESS)
+    else:
+        run_worker_processes(settings)
 
 
 _SWITCH_INTERVAL_S = 0.0002
 """Why: by default a read that arrives while another thread runs waits five milliseconds for Python's lock."""
 
 
-def run(settings: WorkerSettings) -> None:
-    """Run a worker until a signal ends it; raises ``ForebayError`` if it cannot start."""
+def run(settings: WorkerSettings, place: ProcessSlot) -> None:
+    """Run a worker's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
     from forebay.fast_path import addressed, guarded, make_protocol
     from forebay.rest.application import cors_options
@@ -62,7 +69,9 @@ def run(settings: WorkerSettings) -> None:
             stack.callback(_stop, running)
             metrics = WorkerMetrics(running)
             hosts = allowed_hosts(settings.listen, settings.allowed_hosts, running.host)
-            app = make_app(running, metrics, authenticator, hosts)
+            app = make_app(running, metrics, authenticator, hosts, place)
+            if place.number == 0:
+                _warn_of_unused_state(settings, running.topology.application_id, place.processes)
             running.start()
         log.info("worker %s serves %s", running.host, running.topology.application_id)
         serve(
@@ -78,6 +87,17 @@ def run(settings: WorkerSettings) -> None:
                 running.limits,
             ),
             tls=tls,
+            relays={} if place.is_single else RELAYED,
+        )
+
+
+def _warn_of_unused_state(settings: WorkerSettings, application_id: str, processes: int) -> None:
+    for path in unused_state(settings.state_dir, application_id, processes):
+        log.warning(
+            "%s is the state of one process more than the %d that there are now, and nothing there is used. Start "
+            "with more --processes to use it, or remove it.",
+            path,
+            processes,
         )
 
 

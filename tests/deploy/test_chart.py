@@ -210,7 +210,7 @@ def test_every_setting_arrives(tier):
         ({"worker": {"settings": {"state_dir": "/elsewhere"}}}, "state_dir"),
         ({"worker": {"settings": {"changelog": "sqlite:///changelog"}}}, "kafka://"),
         ({"worker": {"settings": {"changelog": None}}}, "changelog"),
-        ({"worker": {"settings": {"processes": 2}}}, "processes"),
+        ({"worker": {"settings": {"processes": 0}}}, "processes"),
         ({"router": {"settings": {"log_level": "loud"}}}, "log_level"),
         ({"router": {"replica": 3}}, "replica"),
         ({"topolgy": "application_id = 'shop'"}, "topolgy"),
@@ -414,6 +414,9 @@ def test_workers_may_be_closed_to_all_but_routers_and_those_who_are_named():
     assert rule["from"][1:] == [prometheus]
     [container] = pods["shop-worker"]["spec"]["containers"]
     assert rule["ports"] == [{"port": container["ports"][0]["name"]}]
+    several = rendered(networkPolicy={"enabled": True}, worker={"settings": {"processes": 4}})
+    [rule] = several["NetworkPolicy", "forebay-worker"]["spec"]["ingress"]
+    assert rule["ports"] == [{"port": container["ports"][0]["containerPort"], "endPort": 8083}]
 
 
 def allowed(policy: dict[str, Any], objects: dict[tuple[str, str], dict[str, Any]]) -> list[str]:

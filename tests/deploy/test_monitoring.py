@@ -127,13 +127,15 @@ ALERTS = [
             'up{job="haproxy",instance="h"}': "0+0",
             'forebay_router_processes{instance="r"}': "4+0",
             'forebay_router_processes_answering{instance="r"}': "3+0",
+            'forebay_processes{instance="w"}': "2+0",
+            'forebay_processes_answering{instance="w"}': "1+0",
         },
         ForebayPartitionWithoutActive=1,
         ForebayPartitionWithoutHolder=1,
         ForebayReplicaFailed=0,
         ForebayTransactionOpen=1,
         ForebayObstacle=1,
-        ForebayProcessAway=2,
+        ForebayProcessAway=3,
     ),
     # Of three disks one is nearly full, and one will be.
     alerts(

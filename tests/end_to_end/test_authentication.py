@@ -207,6 +207,8 @@ def test_the_router_shows_workers_its_own_token_for_every_kind_of_read(served):
     batch = httpx.post(f"http://{served.router}/v1/stores/counts/batch-get", headers=headers, json=asked).json()
     assert [result["value"] for result in batch["results"]] == [{"n": 1}, 1, 2]
     assert first_event(served.router, f"{KEY}/changes", "client").name == "value"
+    # A page was read by the router, with its own token.
+    assert first_event(served.router, "/v1/stores/counts/changes", "client").name == "reset"
 
 
 def test_the_routers_token_is_not_for_its_clients(served):

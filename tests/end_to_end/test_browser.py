@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import CHROMIUM, SWITCHES
+from tests.browser import CHROMIUM, SWITCHES, browser_page
 from tests.cluster import Cluster, wait_until
 
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser: {CHROMIUM} is missing")
@@ -41,7 +41,7 @@ class Answering(BaseHTTPRequestHandler):
     server: Dashboard
 
     def do_GET(self) -> None:
-        self._answer(self.server.page if self.path == "/" else b"")
+        self._answer(self.server.page if self.path.partition("?")[0] == "/" else b"")
 
     def do_POST(self) -> None:
         self.server.shown.append(self.rfile.read(int(self.headers["content-length"])).decode())
@@ -88,6 +88,31 @@ def test_an_event_source_shows_a_value_that_changes(cluster: Cluster, tmp_path: 
             dashboard.wait_for("1")
             cluster.put("counts", {b"k": b"2"})
             dashboard.wait_for("2")
+    finally:
+        dashboard.shutdown()
+        dashboard.server_close()
+        serving.join()
+
+
+def test_the_example_of_a_dashboard_follows_a_prefix_over_one_connection(cluster: Cluster, tmp_path: Path) -> None:
+    dashboard = Dashboard()
+    dashboard.page = (Path(__file__).parents[2] / "examples" / "dashboard" / "index.html").read_bytes()
+    serving = threading.Thread(target=dashboard.serve_forever)
+    serving.start()
+    try:
+        cluster.put("counts", {b"ua": b"1", b"ub": b'{"n":2}', b"x": b"3"})
+        cluster.start_worker()
+        router = cluster.start_router("--cors-allow-origins", dashboard.origin)
+        with browser_page(tmp_path) as page:
+            page.open(f"{dashboard.origin}/?router=http://{router}&store=counts&prefix=u")
+            rows = "[...document.querySelectorAll('#rows tr')].map((row) => row.innerText).sort().join()"
+            page.wait_for(f"{rows} === 'ua\\t1,ub\\t{{\"n\":2}}'", "the state")
+            page.wait_for("document.getElementById('lag').innerText.startsWith('As of ')", "its age")
+            cluster.put("counts", {b"ua": b"4", b"ub": None, b"uc": b"5", b"x": b"6"})
+            page.wait_for(f"{rows} === 'ua\\t4,uc\\t5'", "the changes")
+            streams = [url for url in page.requested if "/changes" in url]
+            assert len(streams) == 1
+            assert not page.complaints
     finally:
         dashboard.shutdown()
         dashboard.server_close()

@@ -43,7 +43,7 @@ def test_the_snippets_do_what_is_said_of_them(tmp_path, capsys):
             snippet = snippet.replace("worker-1:8081", first).replace("worker-2:8081", worker)
             exec(snippet.replace("router-1:8080", first).replace("router-2:8080", router), of_page)
             printed.append(capsys.readouterr().out)
-    one, several, _, direct, change, held, both = printed
+    one, several, _, direct, change, many, held, both = printed
     assert re.fullmatch(r"\{'count': 2\} \d+ active \S+\n", one)
     assert several.startswith("ann {'count': 2}\nbob {'count': 1}\nzoe none\nWindow(key='ann', ")
     assert f"end_ms={START_MS + 2 * HOUR_MS}, value={{'count': 2}}) Lag(record_lag=0," in several
@@ -51,6 +51,7 @@ def test_the_snippets_do_what_is_said_of_them(tmp_path, capsys):
     assert of_page["token"]
     assert direct == f"{worker}\n"
     assert change.startswith("Answer(store='orders_by_customer', key='ann', value={'count': 2}")
+    assert re.fullmatch(r"\{'ann': \(\{'count': 2\}, \d\)\} 0\n", many)
     where, *lags = held.splitlines()
     assert re.fullmatch(r"\d 127\.0\.0\.1:\d+ \(\)", where)
     assert [re.sub(r" 127.0.0.1:\d+", "", line) for line in sorted(lags)] == ["0 active 0 None", "1 active 0 None"]

@@ -110,6 +110,11 @@ READS = {
     "/v1/stores/{store}/keys/{key}/changes": Route(
         "/v1/stores/counts/keys/k/changes", ONE, "/v1/stores/hours/keys/k/changes", "wrong-store-kind"
     ),
+    "/v1/stores/{store}/changes": Route(
+        "/v1/stores/counts/changes",
+        {"store", "entries", "partition", "position", "role", "host", "lag"},
+        "/v1/stores/nope/changes",
+    ),
     "/v1/stores/{store}/batch-get": Route(
         "/v1/stores/counts/batch-get", {"results"}, "/v1/stores/nope/batch-get", body={"keys": ["k"]}
     ),
@@ -160,7 +165,7 @@ def write(cluster: Cluster) -> None:
 
 
 def ask(address: str, route: Route, path: str) -> httpx.Response:
-    """The answer; of a stream, its first event as the body."""
+    """The answer; of a stream, its first event that has any content as the body."""
     url = f"http://{address}{path}"
     if not path.endswith("/changes"):
         return httpx.request("GET" if route.body is None else "POST", url, json=route.body)
@@ -169,7 +174,8 @@ def ask(address: str, route: Route, path: str) -> httpx.Response:
         if response.status_code != 200:
             response.read()
             return response
-        event = next(event for piece in response.iter_bytes() for event in reader.feed(piece))
+        events = (event for piece in response.iter_bytes() for event in reader.feed(piece))
+        event = next(event for event in events if event.name != "reset")
     return httpx.Response(200, headers={"content-type": response.headers["content-type"]}, content=event.data)
 
 

@@ -72,7 +72,7 @@ EXAMPLES = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-EVENTS = {"value", "absent", "lag", "problem"}
+EVENTS = {"value", "absent", "lag", "problem", "reset"}
 
 load_all_checks()
 
@@ -196,6 +196,8 @@ def test_streams_begin_as_documented(served, tier, method, path):
                 assert name in EVENTS
                 if name == "problem":
                     assert document["status"] < 500
+                elif name == "reset":
+                    assert document["partitions"]
                 else:
                     assert {"partition", "position", "role", "host", "lag"} <= document.keys()
 

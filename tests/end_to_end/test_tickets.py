@@ -86,6 +86,8 @@ def test_a_ticket_opens_streams_at_every_router_that_shares_the_key(served):
         # The worker requires tokens and has another key: it would refuse the ticket if it got it.
         status, data = shown(address, ticket)
         assert (status, json.loads(data)["value"]) == (200, 1)
+        status, data = shown(address, ticket, "/v1/stores/counts/changes")
+        assert (status, json.loads(data)["store"]) == (200, "counts")
     assert shown(served.several, ticket)[0] == 401
     assert b"not issued here" in shown(served.several, ticket)[1]
 

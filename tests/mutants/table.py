@@ -66,8 +66,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "time-rounded-down",
         "time lag and age are rounded up",
         "forebay.lag:_elapsed_ms",
-        "whole + 1",
-        "whole",
+        "math.ceil(",
+        "math.floor(",
         ("core/test_lag.py::test_elapsed_time_is_rounded_up_and_the_future_is_unknown",),
     ),
     Mutant(
@@ -719,6 +719,55 @@ MUTANTS: tuple[Mutant, ...] = (
         "if digest == self._digest:",
         "if False:",
         ("end_to_end/test_changes.py::test_what_does_not_change_the_value_is_not_sent_and_lag_is",),
+    ),
+    Mutant(
+        "many-keys-out-of-bounds",
+        "a stream of many keys is held to its bounds",
+        "forebay_worker.reads.changes_pages:ChangesReads.page",
+        "admission.admit(replica, parameters)",
+        "admission.admit(replica, ReadParameters())",
+        ("service/reads/test_changes_pages.py::test_no_page_goes_back_and_none_is_beyond_the_bounds",),
+    ),
+    Mutant(
+        "many-keys-go-back",
+        "a stream of many keys is not continued by a replica that is behind what was sent",
+        "forebay_worker.reads.changes_pages:ChangesReads.page",
+        "admission.require_position(admitted, Position(log, {partition: cursor.upper}))",
+        "pass",
+        ("service/reads/test_changes_pages.py::test_no_page_goes_back_and_none_is_beyond_the_bounds",),
+    ),
+    Mutant(
+        "many-keys-without-reset",
+        "where deletions cannot be proven, a stream of many keys begins anew",
+        "forebay_worker.tasks.recent_changes:RecentChanges.since",
+        "if offset < self._begin or",
+        "if False and",
+        (
+            "service/tasks/test_recent_changes.py::test_memory_is_bounded_and_what_was_forgotten_is_known_to_be",
+            "service/reads/test_changes_pages.py"
+            "::test_what_was_deleted_since_cannot_be_known_any_more_and_the_state_is_sent_anew",
+        ),
+    ),
+    Mutant(
+        "many-keys-without-deletions",
+        "a stream of many keys says what was deleted",
+        "forebay_worker.reads.changes_pages:_PageRead._add_changed",
+        "if gone:",
+        "if False:",
+        (
+            "service/reads/test_changes_pages.py::test_the_state_comes_first_then_what_changes_of_each_key_the_newest",
+        ),
+    ),
+    Mutant(
+        "slow-follower-misses-keys",
+        "a client that did not get a page of changes reads by itself what was in it",
+        "forebay.rest.store_changes.tail:Tail.missed_by",
+        "if not (cursor.reaches(newest.begin) and is_later):",
+        "if False:",
+        (
+            "service/reads/test_store_followers.py"
+            "::test_a_slow_client_gets_the_newest_value_alone_and_nothing_is_queued",
+        ),
     ),
     Mutant(
         "list-complete-though-partition-lost",
@@ -2111,6 +2160,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "holder.lag.aged(now - report.at_boot_ms)",
         "holder.lag",
         ("router/cluster/test_cluster.py::test_the_state_of_a_replica_is_as_of_now",),
+    ),
+    Mutant(
+        "limits-of-each-process",
+        "a worker's limits and memory are those of all its processes together",
+        "forebay_worker.processes.shares:_part",
+        "-(-whole // processes)",
+        "whole",
+        ("service/processes/test_shares.py::test_limits_and_memory_are_the_whole_workers",),
+    ),
+    Mutant(
+        "ready-with-a-process-away",
+        "a worker is ready only if every process is",
+        "forebay_worker.processes.process_group:WorkerProcesses.readiness",
+        "answer is not True",
+        "answer is False",
+        (
+            "end_to_end/test_worker_processes.py::"
+            "test_a_process_that_is_killed_is_replaced_and_its_tasks_are_answered_meanwhile",
+        ),
     ),
     Mutant(
         "history-of-one-process",

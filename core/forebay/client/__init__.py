@@ -8,10 +8,12 @@ from forebay.client.asynchronous import AsyncChanges, AsyncClient, AsyncItems, A
 from forebay.client.blocking import Changes, Client, Items, Session
 from forebay.client.options import ALL_KEYS, ReadOptions, Time
 from forebay.client.results import Answer, Change, Entry, Page, ReplicaLag, SessionWindow, Version, Window
+from forebay.client.store_changes import Absent, Reset, StoreChange, StoreLag, Values
 from forebay.rest.answers import ReplicaInfo
 
 __all__ = [
     "ALL_KEYS",
+    "Absent",
     "Answer",
     "AsyncChanges",
     "AsyncClient",
@@ -26,9 +28,13 @@ __all__ = [
     "ReadOptions",
     "ReplicaInfo",
     "ReplicaLag",
+    "Reset",
     "Session",
     "SessionWindow",
+    "StoreChange",
+    "StoreLag",
     "Time",
+    "Values",
     "Version",
     "Window",
 ]

@@ -10,13 +10,13 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
 from forebay.bearer_tokens import token_headers
 from forebay.client import processes
-from forebay.client.changes import Following
+from forebay.client.changes import C, Following
 from forebay.client.descriptions import Descriptions
 from forebay.client.exchange import (
     Close,
@@ -38,6 +38,7 @@ from forebay.client.positions import Positions
 from forebay.client.proxies import Proxy, proxies_of
 from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
 from forebay.client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
+from forebay.client.store_changes import StoreChange, StoreChangesRequest
 from forebay.client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin, shut_down
 from forebay.client.unix_sockets import socket_paths
 from forebay.errors import ClientUnusable, Problem
@@ -68,7 +69,7 @@ class AsyncDriver:
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
         self._unusable: str | None = None
         """Why there are no connections any more."""
-        self._following: weakref.WeakSet[AsyncChanges] = weakref.WeakSet()
+        self._following: weakref.WeakSet[AsyncChanges[Any]] = weakref.WeakSet()
         """What the client's closing ends."""
         processes.renew_on_fork(self)
 
@@ -151,7 +152,7 @@ class AsyncDriver:
         elif not connections.loop.is_closed():
             asyncio.run_coroutine_threadsafe(opened.response.aclose(), connections.loop)
 
-    def follow(self, changes: AsyncChanges) -> None:
+    def follow(self, changes: AsyncChanges[Any]) -> None:
         """Have the client's closing end it."""
         with self._lock:
             self._following.add(changes)
@@ -256,15 +257,17 @@ class AsyncItems(Listing[T], AsyncIterator[T]):
         return self._in_hand.popleft()
 
 
-class AsyncChanges(Following, AsyncIterator[Change]):
-    """The changes of a key, without end; ``next`` waits for one. After a cancellation it reconnects."""
+class AsyncChanges(Following[C], AsyncIterator[C]):
+    """The changes that are followed, without end; ``next`` waits for one. After a cancellation it reconnects."""
 
-    def __init__(self, driver: AsyncDriver, reads: ClientReads, wanted: ChangesRequest) -> None:
+    def __init__(
+        self, driver: AsyncDriver, reads: ClientReads, wanted: ChangesRequest | StoreChangesRequest
+    ) -> None:
         super().__init__(reads, wanted)
         self._driver = driver
         driver.follow(self)
 
-    async def __anext__(self) -> Change:
+    async def __anext__(self) -> C:
         change = await self._driver.run(self._next_change())
         if change is None:
             raise StopAsyncIteration
@@ -396,17 +399,53 @@ class AsyncReader:
         wanted = ListRequest(Version, store, key, start, end, reverse, options)
         return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
 
+    @overload
     def changes(
         self, store: str, key: Any, *, lag_interval_ms: int | None = None, **options: Unpack[ReadOptions]
-    ) -> AsyncChanges:
+    ) -> AsyncChanges[Change]: ...
+
+    @overload
+    def changes(
+        self,
+        store: str,
+        *,
+        keys: Sequence[Any] | None = None,
+        prefix: str | bytes | None = None,
+        start: Any = None,
+        end: Any = None,
+        lag_interval_ms: int | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> AsyncChanges[StoreChange]: ...
+
+    def changes(
+        self,
+        store: str,
+        key: Any = ALL_KEYS,
+        *,
+        keys: Sequence[Any] | None = None,
+        prefix: str | bytes | None = None,
+        start: Any = None,
+        end: Any = None,
+        lag_interval_ms: int | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> AsyncChanges[Any]:
         """The current value of a key, then each new one; values in between may be skipped.
 
         Yields an ``Answer``, or ``UnknownKey`` if there is no value, never older than the one before; with
         ``lag_interval_ms`` also a ``ReplicaInfo`` at that interval between changes. Reconnects by itself: while no
         replica can serve, yields the ``Problem`` that says why, every ``timeout_ms`` or so. Raises a ``Problem``
         if the request is at fault, or if there is one instead of a stream to begin with.
+
+        Without a key, the same of these ``keys``, of a range as ``entries`` has it (of windows and sessions: of
+        times), or of the whole store: yields a ``Reset``, then ``Values`` and ``Absent``, and with
+        ``lag_interval_ms`` a ``StoreLag``. After another ``Reset``, forget what its partitions had.
         """
-        return AsyncChanges(self._driver, self._reads, ChangesRequest(store, key, lag_interval_ms, options))
+        if key is not ALL_KEYS:
+            if any(one is not None for one in (keys, prefix, start, end)):
+                raise TypeError("changes follows either a key, or keys, a prefix or a range.")
+            return AsyncChanges(self._driver, self._reads, ChangesRequest(store, key, lag_interval_ms, options))
+        wanted = StoreChangesRequest(store, keys, prefix, start, end, lag_interval_ms, options)
+        return AsyncChanges(self._driver, self._reads, wanted)
 
 
 class AsyncClient(AsyncReader):

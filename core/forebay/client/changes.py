@@ -1,31 +1,36 @@
-"""A key while it is followed: the stream in hand, what was last seen, and when to connect again."""
+"""Keys while they are followed: the stream in hand, what was last seen, and when to connect again."""
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Generic, TypeVar, cast
 
 from forebay.client import processes
 from forebay.client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, Server, mismatched
 from forebay.client.reads import ChangesRequest, ClientReads
 from forebay.client.requested import Requested, change_mismatch
 from forebay.client.results import Change, change_of
+from forebay.client.store_changes import StoreChange, StoreChangesRequest, StoreLag
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import ReplicaInfo
 from forebay.rest.changes import is_transient
 from forebay.rest.events import Event, EventReader
 
+C = TypeVar("C")
+"""What following yields."""
+
 _LEAST_PAUSE_S = 0.1
 _MOST_PAUSE_S = 1.0
 
 
-class Following:
-    """A stream of one key's changes that survives its connections.
+class Following(Generic[C]):
+    """A stream of changes, of one key or of many, that survives its connections.
 
     ``lag`` is of the newest event that states one, whether or not it was yielded.
     """
 
-    def __init__(self, reads: ClientReads, wanted: ChangesRequest) -> None:
+    def __init__(self, reads: ClientReads, wanted: ChangesRequest | StoreChangesRequest) -> None:
         self._reads = reads
         self._request = wanted
         self._opened: Opened | None = None
@@ -46,7 +51,7 @@ class Following:
         processes.leave_to_parent(self._opened)
         self._opened = None
 
-    def _next_change(self) -> Plan[Change | None]:
+    def _next_change(self) -> Plan[C | None]:
         """The next change, None once it is closed."""
         while not self._closed:
             if self._events:
@@ -56,8 +61,8 @@ class Following:
                     yield from self._on_mismatch(change)
                     continue
                 self._take(event, change)
-                if not isinstance(change, ReplicaInfo) or self._request.lag_interval_ms is not None:
-                    return change
+                if not isinstance(change, ReplicaInfo | StoreLag) or self._request.lag_interval_ms is not None:
+                    return cast("C", change)
             elif self._leaving:
                 self._leaving = False
                 yield from self._leave()
@@ -66,7 +71,7 @@ class Following:
             else:
                 problem = yield from self._open()
                 if problem is not None:
-                    return problem
+                    return cast("C", problem)
         yield from self._close()
         return None
 
@@ -75,9 +80,12 @@ class Following:
         if opened is not None:
             yield Close(opened)
 
-    def _understood(self, event: Event) -> Change | str:
+    def _understood(self, event: Event) -> Change | StoreChange | str:
         """The change in an event, or how the event belongs to another stream."""
         try:
+            if isinstance(self._request, StoreChangesRequest):
+                found = self._request.change_of(event)
+                return self._request.mismatch(found) or found
             change = change_of(event)
             return change_mismatch(self._requested, change) or change
         except MALFORMED:
@@ -90,10 +98,10 @@ class Following:
         yield from self._leave()
         if has_mismatched:
             self._has_mismatched = False
-            raise mismatched(f"The stream of {self._request.key!r} of {self._request.store!r}", mismatch)
+            raise mismatched(f"The stream of {self._request.name}", mismatch)
 
-    def _take(self, event: Event, change: Change) -> None:
-        if not isinstance(change, ReplicaInfo):
+    def _take(self, event: Event, change: Change | StoreChange) -> None:
+        if not isinstance(change, ReplicaInfo | StoreLag):
             self._has_mismatched = False
         if event.id is not None:
             self._last_event_id = event.id

@@ -36,7 +36,8 @@ from forebay.client.partitioned_exchange import PartitionedExchange
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
 from forebay.client.requested import Requested, spec_mismatch
-from forebay.client.results import Answer, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
+from forebay.client.results import Answer, Change, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
+from forebay.client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
 from forebay.client.target_partition import TargetPartition
 from forebay.codecs import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
@@ -91,6 +92,11 @@ class ChangesRequest:
 
     def __post_init__(self) -> None:
         check(self.options)
+
+    @property
+    def name(self) -> str:
+        """What is followed, for messages."""
+        return f"{self.key!r} of {self.store!r}"
 
 
 class ClientReads:
@@ -211,7 +217,9 @@ class ClientReads:
             self.note(store, result)
             results[key.place] = result
 
-    def open(self, wanted: ChangesRequest, last_event_id: str | None) -> Plan[tuple[Opened, Server, Requested]]:
+    def open(
+        self, wanted: ChangesRequest | StoreChangesRequest, last_event_id: str | None
+    ) -> Plan[tuple[Opened, Server, Requested]]:
         """A stream of changes, the server that it is from, and what it must be about; raises ``Problem``.
 
         The last event's id is None before the first; an empty one means that earlier positions no longer apply.
@@ -219,21 +227,19 @@ class ClientReads:
         store, options = wanted.store, wanted.options
         deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
-        plain = spec.key_codec.from_json(wanted.key)
-        parameters = self._parameters(
-            store, options, _partition(spec, plain), lag_interval_ms=wanted.lag_interval_ms
-        )
-        if last_event_id == "":
-            parameters["min_position"] = None
-        path = f"{_key_path(spec, plain)}/changes"
-        requested = Requested(store, wanted.key, spec.key_codec)
+        interval, target = {"lag_interval_ms": wanted.lag_interval_ms}, None
+        if isinstance(wanted, StoreChangesRequest):
+            parameters = self._parameters(store, options, None, **interval, **wanted.parameters(spec))
+            path, requested = f"{_path(store)}/changes", Requested(store)
+        else:
+            plain = spec.key_codec.from_json(wanted.key)
+            parameters = self._parameters(store, options, _partition(spec, plain), **interval)
+            if last_event_id == "":
+                parameters["min_position"] = None
+            path = f"{_key_path(spec, plain)}/changes"
+            requested, target = Requested(store, wanted.key, spec.key_codec), self._target(spec, plain)
         request = Request(
-            path,
-            parameters,
-            requested.mismatch,
-            streamed=True,
-            last_event_id=last_event_id,
-            target=self._target(spec, plain),
+            path, parameters, requested.mismatch, streamed=True, last_event_id=last_event_id, target=target
         )
         opened, server = yield from self._exchange.open(request, deadline_ms)
         return opened, server, requested
@@ -312,11 +318,13 @@ class ClientReads:
             parameters["min_position"] = later_position(seen, options.get("min_position"))
         return parameters
 
-    def note(self, store: str, result: Answer | ReplicaInfo | Problem) -> None:
+    def note(self, store: str, result: Change | StoreChange) -> None:
         """Record what was read: a miss counts, a refusal does not."""
         position = None
         if isinstance(result, Answer | ReplicaInfo):
             position = result.position
+        elif isinstance(result, Values | Absent):
+            position = result.source.position
         elif isinstance(result, UnknownKey):
             position = result.members.get("position")
         if self._positions is not None and position is not None:

@@ -62,6 +62,17 @@ def _lasting(partition: int, position: str, role: str, host: str) -> tuple[bytes
     return members, b"forebay-position: %b\r\nforebay-role: %b\r\nforebay-host: %b\r\n" % figures
 
 
+@lru_cache(maxsize=4096)
+def _forms(partition: int, position: str, role: str, host: str) -> tuple[bytes, bytes]:
+    """The header lines and the members of a provenance without the figures of its lag, which are all known.
+
+    Why: with a thousand replicas most reads are the first of their millisecond at theirs.
+    """
+    members, lines = (part.replace(b"%", b"%%") for part in _lasting(partition, position, role, host))
+    head = b"forebay-record-lag: %d\r\nforebay-time-lag-ms: %d\r\nforebay-age-ms: %d\r\n"
+    return _OWN_HEAD + head + lines, members + b'{"record_lag":%d,"time_lag_ms":%d,"age_ms":%d}'
+
+
 def provenance_members(source: ReplicaInfo) -> dict[str, Any]:
     """The same members as JSON values, for problems."""
     return {**source._asdict(), "lag": source.lag.document()}
@@ -101,6 +112,10 @@ class EncodedReplicaInfo(NamedTuple):
 def encode_replica_info(source: ReplicaInfo) -> EncodedReplicaInfo:
     """A provenance in bytes, reused until it changes."""
     partition, position, role, host, lag = source
+    if None not in lag:
+        head, members = _forms(partition, position, role, host)
+        shown = members % lag
+        return EncodedReplicaInfo(source, head % lag, shown, b",%b}" % shown)
     lasting_members, lasting_lines = _lasting(partition, position, role, host)
     members = lasting_members + lag_json(lag)
     return EncodedReplicaInfo(source, _OWN_HEAD + lag_head(lag) + lasting_lines, members, b",%b}" % members)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.errors import BadRequest, NotReady, Problem
 from forebay.rest.client_disconnect import left
-from forebay.rest.events import COMMENT, EVENTS_MEDIA_TYPE, Event
+from forebay.rest.events import COMMENT, EVENTS_MEDIA_TYPE, EncodedEvents, Event
 from forebay.rest.guard import later_refusal
 from forebay.rest.limits import Limit, Peer
 
@@ -27,8 +27,8 @@ _HEADERS = {
     "x-accel-buffering": "no",
 }
 
-Events = AsyncGenerator[Event | None, None]
-"""Events to be sent, one at a time; None is a comment."""
+Events = AsyncGenerator[Event | EncodedEvents | None, None]
+"""Events to be sent, one or several at a time; None is a comment."""
 
 
 def problem_event(problem: Problem, event_id: str | None = None) -> Event:
@@ -74,7 +74,7 @@ class EventStreams:
         for end in self._ends:
             end.reschedule(0)
 
-    async def send(self, first: Event | None, events: Events, scope: Scope, send: Send) -> None:
+    async def send(self, first: Event | EncodedEvents | None, events: Events, scope: Scope, send: Send) -> None:
         """Send events, each once the client has taken those before it, until they or this process end.
 
         They also end once their request would be refused, because its token was removed.
@@ -111,7 +111,7 @@ class EventStreams:
                 raise
 
 
-async def _first(events: Events, receive: Receive) -> Event | None:
+async def _first(events: Events, receive: Receive) -> Event | EncodedEvents | None:
     """The first event, or what is raised instead of it; raises ``BadRequest`` if the client leaves before."""
     coming, leaving = asyncio.ensure_future(anext(events)), asyncio.ensure_future(left(receive))
     try:
@@ -126,7 +126,7 @@ async def _first(events: Events, receive: Receive) -> Event | None:
         await asyncio.gather(coming, leaving, return_exceptions=True)
 
 
-def _encoded(event: Event | None) -> bytes:
+def _encoded(event: Event | EncodedEvents | None) -> bytes:
     return COMMENT if event is None else event.encode()
 
 
@@ -134,7 +134,11 @@ class EventStream(StreamingResponse):
     """A response of events; it counts as open until it is sent or the client has left."""
 
     def __init__(
-        self, streams: EventStreams, first: Event | None, events: Events, release: Callable[[], None]
+        self,
+        streams: EventStreams,
+        first: Event | EncodedEvents | None,
+        events: Events,
+        release: Callable[[], None],
     ) -> None:
         super().__init__((), headers=_HEADERS)
         self._streams = streams

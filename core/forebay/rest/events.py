@@ -25,10 +25,24 @@ class Event(NamedTuple):
 
     def encode(self) -> bytes:
         """The event's bytes."""
+        return self.fields() + b"\n"
+
+    def fields(self) -> bytes:
+        """The same without its end, so that more may follow."""
         identity = b"" if self.id is None else b"id: %b\n" % self.id.encode()
         # A writer's JSON may span several lines.
         data = b"".join([b"data: %b\n" % line for line in _LINE_ENDS.split(self.data)])
-        return b"event: %b\n%b%b\n" % (self.name.encode(), identity, data)
+        return b"event: %b\n%b%b" % (self.name.encode(), identity, data)
+
+
+class EncodedEvents(NamedTuple):
+    """Several events in bytes, which other streams may share."""
+
+    body: bytes
+
+    def encode(self) -> bytes:
+        """The events' bytes."""
+        return self.body
 
 
 class EventReader:

@@ -41,6 +41,7 @@ class ReadParameters:
     start: bytes | None = None
     end: bytes | None = None
     prefix: bytes | None = None
+    keys: bytes | None = None
     as_of_ms: int | None = None
     partition: int | None = None
     allow_partial: bool = False
@@ -238,6 +239,7 @@ _PARSERS: Mapping[str, Callable[[str, bytes], Any]] = {
     "from": _bytes,
     "to": _bytes,
     "prefix": _bytes,
+    "keys": _bytes,
     "reverse": _as_text(_boolean),
     "limit": _as_text(_limit),
     "cursor": _as_text(_text),
@@ -263,6 +265,7 @@ READ_PARAMETERS = frozenset(
 )
 KEY_PARAMETERS = READ_PARAMETERS | {"as_of"}
 CHANGES_PARAMETERS = READ_PARAMETERS | {"lag_interval_ms"}
+STORE_CHANGES_PARAMETERS = CHANGES_PARAMETERS | {"keys", "prefix", "from", "to"}
 SCAN_PARAMETERS = READ_PARAMETERS | {"from", "to", "reverse", "limit", "cursor"}
 ALL_KEYS_SCAN_PARAMETERS = SCAN_PARAMETERS | {"allow_partial"}
 ENTRIES_PARAMETERS = ALL_KEYS_SCAN_PARAMETERS | {"prefix"}
@@ -290,6 +293,7 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     "from": ({"type": "string"}, "First key, or first time (epoch ms or RFC 3339), inclusive."),
     "to": ({"type": "string"}, "Where to stop: key or time, exclusive."),
     "prefix": ({"type": "string"}, "Prefix that keys begin with."),
+    "keys": ({"type": "string"}, "Only these keys: a JSON array, such as `[\"UA\",\"AA\"]`, of at most 500."),
     "reverse": ({"type": "boolean", "default": False}, "Descending order: of keys, or newest first."),
     "limit": (
         {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},

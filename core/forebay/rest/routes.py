@@ -22,6 +22,7 @@ from forebay.rest.parameters import (
     ENTRIES_PARAMETERS,
     KEY_PARAMETERS,
     SCAN_PARAMETERS,
+    STORE_CHANGES_PARAMETERS,
     openapi_parameters,
 )
 from forebay.rest.posted_cursor import POSTED_CURSOR_BODY
@@ -65,6 +66,13 @@ CHANGES_ROUTE = ReadRoute(
     "/v1/stores/{store}/keys/{key}/changes",
     "Follow one key",
     CHANGES_PARAMETERS,
+    {"type": "string"},
+    media_type=EVENTS_MEDIA_TYPE,
+)
+STORE_CHANGES_ROUTE = ReadRoute(
+    "/v1/stores/{store}/changes",
+    "Follow many keys",
+    STORE_CHANGES_PARAMETERS,
     {"type": "string"},
     media_type=EVENTS_MEDIA_TYPE,
 )
@@ -117,6 +125,20 @@ def add_changes_route(
         "`lag` between changes; `problem` while no answer is possible. Ids are position tokens."
     )
     _add(app, CHANGES_ROUTE, "GET", problems, endpoint, known, {"description": text}, (LAST_EVENT_ID_PARAMETER,))
+
+
+def add_store_changes_route(
+    app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint, *, worker: bool = False
+) -> None:
+    """Add ``GET /v1/stores/{store}/changes``; a worker's takes ``partition`` too."""
+    known = STORE_CHANGES_ROUTE.parameters | ({"partition"} if worker else set())
+    text = (
+        "Server-sent events: `reset`, which names the partitions whose keys are to be forgotten; `values` and "
+        "`absent`, with one partition's items as its lists have them, and its provenance; `lag`, the worst of all "
+        "partitions, once all that is known was sent; `problem` while partitions cannot be read."
+    )
+    extra = {"description": text}
+    _add(app, STORE_CHANGES_ROUTE, "GET", problems, endpoint, known, extra, (LAST_EVENT_ID_PARAMETER,))
 
 
 def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint) -> None:

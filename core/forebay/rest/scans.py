@@ -149,7 +149,7 @@ def make_scan(route: ScanRoute, spec: StoreSpec, segment: bytes | None, paramete
     plain = None if segment is None else from_segment(spec.key_codec, segment)
     first_ms, last_ms = MIN_TIME_MS, MAX_TIME_MS
     if route.items == "entries":
-        start, end = _entry_range(spec, parameters)
+        start, end = entry_range(spec, parameters)
     else:
         first_ms = first_ms if parameters.start is None else parse_time("from", parameters.start)
         last_ms = last_ms if parameters.end is None else parse_time("to", parameters.end)
@@ -169,18 +169,26 @@ def require_kind(spec: StoreSpec, *kinds: str) -> None:
         )
 
 
-def _entry_range(spec: StoreSpec, parameters: ReadParameters) -> tuple[bytes, bytes]:
+def prefix_range(spec: StoreSpec, prefix: bytes | None) -> tuple[bytes, bytes]:
+    """The stored keys whose keys begin with a prefix, all without one; raises ``BadParameter``."""
+    if prefix is None:
+        return USER_TAG, END_OF_USER_KEYS
+    codec = spec.key_codec
+    if codec.fixed_size is not None:
+        raise BadParameter(
+            f"The keys of {spec.name!r} are {codec.name}, which have no prefixes; use from and to.",
+            parameter="prefix",
+        )
+    # A prefix need not be a complete key: half a character or half a JSON value will do.
+    start = spec.stored_keys.beginning(prefix)
+    return start, successor(start)
+
+
+def entry_range(spec: StoreSpec, parameters: ReadParameters) -> tuple[bytes, bytes]:
+    """The stored keys that ``prefix``, ``from`` and ``to`` select, where these are keys; raises ``BadParameter``
+    or ``BadKey``."""
     codec, keys = spec.key_codec, spec.stored_keys
-    start, end = USER_TAG, END_OF_USER_KEYS
-    if parameters.prefix is not None:
-        if codec.fixed_size is not None:
-            raise BadParameter(
-                f"The keys of {spec.name!r} are {codec.name}, which have no prefixes; use from and to.",
-                parameter="prefix",
-            )
-        # A prefix need not be a complete key: half a character or half a JSON value will do.
-        start = keys.beginning(parameters.prefix)
-        end = successor(start)
+    start, end = prefix_range(spec, parameters.prefix)
     if parameters.start is not None:
         start = max(start, keys.prefix(codec.from_text(parameters.start)))
     if parameters.end is not None:

@@ -102,8 +102,10 @@ SETTINGS: tuple[Setting, ...] = (
         "processes",
         "integer",
         1,
-        ROUTER,
-        "Processes that share the address; each has its own limits and connections.",
+        BOTH,
+        "Processes, of which each uses one core. Those of a router share its address, and each has its own limits "
+        "and connections. Those of a worker are members of the group, each at a port of its own, from that of "
+        "`listen` and `advertise` on, and divide the worker's tasks, memory and limits.",
         least=1,
         most=256,
     ),

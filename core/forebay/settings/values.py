@@ -19,6 +19,7 @@ class WorkerSettings:
     group: str | None
     listen: tuple[ListenAddress, ...]
     socket_group: str | None
+    processes: int
     advertise: HostInfo | None
     rack: str | None
     num_standby_replicas: int

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from forebay.metadata import HostInfo
+from forebay.timeouts import running_timeout
 from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.pool import ConnectionPool
-from forebay_router.upstream.timeouts import running_timeout
 
 _TIMEOUT_S = 1.0
 _MOST_AT_ONCE = 32

@@ -1,4 +1,4 @@
-"""A router of several processes: their parent starts them, signals them to end, and replaces those that die.
+"""The parent of a router's processes, which share an address.
 
 Only they listen on an address of TCP, with SO_REUSEPORT: the kernel spreads connections over the live ones, and
 none waits for a dead one. The parent listens on a Unix socket, and they inherit it: whichever is idle accepts.
@@ -7,63 +7,30 @@ none waits for a dead one. The parent listens on a Unix socket, and they inherit
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import pickle
-import queue
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
 
-from forebay.errors import ForebayError
 from forebay.listen_addresses import tcp_addresses, unix_addresses
 from forebay.metadata import HostInfo
+from forebay.processes.parent import ProcessStart, run_processes
 from forebay.rest.listeners import bound
 from forebay.rest.server import bind, cannot_listen
 from forebay.settings import RouterSettings
-from forebay_router.processes.peer_processes import ProcessSlot
-
-log = logging.getLogger(__name__)
-
-RELAYS = {signal.SIGTERM: signal.SIGUSR1, signal.SIGINT: signal.SIGUSR2}
-"""The signals that the parent passes on, and as which.
-
-A terminal interrupts whole process groups, and systemd signals all of a service's processes: with the original
-signal, a child could not distinguish its parent's from a second one, which would end it at once.
-"""
-
-_TICK_S = 0.1
-_LEAST_PAUSE_S = 0.1
-_MOST_PAUSE_S = 5.0
-_STEADY_AFTER_S = 10.0
 
 
-def run_processes(settings: RouterSettings) -> None:
+def run_router_processes(settings: RouterSettings) -> None:
     """Run a router of several processes until a signal ends it; raises ``ForebayError`` if it cannot start."""
-    received = _receive()
+    start = ProcessStart("router", "forebay_router.child", settings)
+    run_processes([start] * settings.processes, settings.shutdown_timeout_ms, _reserved(settings))
+
+
+@contextlib.contextmanager
+def _reserved(settings: RouterSettings) -> Iterator[list[socket.socket]]:
+    """The addresses of TCP, claimed, and the Unix sockets that the processes inherit."""
     with contextlib.ExitStack() as stack:
         for address in tcp_addresses(settings.listen):
             stack.enter_context(claim(address))
-        listeners = stack.enter_context(bound(unix_addresses(settings.listen), settings.socket_group))
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-router-"))
-        first = ProcessSlot(0, settings.processes, Path(directory))
-        places = [replace(first, number=number) for number in range(settings.processes)]
-        children = [ManagedProcess(settings, place, listeners) for place in places]
-        try:
-            _watch(children, received)
-            for listener in listeners:
-                # Connections would wait for this process, which accepts none.
-                listener.close()
-            _end(children, settings.shutdown_timeout_ms / 1000, received)
-        finally:
-            for child in children:
-                child.kill()
+        yield stack.enter_context(bound(unix_addresses(settings.listen), settings.socket_group))
 
 
 def claim(listen: HostInfo) -> socket.socket:
@@ -83,133 +50,3 @@ def claim(listen: HostInfo) -> socket.socket:
         claimed.close()
         raise cannot_listen(listen, error) from None
     return claimed
-
-
-def pause_before_restart_s(lived_s: float, last_pause_s: float) -> float:
-    """How long to wait before replacing a child: longer each time, if none lives for long."""
-    if lived_s >= _STEADY_AFTER_S:
-        return _LEAST_PAUSE_S
-    return min(max(2 * last_pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
-
-
-class ManagedProcess:
-    """One process of the router, and its successors after it dies."""
-
-    def __init__(self, settings: RouterSettings, place: ProcessSlot, listeners: Sequence[socket.socket]) -> None:
-        self._settings = settings
-        self._place = place
-        self._descriptors = [listener.fileno() for listener in listeners]
-        self._pause_s = 0.0
-        self._start()
-
-    def _start(self) -> None:
-        self._started_s = time.monotonic()
-        self._restart_s: float | None = None
-        # Modules are searched where the parent searches, which may not be where it was started.
-        command = [sys.executable, "-P", "-m", "forebay_router.child"]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        with _blocked():
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, env=environment, pass_fds=self._descriptors
-            )
-        assert self._process.stdin is not None
-        # One that is already dead is noticed at the next check.
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(pickle.dumps((self._settings, self._place, os.getpid(), self._descriptors)))
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
-    def replace_if_dead(self) -> None:
-        """Replace it once it is dead; raises ``ForebayError`` if none ever came up, as the next would not
-        either."""
-        now_s = time.monotonic()
-        if self.running:
-            return
-        if self._restart_s is None:
-            if not self._place.socket_of(self._place.number).exists():
-                raise ForebayError(
-                    f"A process of the router {self._end()} before it was up; see its messages above."
-                )
-            self._pause_s = pause_before_restart_s(now_s - self._started_s, self._pause_s)
-            self._restart_s = now_s + self._pause_s
-            log.error("process %d of the router %s; it will be replaced", self._process.pid, self._end())
-        if now_s >= self._restart_s:
-            try:
-                self._start()
-            except OSError as error:
-                # The others keep serving; it is retried as if it had died.
-                log.error("no process of the router can be started: %s", error)
-
-    def _end(self) -> str:
-        status = self._process.returncode
-        if status < 0:
-            return f"was ended by {signal.Signals(-status).name}"
-        return f"ended with status {status}"
-
-    def send(self, sig: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
-        self._process.send_signal(sig)
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.wait()
-
-
-_Received = queue.SimpleQueue[signal.Signals]
-
-
-def _receive() -> _Received:
-    """Put incoming signals into a queue.
-
-    With handlers, not ``sigtimedwait``: a library's thread may get a signal too, which would end the process.
-    """
-    received: _Received = queue.SimpleQueue()
-    for sig in RELAYS:
-        signal.signal(sig, lambda number, _: received.put(signal.Signals(number)))
-    return received
-
-
-@contextlib.contextmanager
-def _blocked() -> Iterator[None]:
-    """Block the signals for a moment. In a process started meanwhile they stay blocked, and it obeys the
-    relays."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _watch(children: list[ManagedProcess], received: _Received) -> None:
-    """Replace children that die, until a signal arrives, which is passed on."""
-    while (sig := _next(received)) is None:
-        for child in children:
-            child.replace_if_dead()
-    _relay(sig, children)
-
-
-def _end(children: list[ManagedProcess], within_s: float, received: _Received) -> None:
-    """Wait this long for all to end; pass on signals that arrive meanwhile."""
-    deadline_s = time.monotonic() + within_s
-    while any(child.running for child in children) and time.monotonic() < deadline_s:
-        sig = _next(received)
-        if sig is not None:
-            _relay(sig, children)
-
-
-def _next(received: _Received) -> signal.Signals | None:
-    """The next signal, None if none arrives for a moment."""
-    try:
-        return received.get(timeout=_TICK_S)
-    except queue.Empty:
-        return None
-
-
-def _relay(sig: signal.Signals, children: list[ManagedProcess]) -> None:
-    # All at once: if one listener closed early, its share of new connections would be refused.
-    for child in children:
-        child.send(RELAYS[sig])

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-from collections.abc import Iterable, Iterator
 from typing import Any
 
-from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from forebay.console.history import History, StoreSample, merged
 from forebay.errors import NotReady, Problem
+from forebay.processes.group_metrics import GroupMetrics
+from forebay.processes.peer_processes import PeerProcesses, ProcessSlot
 from forebay_router.metrics import RouterMetrics
-from forebay_router.processes.peer_processes import PeerProcesses, ProcessSlot
-from forebay_router.processes.summed_metrics import counted, document_of, metrics_of, summed
 from forebay_router.router import Router
 
 _CATCH_UP_S = 5.0
@@ -29,18 +24,16 @@ class ProcessGroupView:
     def __init__(self, router: Router, metrics: RouterMetrics, history: History, place: ProcessSlot) -> None:
         self._router = router
         self._history = history
-        self._metrics = metrics
         self._place = place
+        self._metrics = GroupMetrics(place, metrics.collect, "router", "forebay_router_processes")
         self.peers = PeerProcesses(
             place,
             {
                 "state": lambda _: self._state(),
-                "metrics": lambda _: document_of(self._counted_here()),
+                "metrics": lambda _: self._metrics.document(),
                 "history": self._samples_document,
             },
         )
-        # To Prometheus, a counter that went down would look like a restart of all.
-        self._inherited = self._last_reported_by(place.number)
 
     async def readiness(self) -> Problem | None:
         """Why the router is not ready; every process must be, since any may get the next connection."""
@@ -67,17 +60,8 @@ class ProcessGroupView:
         return {**self._router.status_document(), "processes": await self._states()}
 
     async def metrics(self) -> Collector:
-        """The metrics of all processes together.
-
-        For one that does not answer, counters are given as last reported, and gauges are left out.
-        """
-        answers = await self.peers.ask("metrics")
-        others = [
-            self._last_reported_by(number) if document is None else metrics_of(document)
-            for number, document in answers.items()
-        ]
-        answering = 1 + sum(document is not None for document in answers.values())
-        return _CollectedMetrics([*summed([self._counted_here(), *others]), *self._processes(answering)])
+        """The metrics of all processes together."""
+        return await self._metrics.together(await self.peers.ask("metrics"))
 
     async def samples(self, store: str) -> list[StoreSample]:
         """The last minutes of a store, by second; without the reads of a process that does not answer."""
@@ -100,44 +84,3 @@ class ProcessGroupView:
             "state": self._router.state,
             "workers_live": sum(map(self._router.cluster.is_healthy, self._router.cluster.workers)),
         }
-
-    def _counted_here(self) -> list[Metric]:
-        """This process's metrics on top of its predecessors'; saved before they are reported."""
-        found = summed([self._inherited, self._metrics.collect()])
-        if not self._place.is_single:
-            # A full disk must not keep the figures from being reported.
-            with contextlib.suppress(OSError):
-                self._keep(counted(found))
-        return found
-
-    def _keep(self, metrics: list[Metric]) -> None:
-        path = self._place.counts_of(self._place.number)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(document_of(metrics)))
-        new.replace(path)
-
-    def _last_reported_by(self, number: int) -> list[Metric]:
-        """The counters that a process last reported."""
-        path = self._place.counts_of(number)
-        if self._place.is_single or not path.exists():
-            return []
-        return metrics_of(json.loads(path.read_text()))
-
-    def _processes(self, answering: int) -> Iterator[Metric]:
-        for name, text, value in (
-            ("forebay_router_processes", "Processes that the router should have.", self._place.processes),
-            ("forebay_router_processes_answering", "Processes whose figures are in this answer.", answering),
-        ):
-            gauge = GaugeMetricFamily(name, text)
-            gauge.add_metric([], value)
-            yield gauge
-
-
-class _CollectedMetrics(Collector):
-    """Metrics that were collected before."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics

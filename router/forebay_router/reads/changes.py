@@ -22,13 +22,13 @@ from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import AT_FAULT
+from forebay.timeouts import running_timeout
 from forebay_router.reads.attempts import Attempt, refusal
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.event_upstream import EventUpstream
 from forebay_router.upstream.pool import WorkerConnections
-from forebay_router.upstream.timeouts import running_timeout
 
 _LEAST_PAUSE_MS = 20.0
 _MOST_PAUSE_MS = 1_000.0

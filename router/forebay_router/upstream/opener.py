@@ -12,10 +12,10 @@ from forebay.metadata import HostInfo
 from forebay.networks import Networks
 from forebay.process_identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
 from forebay.rest.answers import HttpAnswer
+from forebay.timeouts import running_timeout
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
 from forebay_router.upstream.encryption import Encryption, unencrypted
 from forebay_router.upstream.event_upstream import EventUpstream
-from forebay_router.upstream.timeouts import running_timeout
 
 _CONNECT_TIMEOUT_S = 1.0
 _MOST_IDENTITY_S = 30.0

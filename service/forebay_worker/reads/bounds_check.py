@@ -166,6 +166,11 @@ class Admission:
             standby_hosts=[str(host) for host in standbys],
         )
 
+    def held(self, spec: StoreSpec, partition: int) -> Replica | None:
+        """The replica held here that answers reads, None if there is none."""
+        replica = self._tasks.replicas.get((spec.name, partition))
+        return None if replica is None else replica.served
+
     def lag(self, replica: Replica) -> tuple[str, Lag]:
         """Role and lag of a replica's answers now."""
         now, served = boot_ms(), replica.served

@@ -77,6 +77,14 @@ def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> byte
     return None
 
 
+def newest_version(replica: Replica, prefix: bytes) -> tuple[bytes, bytes] | None:
+    """The stored key of a key's newest version, and its value; None if there is none or it deletes the key."""
+    for stored, version in scanned(replica, prefix, successor(prefix), reverse=True):
+        value = decode_version(version)
+        return None if value is None else (stored, value)
+    return None
+
+
 def oldest_version(replica: Replica, plain: bytes) -> bytes | None:
     """The stored key of a key's oldest version that is sure to be kept; None if it has none that old.
 
@@ -128,7 +136,7 @@ def values_of(
     while len(found) < len(distinct):
         chunk = distinct[len(found) : len(found) + size]
         if keys.kind == "key-value":
-            values = _get_many(replica, [keys.prefix(plain) for plain in chunk])
+            values = stored_values(replica, [keys.prefix(plain) for plain in chunk])
         else:
             values = [_version(replica, plain, parameters) for plain in chunk]
         found += values
@@ -143,7 +151,8 @@ def values_of(
     return values
 
 
-def _get_many(replica: Replica, stored: list[bytes]) -> list[bytes | None]:
+def stored_values(replica: Replica, stored: list[bytes]) -> list[bytes | None]:
+    """The values of several stored keys; raises ``NotReady``."""
     store = replica.store
     try:
         return store.get_many(stored)

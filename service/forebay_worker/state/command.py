@@ -21,6 +21,7 @@ from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileE
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.layout import SET_ASIDE, store_path
+from forebay_worker.state.process_directories import processes_with_state, state_dir_of
 from forebay_worker.state.relocate import UnfinishedMove, in_flight, plan_for, relocate, settle
 from forebay_worker.state.relocation_plan import Left, Move, Plan, StoreContent, StoreOnDisk
 
@@ -32,6 +33,14 @@ def _task(ctx: click.Context, param: click.Parameter, value: str) -> TaskId:
         raise click.BadParameter(f"{error}.") from None
 
 
+_process = click.option(
+    "--process",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Which of the worker's processes, if it has several, from 0 on.",
+)
+
+
 @click.group()
 def state() -> None:
     """Show, move and remove the stores on this disk; the worker that owns them must be stopped."""
@@ -39,10 +48,11 @@ def state() -> None:
 
 @state.command()
 @worker_settings("topology", "state_dir")
+@_process
 @json_output
-def ls(topology: Path, state_dir: Path, output: Output) -> None:
+def ls(topology: Path, state_dir: Path, process: int, output: Output) -> None:
     """List every store found, its committed offset, and whether it lies where the topology expects it."""
-    with _opened(topology, state_dir) as (directory, expected):
+    with _opened(topology, state_dir, process) as (directory, expected):
         found = list(directory.stores_on_disk())
         contents = {on_disk: read_content(directory.store_path(*on_disk)) for on_disk in found}
         stores = _store_documents(contents, expected, plan_for(directory, expected))
@@ -51,24 +61,27 @@ def ls(topology: Path, state_dir: Path, output: Output) -> None:
             for task, store, path in directory.set_asides()
         ]
         pending = in_flight(directory.path)
+        processes = processes_with_state(state_dir, expected.application_id)
         document = {
             "directory": str(directory.path),
             "stores": stores,
             "set_aside": aside,
             "unfinished": _flight_document(pending),
+            "processes": processes,
         }
         shown: list[RenderableType] = [_stores_table(directory.path, stores)]
         shown += [_aside_table(directory.path / SET_ASIDE, aside)] if aside else []
-        output.show(document, *shown, *_pending_lines(pending))
+        output.show(document, *shown, *_pending_lines(pending), *_others_lines(processes, process))
 
 
 @state.command(name="relocate")
 @worker_settings("topology", "state_dir")
+@_process
 @click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @json_output
-def relocate_command(topology: Path, state_dir: Path, dry_run: bool, output: Output) -> None:
+def relocate_command(topology: Path, state_dir: Path, process: int, dry_run: bool, output: Output) -> None:
     """Move every store to its ordinal in the topology; nothing is ever overwritten."""
-    with _opened(topology, state_dir) as (directory, expected):
+    with _opened(topology, state_dir, process) as (directory, expected):
         if dry_run:
             plan, flight = plan_for(directory, expected), in_flight(directory.path)
             before = _pending_lines(flight)
@@ -92,13 +105,14 @@ def relocate_command(topology: Path, state_dir: Path, dry_run: bool, output: Out
 
 @state.command()
 @worker_settings("topology", "state_dir")
+@_process
 @click.argument("task", callback=_task)
 @click.argument("store", required=False)
 @json_output
-def rm(topology: Path, state_dir: Path, task: TaskId, store: str | None, output: Output) -> None:
+def rm(topology: Path, state_dir: Path, process: int, task: TaskId, store: str | None, output: Output) -> None:
     """Remove a STORE of a TASK, or all of them, set-aside ones too; the worker rebuilds what it needs from the
     log."""
-    with _opened(topology, state_dir) as (directory, expected):
+    with _opened(topology, state_dir, process) as (directory, expected):
         settle(directory)
         here = [name for found, name in directory.stores_on_disk() if found == task]
         aside = [name for found, name, _ in directory.set_asides() if found == task]
@@ -119,9 +133,10 @@ def rm(topology: Path, state_dir: Path, task: TaskId, store: str | None, output:
 
 
 @contextmanager
-def _opened(topology: Path, state_dir: Path) -> Iterator[tuple[StateDirectory, Topology]]:
-    """The state directory, locked; raises ``StateDirectoryLocked`` while a worker runs on it."""
+def _opened(topology: Path, worker_state_dir: Path, process: int) -> Iterator[tuple[StateDirectory, Topology]]:
+    """The state directory of a process, locked; raises ``StateDirectoryLocked`` while the worker runs."""
     expected = load_topology(topology)
+    state_dir = state_dir_of(worker_state_dir, process)
     path = state_dir / expected.application_id
     if not path.is_dir():
         raise ConfigurationError(
@@ -214,6 +229,12 @@ def _plan_table(plan: Plan) -> Table:
 def _place(store: dict[str, Any]) -> str:
     texts = {"right": "right", "aside": "would be set aside", "elsewhere": f"belongs to {store['target']}"}
     return texts.get(store["place"], str(store["reason"]))
+
+
+def _others_lines(processes: list[int], process: int) -> list[str]:
+    """What to say of the worker's other processes."""
+    others = ", ".join(str(number) for number in processes if number != process)
+    return [f"State of other processes of this worker, for --process: {others}."] if others else []
 
 
 def _pending_lines(pending: UnfinishedMove | None) -> list[str]:

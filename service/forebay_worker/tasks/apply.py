@@ -27,6 +27,7 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
     replica.learn_partitions(committed.partitions_found)
     replica.ends.clear()
     replica.was_checked = False
+    replica.recent_changes.restart(committed.position)
     replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
     replica.last_checkpoint_boot_ms = replica.progress.end_reached_boot_ms or 0.0
     replica.key_watchers.wake_all()
@@ -76,6 +77,9 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     _commit(replica, before, after, fold)
     replica.last_checkpoint_boot_ms = batch.end.sent_boot_ms
     replica.stream_time_ms = after.stream_time_ms
+    # Never behind the progress: whoever sees that finds the changes up to it.
+    end_reached = after.position >= batch.end.offset and after.consistent_position == after.position
+    replica.recent_changes.note(fold.changes, after.position, end_reached=end_reached)
     replica.progress = progress
     replica.filling = bool(after.filling)
     replica.key_watchers.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))

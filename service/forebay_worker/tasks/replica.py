@@ -14,6 +14,7 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.key_watchers import KeyWatchers
 from forebay_worker.tasks.phases import ReplicaPhase, check_transition
+from forebay_worker.tasks.recent_changes import RecentChanges
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Replica:
     was_checked: bool = False
     """Whether it was ``checked`` before the log could no longer be read."""
     key_watchers: KeyWatchers = field(default_factory=KeyWatchers)
+    recent_changes: RecentChanges = field(default_factory=RecentChanges)
     identify: Callable[[str], None] = _note_nothing
     """Makes the store record, from its next commit on, which log it was built from."""
 
@@ -218,6 +220,8 @@ class Replica:
         self.misplaced_key = None
         # Neither a lag nor an active role is told of it, even if the rebuild cannot begin.
         self.progress = EMPTY_PROGRESS
+        # A predecessor that serves meanwhile keeps its own.
+        self.recent_changes = RecentChanges()
         self.records_applied = self.records_skipped = self.records_unchecked = self.records_ahead = 0
 
     def note_ahead(self, records: int) -> None:

@@ -41,6 +41,16 @@ def test_figures_are_the_same_in_body_and_headers_and_unknown_ones_have_no_heade
         assert sent.get(header) == (None if figure is None else str(figure).encode())
 
 
+@repeatable
+@given(lags)
+def test_what_is_encoded_once_is_what_headers_and_problems_say(lag: Lag) -> None:
+    source = SOURCE._replace(lag=lag, host="[fe80::1%eth0]:8080")
+    encoded = encode_replica_info(source)
+    assert headers(encoded.json_head) == headers(JSON_HEAD + NO_STORE + replica_info_head(source))
+    assert json.loads(b"{%b}" % encoded.members) == provenance_members(source)
+    assert encoded.tail == b",%b}" % encoded.members
+
+
 def test_an_answer_says_which_replica_gave_it() -> None:
     assert headers(replica_info_head(SOURCE)) == {
         b"forebay-record-lag": b"7",

@@ -4,7 +4,8 @@ import pytest
 
 from forebay.errors import ListenAddressInUse
 from forebay.metadata import HostInfo
-from forebay_router.processes.parent import claim, pause_before_restart_s
+from forebay.processes.parent import pause_before_restart_s
+from forebay_router.processes.parent import claim
 from tests.cluster import free_port
 
 

@@ -580,6 +580,19 @@ def test_no_exchange_within_a_sub_topology_would_spread_replicas_better(group: G
 
 
 @properties
+@given(st.integers(2, 4), st.integers(1, 8), st.lists(st.integers(1, 40), min_size=1, max_size=3), st.randoms())
+def test_no_standby_is_on_its_actives_machine_where_all_have_as_many_processes(
+    machines: int, processes: int, partitions: list[int], random: Random
+) -> None:
+    names = random.sample(range(1_000), machines * processes)
+    members = [Member(f"m{name}", rack=f"host-{i % machines}") for i, name in enumerate(names)]
+    tasks = [TaskId(ordinal, partition) for ordinal, count in enumerate(partitions) for partition in range(count)]
+    rack = {member.id: member.rack for member in members}
+    for placement in assign(tasks, members, NO_ASSIGNMENT, AssignmentPolicy()).target.values():
+        assert len({rack[name] for name in placement.members}) == 2
+
+
+@properties
 @given(settled_groups(racks=st.none()), st.sampled_from(["a", "b"]))
 def test_one_rack_for_all_is_as_none(group: Group, rack: str) -> None:
     racked = {name: replace(member, rack=rack) for name, member in group.members.items()}

@@ -150,6 +150,19 @@ def leave_in_flight(state_path: Path) -> None:
     directory.close()
 
 
+def test_each_process_of_a_worker_has_state_of_its_own_and_ls_names_the_others(run: Run, state_path: Path) -> None:
+    further = state_path.parent / "process-2" / "app"
+    further.mkdir(parents=True)
+    put(state_path, "0_1", "carriers")
+    put(further, "0_3", "carriers")
+
+    assert "for --process: 2." in run("ls").output
+    assert rows(run("ls", "--process", "2").output)[0][0] == "0_3"
+    assert json.loads(run("ls", "--json").output)["processes"] == [0, 2]
+    assert run("rm", "0_3", "--process", "2").exit_code == 0
+    assert (stores(state_path), stores(further)) == (["0_1/carriers"], [])
+
+
 def test_a_dry_run_shows_the_plan_and_moves_nothing(run: Run, state_path: Path) -> None:
     put(state_path, "0_1", "orders", offset=5)
     put(state_path, "0_1", "removed")

@@ -1,4 +1,4 @@
-"""The processes of one router, which query each other over Unix sockets in a directory of their own."""
+"""Processes of one parent, which query each other over Unix sockets in a directory of their own."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from forebay.rest.tickets import make_ticket_key
-from forebay_router.upstream.timeouts import running_timeout
+from forebay.timeouts import running_timeout
 
 _TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
 class ProcessSlot:
-    """This process's number among a router's processes; they meet in ``directory``."""
+    """This process's number among those of its parent; they meet in ``directory``."""
 
     number: int
     processes: int
     directory: Path
     ticket_key: bytes = field(default_factory=make_ticket_key, repr=False)
-    """Signs tickets unless the settings have a key: the same in all processes of one router."""
+    """Signs tickets unless the settings have a key: the same in all processes of one parent."""
 
     @property
     def is_single(self) -> bool:
@@ -87,5 +87,7 @@ class PeerProcesses:
         with contextlib.closing(writer), contextlib.suppress(OSError):
             question, _, subject = (await reader.readline()).decode().strip().partition(" ")
             if question in self._answers:
-                writer.write(json.dumps(self._answers[question](subject)).encode())
+                answer = self._answers[question](subject)
+                # Metrics of thousands of replicas take a while.
+                writer.write((await asyncio.to_thread(json.dumps, answer)).encode())
                 await writer.drain()

@@ -18,6 +18,19 @@ _NOT_SUMMED: dict[str, _Combine] = {
     "forebay_router_unheld_partitions": max,
     "forebay_router_hedge_delay_seconds": max,
     "forebay_router_build_info": max,
+    "forebay_ready": min,
+    "forebay_storage_fault": max,
+    "forebay_group_generation": max,
+    "forebay_build_info": max,
+    "forebay_record_lag": max,
+    "forebay_time_lag_seconds": max,
+    "forebay_open_transaction_seconds": max,
+    "forebay_age_seconds": max,
+    "forebay_replica_role": max,
+    "forebay_replica_failed": max,
+    "forebay_restore_seconds_left": max,
+    "forebay_state_disk_size_bytes": max,
+    "forebay_state_disk_free_bytes": min,
     "process_start_time_seconds": min,
     "process_max_fds": min,
 }
@@ -42,8 +55,12 @@ def summed(several: Iterable[Iterable[Metric]]) -> list[Metric]:
 
 
 def counted(metrics: Iterable[Metric]) -> list[Metric]:
-    """Those that only grow, and outlive the process that counted them."""
-    return [metric for metric in metrics if metric.type in ("counter", "histogram")]
+    """Those that only grow, and outlive the process that counted them; what is counted of a replica does not."""
+    return [metric for metric in metrics if metric.type in ("counter", "histogram") and not _of_replica(metric)]
+
+
+def _of_replica(metric: Metric) -> bool:
+    return any("partition" in sample.labels for sample in metric.samples)
 
 
 def document_of(metrics: Iterable[Metric]) -> list[Any]:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from forebay_router.upstream.timeouts import running_timeout
+from forebay.timeouts import running_timeout
 
 
 async def test_a_stop_of_the_process_is_no_timeout():

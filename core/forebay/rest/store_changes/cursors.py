@@ -1,0 +1,93 @@
+"""How much of a partition a follower was sent, and the ids that tell it to whichever replica continues."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from forebay.position import encode_leb128, read_leb128
+
+_VERSION = 2
+_DIGEST_BYTES = 8
+MOST_ID_CHARACTERS = 8 << 10
+"""Proxies take a request's head of that size. A stream whose id would be longer has none, so it begins anew."""
+NO_NONCE = b""
+_NOTHING, _PART, _ALL = 0, 1, 2
+
+
+class ChangesCursor(NamedTuple):
+    """How much of one partition was sent; offsets are those of its log."""
+
+    log: bytes
+    """Digest of the log's identity."""
+    since: int
+    """Of what was sent, every change before this offset was sent."""
+    upper: int
+    """What was sent may contain changes before this offset: no replica behind it may continue."""
+    nonce: bytes = NO_NONCE
+    """Which replica's batches ``skip`` counts in."""
+    skip: int = 0
+    """How many keys of the batch after ``since`` were sent too."""
+    after: bytes | None = None
+    """The state was sent up to this stored key, empty if nothing was yet; None once all was."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the state was sent to its end."""
+        return self.after is None
+
+    def reaches(self, other: ChangesCursor) -> bool:
+        """Whether everything was sent that was up to another cursor."""
+        skip = self.skip if self.nonce == other.nonce else 0
+        return self.log == other.log and (self.since, skip) >= (other.since, other.skip)
+
+
+def encode_id(selection: bytes, partitions: Sequence[int], cursors: Mapping[int, ChangesCursor]) -> str:
+    """The id of an event: a position for each partition; empty if it would be too long.
+
+    A partition whose state was not sent to its end begins anew, though not before what was sent of it. So does one
+    that is of another log than the first.
+    """
+    log = next((cursors[partition].log for partition in partitions if partition in cursors), None)
+    if log is None:
+        return ""
+    known = {partition: cursor for partition, cursor in cursors.items() if cursor.log == log}
+    base = min(cursor.upper for cursor in known.values())
+    raw = bytearray([_VERSION]) + selection + log + encode_leb128(base)
+    for partition in partitions:
+        cursor = known.get(partition)
+        raw += encode_leb128(0 if cursor is None else cursor.upper - base)
+        raw += encode_leb128(_extent(cursor))
+    text = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    return text if len(text) <= MOST_ID_CHARACTERS else ""
+
+
+def _extent(cursor: ChangesCursor | None) -> int:
+    """How much was sent, in one number: nothing, not all of the state, or all changes up to a distance."""
+    if cursor is None:
+        return _NOTHING
+    return _ALL + cursor.upper - cursor.since if cursor.whole else _PART
+
+
+def decode_id(text: str, selection: bytes, partitions: Sequence[int]) -> dict[int, ChangesCursor]:
+    """The cursors in an id, none of one that belongs to another selection; raises ``ValueError``."""
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        if raw[0] != _VERSION or len(raw) < 1 + 2 * _DIGEST_BYTES:
+            raise ValueError("not an id")
+        found, rest = raw[1 : 1 + _DIGEST_BYTES], raw[1 + _DIGEST_BYTES :]
+        log, (base, *numbers) = rest[:_DIGEST_BYTES], read_leb128(rest[_DIGEST_BYTES:])
+    except (binascii.Error, IndexError) as error:
+        raise ValueError("not an id") from error
+    if found != selection or len(numbers) != 2 * len(partitions):
+        return {}
+    cursors = {}
+    for partition, over, extent in zip(partitions, numbers[::2], numbers[1::2], strict=True):
+        upper = base + over
+        if extent >= _PART:
+            # No replica can tell what has changed since the beginning, so it resets the partition.
+            since = 0 if extent == _PART else max(0, upper - extent + _ALL)
+            cursors[partition] = ChangesCursor(log, since, upper)
+    return cursors

@@ -1,0 +1,127 @@
+"""What a stream of a store's changes follows: some keys, a range of them, or all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from forebay.codecs import all_to_json
+from forebay.errors import BadParameter, BadRequest
+from forebay.rest.batches import MOST_KEYS, read_batch_keys
+from forebay.rest.parameters import ReadParameters, parse_time
+from forebay.rest.scans import SCAN_ROUTES, Scan, entry_range, prefix_range
+from forebay.stored_keys import LATEST, MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
+from forebay.topology import StoreSpec
+
+_ROUTES = {route.kind: route for route in SCAN_ROUTES if not route.keyed}
+_TIMED = frozenset({"window", "session"})
+_NO_TIME = bytes(TIME_SIZE)
+
+
+@dataclass(frozen=True)
+class KeySelection:
+    """The followed part of a store; ``keys`` are plain, None for all within the scan's range."""
+
+    scan: Scan
+    keys: tuple[bytes, ...] | None
+
+    @property
+    def spec(self) -> StoreSpec:
+        """The store."""
+        return self.scan.spec
+
+    @property
+    def items(self) -> str:
+        """The member of an event that holds the items: that of the store's lists."""
+        return self.scan.route.items
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Eight bytes that identify the selection, for ids."""
+        return hashlib.sha256(self.scan.digest + repr(self.keys).encode()).digest()[:8]
+
+    @cached_property
+    def partitions(self) -> Sequence[int]:
+        """The partitions where what is followed may be, in order."""
+        spec = self.spec
+        if self.keys is None or spec.stream_partitioner is None:
+            return range(spec.partitions)
+        return sorted({spec.partition_of(plain) for plain in self.keys})
+
+    def ranges(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
+        """The ranges of stored keys to read, in order, each half-open."""
+        scan = self.scan
+        if self.keys is None:
+            yield scan.start, scan.end
+            return
+        single = self.spec.stored_keys.kind == "key-value"
+        for prefix in self._prefixes(partition):
+            yield prefix, prefix + b"\x00" if single else successor(prefix)
+
+    def has(self, stored: bytes) -> bool:
+        """Whether a stored key, or a versioned one without its time, is followed, whatever its times."""
+        if not self.scan.start <= stored < self.scan.end:
+            return False
+        keys = self.spec.stored_keys
+        return self.keys is None or (stored if self.versioned else keys.prefix_of(stored)) in self._all_prefixes
+
+    @property
+    def versioned(self) -> bool:
+        """Whether a key has versions, or orders, of which the newest, or highest, is followed."""
+        return self.spec.stored_keys.kind in ("versioned", LATEST)
+
+    def names(self, stored: list[bytes]) -> list[bytes]:
+        """The JSON of items that are gone: as they are listed, but without value."""
+        spec, keys = self.spec, self.spec.stored_keys
+        plains = keys.plains([key + _NO_TIME for key in stored] if self.versioned else stored)
+        form, texts = all_to_json(spec.key_codec, plains)
+        if self.items == "entries":
+            return [b'{"key":' + form % text + b"}" for text in texts]
+        times = keys.times_ms(stored)
+        if self.items == "windows":
+            size_ms = spec.window_size_ms or 0
+            times.append(tuple(start + size_ms for start in times[0]))
+        else:
+            times.reverse()
+        named = b'{"key":' + form + b',"start_ms":%d,"end_ms":%d}'
+        return [named % item for item in zip(texts, *times, strict=True)]
+
+    def _prefixes(self, partition: int) -> list[bytes]:
+        spec = self.spec
+        anywhere = spec.stream_partitioner is None
+        here = [plain for plain in self.keys or () if anywhere or spec.partition_of(plain) == partition]
+        found = sorted(map(spec.stored_keys.prefix, here))
+        return [prefix for prefix in found if self.scan.start <= prefix < self.scan.end]
+
+    @cached_property
+    def _all_prefixes(self) -> frozenset[bytes]:
+        return frozenset(map(self.spec.stored_keys.prefix, self.keys or ()))
+
+
+def make_selection(spec: StoreSpec, parameters: ReadParameters, max_key_bytes: int) -> KeySelection:
+    """What a request follows; raises ``BadParameter`` or ``BadKey``."""
+    first_ms, last_ms = MIN_TIME_MS, MAX_TIME_MS
+    if spec.kind in _TIMED:
+        start, end = prefix_range(spec, parameters.prefix)
+        first_ms = first_ms if parameters.start is None else parse_time("from", parameters.start)
+        last_ms = last_ms if parameters.end is None else parse_time("to", parameters.end)
+    else:
+        start, end = entry_range(spec, parameters)
+    route = _ROUTES.get(spec.kind, _ROUTES["key-value"])
+    scan = Scan(route, spec, None, start, max(start, end), first_ms, last_ms, reverse=False)
+    return KeySelection(scan, None if parameters.keys is None else _keys(spec, parameters.keys, max_key_bytes))
+
+
+def _keys(spec: StoreSpec, text: bytes, max_key_bytes: int) -> tuple[bytes, ...]:
+    try:
+        keys = read_batch_keys(b'{"keys":%b}' % text, max_key_bytes).values
+    except BadRequest as problem:
+        raise BadParameter(
+            f'keys must be a JSON array of at most {MOST_KEYS} keys, such as ["UA","AA"]. {problem.detail}',
+            parameter="keys",
+        ) from None
+    if not keys:
+        raise BadParameter("keys is empty; leave it out to follow the whole store.", parameter="keys")
+    return tuple(sorted({spec.key_codec.from_json(key) for key in keys}))

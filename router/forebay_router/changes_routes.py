@@ -1,0 +1,53 @@
+"""A router's route for the changes of many keys."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from forebay.errors import Problem
+from forebay.rest.answers import problem_answer
+from forebay.rest.application import respond
+from forebay.rest.parameters import parse_parameters
+from forebay.rest.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
+from forebay.rest.store_changes.endpoint import open_stream
+from forebay.rest.store_changes.selection import make_selection
+from forebay.rest.store_changes.tail import Tails
+from forebay_router.metrics import RouterMetrics
+from forebay_router.reads.store_changes import RoutedSource
+from forebay_router.router import Router
+
+_READS_AT_ONCE = 16
+
+
+def add_changes_routes(
+    app: FastAPI, router: Router, metrics: RouterMetrics, problems: tuple[type[Problem], ...]
+) -> None:
+    """Add ``GET /v1/stores/{store}/changes``."""
+    endpoint = _stream_endpoint(router, metrics, Tails())
+    add_store_changes_route(app, problems, crashes_counted(STORE_CHANGES_ROUTE.path, endpoint, metrics.count))
+
+
+def _stream_endpoint(router: Router, metrics: RouterMetrics, tails: Tails) -> Endpoint:
+    route, turns = STORE_CHANGES_ROUTE, asyncio.Semaphore(_READS_AT_ONCE)
+
+    async def endpoint(request: Request) -> Response:
+        query, store = request.scope["query_string"], request.path_params["store"]
+        try:
+            parameters = parse_parameters(query, route.parameters)
+            spec = parameters.written(router.spec(store))
+            selection = make_selection(spec, parameters, router.settings.max_key_bytes)
+            source = RoutedSource(router, selection, parameters, query, turns)
+            timeout_ms = router.timeout_ms(parameters)
+            response = await open_stream(
+                request, source, parameters, timeout_ms, tails, router.limits, router.streams
+            )
+        except Problem as problem:
+            metrics.count(route.path, problem.status, store, problem.name)
+            return respond(problem_answer(problem))
+        metrics.count(route.path, response.status_code, store)
+        return response
+
+    return endpoint

@@ -1,0 +1,91 @@
+"""The keys that changed last in a replica: what a follower has missed, of this replica or of another."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+from weakref import WeakSet
+
+_PROCESS_BYTES = 64 << 20
+"""Of all replicas of a process together."""
+_LEAST_BYTES = 64 << 10
+_KEY_BYTES = 64
+"""What a key takes beside its own bytes."""
+
+_all: WeakSet[RecentChanges] = WeakSet()
+
+
+class ChangedKeys(NamedTuple):
+    """The stored keys that the records of ``[begin, end)`` changed."""
+
+    begin: int
+    end: int
+    keys: tuple[bytes, ...]
+
+
+class RecentChanges:
+    """Which keys of a replica changed at which offsets, as far back as its share of memory allows.
+
+    One thread writes, any thread reads. Offsets mean the same at every replica of a partition, so one that keeps
+    those since an offset can tell a follower of another replica what it has missed, deletions too.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.restart(0)
+        _all.add(self)
+
+    def restart(self, position: int) -> None:
+        """Forget all: the content is that of a position, and not known to follow from what it was."""
+        with self._lock:
+            self.nonce = secrets.token_bytes(4)
+            """Identifies this sequence of batches: those of another replica end elsewhere."""
+            self.end = position
+            """All keys that records before it changed were noted, or are forgotten."""
+            self._batches: deque[ChangedKeys] = deque()
+            self._held_bytes = 0
+            self._begin = position
+            # Of a replay from the beginning, tombstones may be gone.
+            self._others_begin = position or None
+
+    def note(self, keys: Iterable[bytes], position: int, *, end_reached: bool) -> None:
+        """Add the keys that a batch up to a position changed; after its commit, before its progress is known."""
+        changed = tuple(keys)
+        with self._lock:
+            if changed:
+                self._batches.append(ChangedKeys(self.end, position, changed))
+                self._held_bytes += _size(changed)
+            self.end = position
+            if end_reached and self._others_begin is None:
+                self._others_begin = position
+            most_bytes = max(_LEAST_BYTES, _PROCESS_BYTES // max(1, len(_all)))
+            while self._held_bytes > most_bytes:
+                oldest = self._batches.popleft()
+                self._held_bytes -= _size(oldest.keys)
+                self._begin = oldest.end
+
+    def since(self, offset: int, nonce: bytes) -> list[ChangedKeys] | None:
+        """The batches with changes at or after an offset; None if some are not known any more.
+
+        ``nonce`` is that of the replica which read up to the offset.
+        """
+        with self._lock:
+            if offset < self._begin or (nonce != self.nonce and not self._knows_of_others(offset)):
+                return None
+            found: list[ChangedKeys] = []
+            for batch in reversed(self._batches):
+                if batch.end <= offset:
+                    break
+                found.append(batch)
+        found.reverse()
+        return found
+
+    def _knows_of_others(self, offset: int) -> bool:
+        return self._others_begin is not None and offset >= self._others_begin
+
+
+def _size(keys: tuple[bytes, ...]) -> int:
+    return sum(map(len, keys)) + _KEY_BYTES * len(keys)

@@ -1,0 +1,46 @@
+from forebay_worker.tasks.recent_changes import ChangedKeys, RecentChanges
+
+ELSEWHERE = b""
+
+
+def of_position(position: int) -> RecentChanges:
+    recent = RecentChanges()
+    recent.restart(position)
+    return recent
+
+
+def test_what_changed_since_an_offset_is_known_by_batch():
+    recent = of_position(10)
+    recent.note([b"a", b"b"], 12, end_reached=False)
+    recent.note([], 13, end_reached=True)
+    recent.note([b"b"], 14, end_reached=True)
+    assert recent.end == 14
+    assert recent.since(12, ELSEWHERE) == [ChangedKeys(13, 14, (b"b",))]
+    # In the middle of a batch: all of it, since others may have batches that end elsewhere.
+    assert recent.since(11, ELSEWHERE) == [ChangedKeys(10, 12, (b"a", b"b")), ChangedKeys(13, 14, (b"b",))]
+    assert recent.since(14, ELSEWHERE) == []
+    assert recent.since(9, ELSEWHERE) is None
+    recent.restart(14)
+    assert recent.since(13, ELSEWHERE) is None
+
+
+def test_a_replay_from_the_beginning_proves_nothing_to_followers_of_others_until_its_end():
+    recent = of_position(0)
+    recent.note([b"a"], 5, end_reached=False)
+    recent.note([b"b"], 8, end_reached=True)
+    recent.note([b"c"], 9, end_reached=True)
+    # Tombstones before offset 8 may have been compacted away.
+    assert recent.since(5, ELSEWHERE) is None
+    assert recent.since(8, ELSEWHERE) == [ChangedKeys(8, 9, (b"c",))]
+    assert len(recent.since(0, recent.nonce) or ()) == 3
+
+
+def test_memory_is_bounded_and_what_was_forgotten_is_known_to_be(monkeypatch):
+    monkeypatch.setattr("forebay_worker.tasks.recent_changes._PROCESS_BYTES", 0)
+    recent = of_position(1)
+    for offset in range(1, 201):
+        recent.note([b"%01000d" % offset], offset + 1, end_reached=True)
+    assert recent.since(1, recent.nonce) is None
+    kept = recent.since(190, recent.nonce)
+    assert kept is not None
+    assert [batch.end for batch in kept] == list(range(191, 202))
