@@ -21,7 +21,7 @@ from forebay.changelog import Heartbeat
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
 
-CHANGES = {1_000: 20, 100_000: 8, 2_000_000: 3}
+CHANGES = {1_000: 20, 100_000: 8}
 """By how many keys a batch changes, how many batches follow the first, which is copied."""
 PARTITIONS = 4
 _TOPIC = "bench-counts-changelog"
