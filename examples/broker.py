@@ -58,13 +58,6 @@ def java() -> str:
     return os.path.join(home, "bin", "java") if home else "java"
 
 
-def spark_connector() -> str:
-    """Spark's Kafka connector, in the form of ``spark.jars``; raises ``FileNotFoundError`` without Maven."""
-    _need("mvn")
-    subprocess.run([ROOT / "scripts" / "jars" / "fetch", "spark-kafka"], check=True)
-    return ",".join(str(path) for path in sorted((ROOT / ".jars" / "spark-kafka").glob("*.jar")))
-
-
 @dataclass(frozen=True)
 class _Place:
     """A broker's place in its cluster."""

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from examples.broker import Broker, java
+from examples.spark_connector import spark_connector
 from tests.checkpoints import copied, extracted, spark_4_0, written
 from tests.cluster import Cluster, running_cluster
 
@@ -53,6 +54,14 @@ def need_kafka() -> None:
     for command in (java(), "mvn"):
         if shutil.which(command) is None:
             pytest.skip(f"NO KAFKA TESTED: {command!r} is not on the PATH; install it or set FOREBAY_TEST_KAFKA")
+
+
+def spark_kafka_jars() -> str:
+    """The connector of the PySpark that is installed, in the form of ``spark.jars``."""
+    try:
+        return spark_connector()
+    except FileNotFoundError as error:
+        pytest.skip(f"NO KAFKA TESTED: {error}")
 
 
 @pytest.fixture

@@ -83,11 +83,18 @@ def test_a_state_directory_of_others_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "major", "wrong"),
-    [("/bin/java", 17, False), ("/bin/java", 8, True), ("/bin/java", 24, True), (None, None, True)],
+    ("command", "major", "spark", "wrong"),
+    [
+        ("/bin/java", 17, "4.0.5", False),
+        ("/bin/java", 8, "4.2.1", True),
+        ("/bin/java", 25, "4.1.4", True),
+        ("/bin/java", 25, "4.2.1", False),
+        ("/bin/java", 26, "4.2.1", True),
+        (None, None, "4.2.1", True),
+    ],
 )
-def test_java_is_one_that_spark_runs_on(command, major, wrong):
-    assert bool(java_verdict(command, major).findings) is wrong
+def test_java_is_one_that_spark_runs_on(command, major, spark, wrong):
+    assert bool(java_verdict(command, major, spark).findings) is wrong
 
 
 def test_limits_and_disks_are_judged_by_what_is_needed(cluster):

@@ -18,7 +18,7 @@ from tests.cluster import Cluster, free_port, restore_processes, running_cluster
 from tests.tokens import header_of, token_of
 
 ROOT = Path(__file__).parents[2]
-AXE = next((ROOT / ".venv").glob("axe-core-*.js"), None)
+AXE = next(Path(sys.prefix).glob("axe-core-*.js"), None)
 TWO_KINDS = """
 application_id = "test"
 

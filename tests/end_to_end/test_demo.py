@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import need_kafka
+from tests.conftest import need_kafka, spark_kafka_jars
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_demo_checks_out(options):
     if "--kafka" in options:
         need_kafka()
+        spark_kafka_jars()
     done = subprocess.run(
         [sys.executable, "-m", "examples.flights.demo", "--check", *options],
         cwd=ROOT,

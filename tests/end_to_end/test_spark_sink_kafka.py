@@ -1,6 +1,5 @@
 """The sink on a real Spark and a real broker: what it writes is read back, and repeats change nothing."""
 
-import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -8,10 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from examples.broker import ROOT
 from forebay.errors import SinkError
 from tests.cluster import Cluster, running_cluster, wait_until
-from tests.conftest import need_kafka
+from tests.conftest import need_kafka, spark_kafka_jars
 from tests.core.changelog.test_command import run as command
 from tests.end_to_end.test_spark_sink import Source, refusal, run
 
@@ -85,8 +83,7 @@ def jvm() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def jars() -> str:
-    subprocess.run([ROOT / "scripts" / "jars" / "fetch", "spark-kafka"], check=True)
-    return ",".join(map(str, sorted((ROOT / ".jars" / "spark-kafka").glob("*.jar"))))
+    return spark_kafka_jars()
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,10 @@ from forebay.errors import SettingError
 from forebay.topology import Topology
 
 _OPTIONAL = ("pyspark", "pyarrow", "confluent-kafka", "aiokafka")
-_JAVA = (17, 23)
-"""Spark 4.0 fails on others."""
+_OLDEST_JAVA = 17
+_NEWEST_JAVA = {"4.0": 23, "4.1": 23}
+"""By Spark minor, the last on which it starts: their Hadoop calls what Java 24 has removed."""
+_NEWEST_JAVA_TESTED = 25
 _FILES_PER_STORE = 10
 _FILES_FOR_CONNECTIONS = 4_096
 _LEAST_FREE = 0.1
@@ -46,12 +48,13 @@ def _version(package: str) -> str | None:
 
 def check_java() -> Check:
     """Whether Spark, where it is installed, finds a Java that it runs on."""
-    if _version("pyspark") is None:
+    spark = _version("pyspark")
+    if spark is None:
         return Check("java", "not needed: pyspark is not installed here")
     home = os.environ.get("JAVA_HOME")
     command = shutil.which(f"{home}/bin/java" if home else "java")
     found = None if command is None else _java_version(command)
-    return java_verdict(command, found)
+    return java_verdict(command, found, spark)
 
 
 def _java_version(command: str) -> int | None:
@@ -60,13 +63,14 @@ def _java_version(command: str) -> int | None:
     return None if major is None else int(major[1])
 
 
-def java_verdict(command: str | None, major: int | None) -> Check:
-    """The check of a Java command, None without one, and its major version, None if it tells none."""
-    least, most = _JAVA
-    if major is not None and least <= major <= most:
+def java_verdict(command: str | None, major: int | None, spark: str) -> Check:
+    """The check of a Java command, None without one, and its major version, None if it tells none, for a Spark."""
+    minor = ".".join(spark.split(".")[:2])
+    newest = _NEWEST_JAVA.get(minor, _NEWEST_JAVA_TESTED)
+    if major is not None and _OLDEST_JAVA <= major <= newest:
         return Check("java", f"Java {major} at {command}")
     what = "There is no Java" if command is None else f"{command} is Java {major or 'of an unknown version'}"
-    detail = f"{what}; Spark 4.0 runs on {least} to {most}."
+    detail = f"{what}; Spark {minor} runs on {_OLDEST_JAVA} to {newest}."
     remedy = "Install one, on Debian openjdk-17-jre-headless, or set JAVA_HOME to one that is installed."
     return Check("java", what, (Finding("java-unsuitable", "error", detail, remedy),))
 
