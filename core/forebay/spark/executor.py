@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import sys
 import zipimport
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from forebay.partitioning import StreamPartitioner
 from forebay.record_orders import split_order
 from forebay.spark.batch_murmur2 import murmur2_partitions
 
-Batches = Iterable["pa.RecordBatch"]
+Batches = Iterator["pa.RecordBatch"]
 
 END = (1 << 31) - 1
 """The partition of the row that follows a task's last one. If a task is cancelled, Spark ends its rows between two
