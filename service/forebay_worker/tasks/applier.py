@@ -155,13 +155,12 @@ class Applier:
         """Apply what is new, and wait until something may be."""
         self._run_commands()
         self._keep_house()
-        applied = flowing = 0
+        applied = 0
         self._yield.begin()
         for batch in self._consumer.poll(self._records_per_poll()):
             replica = self._replicas.get(batch.topic_partition)
             if replica is not None:
                 applied += len(batch.records)
-                flowing += bool(batch.records)
                 self._apply_in_slices(replica, batch)
         due_in_ms = self._current_due_boot_ms - boot_ms()
         if due_in_ms <= 0:
@@ -171,7 +170,7 @@ class Applier:
         elif self._records_per_second:
             self._wake.wait(applied / self._records_per_second)
         else:
-            self._wake.wait(self._yield.pause_before_poll_s(flowing))
+            self._wake.wait(self._yield.pause_before_poll_s())
 
     def _records_per_poll(self) -> int:
         """How many records of one partition to take at once."""

@@ -14,9 +14,6 @@ _MOST_PAUSE_S = 0.02
 """However long the work took, such as the start of a rebuild."""
 _LEAST_TURN_S = 0.002
 """From one poll of a log that flows to the next at least: what comes together is committed together."""
-_TURN_BY_PARTITION_S = 0.0004
-"""The same for each partition that had records. Why: a commit of one record costs as much as one of twenty, and of
-many partitions each has few in a turn."""
 
 
 class ReaderYield:
@@ -43,8 +40,7 @@ class ReaderYield:
             self._sleep(min(used_s * _PAUSE_BY_WORK, _MOST_PAUSE_S))
             self._since_s = self._work_s()
 
-    def pause_before_poll_s(self, partitions: int) -> float:
-        """How long to wait before the next poll, while records keep coming of so many ``partitions`` at once."""
+    def pause_before_poll_s(self) -> float:
+        """How long to wait before the next poll, while records keep coming."""
         used_s = self._work_s() - self._since_s
-        gathering_s = max(_LEAST_TURN_S, partitions * _TURN_BY_PARTITION_S)
-        return min(max(gathering_s, used_s * _PAUSE_BY_WORK), _MOST_PAUSE_S)
+        return min(max(_LEAST_TURN_S, used_s * _PAUSE_BY_WORK), _MOST_PAUSE_S)

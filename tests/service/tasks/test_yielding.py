@@ -43,14 +43,9 @@ def test_small_pieces_of_work_are_paused_for_together(thread, turn):
 
 
 def test_a_log_that_flows_is_polled_every_two_milliseconds_at_most(thread, turn):
-    assert turn.pause_before_poll_s(4) == pytest.approx(0.002)
+    assert turn.pause_before_poll_s() == pytest.approx(0.002)
     thread.worked_s += 0.004
-    assert turn.pause_before_poll_s(4) == pytest.approx(0.008)
-
-
-def test_the_more_partitions_flow_the_longer_their_records_are_gathered(turn):
-    assert turn.pause_before_poll_s(20) == pytest.approx(0.008)
-    assert turn.pause_before_poll_s(1_000) == pytest.approx(0.02)
+    assert turn.pause_before_poll_s() == pytest.approx(0.008)
 
 
 def test_work_before_the_turn_does_not_count(thread, turn):
@@ -62,6 +57,6 @@ def test_work_before_the_turn_does_not_count(thread, turn):
 
 def test_no_pause_is_long_however_long_the_work_was(thread, turn):
     thread.worked_s += 5.0
-    assert turn.pause_before_poll_s(1) == pytest.approx(0.02)
+    assert turn.pause_before_poll_s() == pytest.approx(0.02)
     turn.after_slice()
     assert thread.pauses_s == pytest.approx([0.02])
