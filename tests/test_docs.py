@@ -222,6 +222,7 @@ def test_every_term_of_the_glossary_says_where_it_lives():
         ("comparison.md", "## What was measured"),
         ("failover.md", "## How long it takes"),
         ("sidecar.md", "## What a row costs"),
+        ("state-tap.md", "## What it costs"),
     ],
 )
 def test_figures_are_those_of_the_report(page, heading):
