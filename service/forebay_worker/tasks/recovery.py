@@ -294,7 +294,7 @@ class Recovery:
         except Exception as error:
             log.warning("%s is not served while it is rebuilt: %s", replica.topic_partition, error)
         else:
-            replica.predecessor = former
+            replica.serve_predecessor(former)
         return True
 
     def _begin_anew(self, replica: Replica) -> None:

@@ -174,6 +174,13 @@ class Replica:
         if self.predecessor is not None:
             self.predecessor.designated_boot_ms = since_boot_ms
 
+    def serve_predecessor(self, former: Replica) -> None:
+        """Have a former state of this replica answer its reads, in this one's role."""
+        self.predecessor = former
+        while former.designated_boot_ms != self.designated_boot_ms:
+            # It may have changed since the copy was made. Whoever changes it from now on knows of both.
+            former.designated_boot_ms = self.designated_boot_ms
+
     def learn_log(self, log: str) -> None:
         """Record its log's identity with the next commit, if that was not known when it was opened."""
         if self.log is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from collections import defaultdict
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from forebay.stored_keys import USER_TAG
+from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.phases import PhaseError, ReplicaPhase, check_transition
 from forebay_worker.tasks.replica import Replica
@@ -46,6 +48,17 @@ def test_a_phase_follows_only_those_of_the_diagram(before, after):
     else:
         with pytest.raises(PhaseError, match=f"{before.value} cannot become {after.value}"):
             check_transition(before, after)
+
+
+def test_what_is_served_during_a_rebuild_has_the_role_of_its_replica():
+    replica = Replica(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a"))
+    former = dataclasses.replace(replica)
+    # By another thread, once the copy was made.
+    replica.designate(5.0)
+    replica.serve_predecessor(former)
+    assert former.designated_boot_ms == 5.0
+    replica.designate(None)
+    assert former.designated_boot_ms is None
 
 
 def test_one_thread_changes_a_replica_through_all_of_its_life(tmp_path, monkeypatch):
