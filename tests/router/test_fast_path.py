@@ -5,10 +5,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from forebay.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Peer
+from forebay.routing.read_policy import GiveUp
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
@@ -41,44 +44,70 @@ def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatc
     assert 50 <= most <= 100
 
 
+class SentRead:
+    """A read of a router with room for one, on its way to a worker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent: list[Callable[[HttpAnswer | None], bool]] = []
+
+        class Worker:
+            def send(self, request: bytes, then: Callable[[HttpAnswer | None], bool], most: int) -> bool:
+                sent.append(then)
+                return True
+
+        class Client:
+            address = PEER
+
+            def pending(self, template: RequestTemplate) -> Client:
+                return self
+
+            def peer(self, template: RequestTemplate) -> Peer:
+                return PEER
+
+            def fill(_, answer: HttpAnswer, *__: object) -> None:
+                self.status.set_result(answer.status)
+
+        settings = load_settings("router", {"seeds": "127.0.0.1:1", "max_in_flight": "1"}, {})
+        self.router = Router(RouterSettings(**settings))
+        spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
+        self.router.cluster.metadata = StreamsMetadataState({"s": spec})
+        self.path = RouterFastPath(self.router, RouterMetrics(self.router))
+        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.worker = WorkerView(HostInfo("w", 1))
+        target = ReadTarget(self.worker, cast(WorkerConnections, Worker()), b"")
+        monkeypatch.setattr(self.path._candidates, "choose", lambda *_: target)
+        self.read = self.path.key(RequestTemplate("s", b"", b"", b"", b"h"))
+        client = cast(FastPathProtocol, Client())
+        assert self.read(b"k", client) is client
+        (self.answer,) = sent
+
+
 async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_flight(monkeypatch):
-    asked: list[Callable[[HttpAnswer | None], None]] = []
-
-    class Worker:
-        def send(self, sent: bytes, then: Callable[[HttpAnswer | None], None], most: int) -> bool:
-            asked.append(then)
-            return True
-
-    class Client:
-        def pending(self, template: RequestTemplate) -> Client:
-            return self
-
-        address = PEER
-
-        def peer(self, template: RequestTemplate) -> Peer:
-            return PEER
-
-        def fill(self, answer: HttpAnswer, *_: object) -> None:
-            answered.set_result(answer.status)
-
-    settings = load_settings("router", {"seeds": "127.0.0.1:1", "max_in_flight": "1"}, {})
-    router = Router(RouterSettings(**settings))
-    spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
-    router.cluster.metadata = StreamsMetadataState({"s": spec})
-    path, answered = RouterFastPath(router, RouterMetrics(router)), asyncio.get_running_loop().create_future()
-    target = ReadTarget(WorkerView(HostInfo("w", 1)), cast(WorkerConnections, Worker()), b"")
-    monkeypatch.setattr(path._candidates, "choose", lambda *_: target)
-    read, client = path.key(RequestTemplate("s", b"", b"", b"", b"h")), cast(FastPathProtocol, Client())
-    assert read(b"k", client) is client
-    (lose,) = asked
-    lose(None)
+    sent = SentRead(monkeypatch)
+    sent.answer(None)
     # Another comes before it is asked elsewhere.
-    later = read(b"k", PROTOCOL)
+    later = sent.read(b"k", PROTOCOL)
     assert isinstance(later, HttpAnswer)
     assert later.status == 429
     # Nobody else holds anything.
-    assert await asyncio.wait_for(answered, 10) == 503
-    await until(lambda: router.limits.requests.used == 0)
+    assert await asyncio.wait_for(sent.status, 10) == 503
+    await until(lambda: sent.router.limits.requests.used == 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "silent_reads"),
+    [(None, 5), (HttpAnswer(200, b"", b'{"store":"s","key":"k","value":1}'), 0)],
+)
+async def test_only_an_answer_shows_that_a_worker_which_nobody_awaits_any_more_does_not_hang(
+    monkeypatch, answer, silent_reads
+):
+    sent = SentRead(monkeypatch)
+    (outstanding,) = sent.path._outstanding
+    sent.path._continue_on_slow_path(outstanding, sent.path._policy_of(outstanding), [GiveUp("late")])
+    assert await asyncio.wait_for(sent.status, 10) == 504
+    sent.worker.slow_reads = 5
+    sent.answer(answer)
+    assert sent.worker.slow_reads == silent_reads
 
 
 async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
