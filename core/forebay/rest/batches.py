@@ -24,10 +24,10 @@ _MOST_TEXT = 16
 """Characters of JSON for one byte of a key at most: six for an escaped control character, more for indentation."""
 _LONGEST_LITERAL = 12
 """Characters in which a piece's end may show as another fault: of ``true``, or of an escape."""
-_BEGIN = re.compile(r'[ \t\n\r]*\{[ \t\n\r]*"keys"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*')
-_BETWEEN = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
-_LIST_END = re.compile(r"[ \t\n\r]*\]")
-_END = re.compile(r"[ \t\n\r]*\][ \t\n\r]*\}[ \t\n\r]*\Z")
+_BEGIN = re.compile(r'[ \t\n\r]*+\{[ \t\n\r]*+"keys"[ \t\n\r]*+:[ \t\n\r]*+\[[ \t\n\r]*+')
+_BETWEEN = re.compile(r"[ \t\n\r]*+,[ \t\n\r]*+")
+_LIST_END = re.compile(r"[ \t\n\r]*+\]")
+_END = re.compile(r"[ \t\n\r]*+\][ \t\n\r]*+\}[ \t\n\r]*+\Z")
 KeyResult = tuple[int, bytes]
 """The result for one key: a status and, as JSON, the answer or the problem."""
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
