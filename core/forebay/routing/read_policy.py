@@ -155,6 +155,7 @@ class ReadPolicy(Generic[Host]):
         self._not_yet: list[Host] = []
         self._slow: set[Host] = set()
         self._hedges: set[Host] = set()
+        """Those of which the last request was one."""
         self._hedge_due_ms = 0.0
         self._hedge_throttled = False
         self._overloads = 0
@@ -180,12 +181,10 @@ class ReadPolicy(Generic[Host]):
 
     def settle(self, outcomes: Sequence[tuple[Host, AttemptOutcome]], now_ms: float) -> list[Action[Host]]:
         """Take what became of requests, those that were known together in one call; go on if none is final."""
-        is_hedge = {host: host in self._hedges for host, _ in outcomes}
         for host, outcome in outcomes:
             del self._in_flight[host]
-            self._hedges.discard(host)
             if self._is_final(host, outcome, now_ms):
-                return self._done(Finish(host, is_hedge[host]))
+                return self._done(Finish(host, host in self._hedges))
         if self._is_late(now_ms):
             return self._done(GiveUp("late"))
         if self._in_flight:
@@ -254,8 +253,7 @@ class ReadPolicy(Generic[Host]):
                 self._actions.append(Skip(host))
                 continue
             self._actions.append(Ask(host, self._lets_wait, is_hedge))
-            if is_hedge:
-                self._hedges.add(host)
+            (self._hedges.add if is_hedge else self._hedges.discard)(host)
             self._note_sent(host, now_ms)
             return True
         return False
