@@ -15,7 +15,7 @@ from bench.deployment import ask
 from bench.figures import Row, Target
 from bench.process import processor_s, resident_mb
 
-from tests.cluster import free_port, wait_until
+from tests.support.cluster import free_port, wait_until
 
 WORKERS = (3, 30, 300, 1_000)
 TASKS = 20_000

@@ -15,7 +15,7 @@ from typing import Any
 from bench import credentials
 from bench.records import records
 
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.support.cluster import Cluster, running_cluster, wait_until
 
 STORE = "bench"
 KEYS = 20_000

@@ -16,7 +16,7 @@ from examples.enrichment.enrich import ADDED_COLUMNS, enrich
 from examples.flights.session import start_spark
 from forebay.client import Client
 from forebay.errors import Problem
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 _ROWS = 200_000
 _KEYS = {20_000: "rows of 20,000 keys at random", 500: "rows of 500 keys at random"}

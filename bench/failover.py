@@ -13,7 +13,7 @@ from bench.figures import Row, Target, percentile
 from bench.open_loop import Read, for_seconds, read_steadily
 from bench.records import records
 
-from tests.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster, wait_until
 
 READS_PER_SECOND = 500
 WORKERS = 3

@@ -20,7 +20,7 @@ from bench.wrk import Load, Requests, load
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.task_ids import TopicPartition
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 CONNECTIONS = 32
 SMALL_CACHE_BYTES = 4 << 20

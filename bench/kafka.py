@@ -17,7 +17,7 @@ from bench.process import Family, processor_s
 from bench.records import records
 
 from examples.broker import Broker
-from tests.cluster import Cluster, free_port, wait_until
+from tests.support.cluster import Cluster, free_port, wait_until
 
 RECORDS = 4_000_000
 PARTITIONS = 4

@@ -19,7 +19,7 @@ from bench.table_service import TableService, compiled
 from bench.wrk import Requests
 
 from examples.broker import Broker
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 TASKS = 64
 _RESTORE_PROCESSES = 2

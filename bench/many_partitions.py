@@ -16,7 +16,7 @@ from bench.stream_writer import Stream, streaming
 from bench.wrk import Requests, load
 
 from examples.broker import Broker
-from tests.cluster import Cluster, free_port
+from tests.support.cluster import Cluster, free_port
 
 _FEW = 4
 _CONNECTIONS = 32

@@ -8,7 +8,7 @@ from bench.figures import Row, Target
 from bench.process import most_resident_mb
 from bench.records import records
 
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 STORES = 400
 PARTITIONS = 4

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.cluster import free_port, wait_until
+from tests.support.cluster import free_port, wait_until
 
 _NGINX = """
 daemon off;

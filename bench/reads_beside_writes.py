@@ -26,7 +26,7 @@ from bench.table_service import TableService, compiled
 from bench.wrk import Requests, load
 
 from examples.broker import Broker
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 RATES = (0, 10_000, 50_000)
 """Records a second."""

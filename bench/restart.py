@@ -10,7 +10,7 @@ from bench.deployment import OPTIONS, STORE, ask, deployment
 from bench.figures import Row, Target
 from bench.records import records
 
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 TASKS = 64
 KEYS = 20_000

@@ -17,7 +17,7 @@ from bench.figures import Row, Target, percentile
 from bench.open_loop import for_seconds, read_steadily
 from bench.records import records
 
-from tests.cluster import Cluster, free_port, wait_until
+from tests.support.cluster import Cluster, free_port, wait_until
 
 RECORDS = 2_000_000
 PARTITIONS = 4

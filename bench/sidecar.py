@@ -14,7 +14,7 @@ from bench.deployment import OPTIONS, STORE, ask, served
 from bench.figures import Row, interleaved, percentile
 
 from forebay.client import Client
-from tests.cluster import free_port, wait_until
+from tests.support.cluster import free_port, wait_until
 
 _BATCH = 500
 _MOST_ANSWER_BYTES = 64 << 10

@@ -20,7 +20,7 @@ from bench.records import records
 
 from forebay.changelog.urls import open_changelog
 from forebay.topology import StoreSpec, load_topology
-from tests.logs import KafkaLog, Row, SqliteLog
+from tests.support.logs import KafkaLog, Row, SqliteLog
 
 _TURN_S = 0.01
 _HEARTBEAT_S = 0.5

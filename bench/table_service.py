@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient
 
 from examples.broker import java
-from tests.cluster import free_port, wait_until
+from tests.support.cluster import free_port, wait_until
 
 _ROOT = Path(__file__).parents[1]
 _JARS = _ROOT / ".jars" / "kafka-streams"

@@ -21,7 +21,7 @@ from bench.wrk import Requests, load
 
 from examples.broker import Broker
 from examples.ports import free_ports
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 PROCESSES = 2
 _CONNECTIONS = 32

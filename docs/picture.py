@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.browser import browser_page
-from tests.cluster import Cluster, running_cluster
+from tests.support.browser import browser_page
+from tests.support.cluster import Cluster, running_cluster
 
 PICTURE = Path(__file__).parent / "console.png"
 _TOPOLOGY = """

@@ -9,8 +9,8 @@ import pytest
 
 from examples.broker import Broker, java
 from examples.spark_connector import spark_connector
-from tests.checkpoints import copied, extracted, spark_4_0, written
-from tests.cluster import Cluster, running_cluster
+from tests.support.checkpoints import copied, extracted, spark_4_0, written
+from tests.support.cluster import Cluster, running_cluster
 
 __all__ = ["copied", "extracted", "spark_4_0", "written"]
 """Fixtures from elsewhere."""

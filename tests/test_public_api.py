@@ -23,6 +23,6 @@ def test_the_compatibility_page_names_each_public_module(module):
 
 def test_a_user_program_is_type_checked():
     strict = ("--strict", "--config-file=", "--cache-dir", ".mypy_cache/user")
-    command = [sys.executable, "-m", "mypy", *strict, "tests/user_program.py"]
+    command = [sys.executable, "-m", "mypy", *strict, "tests/support/user_program.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

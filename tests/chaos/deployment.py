@@ -20,7 +20,7 @@ from forebay.clock import boot_ms
 from forebay.topology import Topology
 from tests.chaos.history import Finding
 from tests.chaos.proxy import Proxies, Proxy
-from tests.command_process import CommandProcess
+from tests.support.command_process import CommandProcess
 
 STOP_WITHIN_S = 30
 STARTING_MS = 5_000

@@ -28,7 +28,7 @@ from tests.chaos.reading import Reading
 from tests.chaos.schedule import PlannedFault, episodes, kinds_for
 from tests.chaos.sweep import sweep
 from tests.chaos.writer import Compactor, LogWriter, SqliteWriter, Writer
-from tests.command_process import CommandProcess
+from tests.support.command_process import CommandProcess
 
 TOPOLOGY = """
 application_id = "chaos"

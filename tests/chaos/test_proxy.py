@@ -8,7 +8,7 @@ import pytest
 
 from examples.ports import free_ports
 from tests.chaos.proxy import Mode, Proxies, Proxy
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 from forebay.authentication import make_authenticator
 from forebay.bearer_tokens import TokensFile
 from forebay.errors import Forbidden, SettingError
-from tests.installed import install_authenticator
-from tests.tokens import token_of
+from tests.support.installed import install_authenticator
+from tests.support.tokens import token_of
 
 
 def test_nobody_is_asked_unless_a_setting_says_so():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.bearer_tokens import TokensFile, bearer
 from forebay.errors import SettingError, Unauthenticated
-from tests.tokens import token_of
+from tests.support.tokens import token_of
 
 DIGEST = hashlib.sha256(b"hashed").hexdigest()
 SECRET = token_of("secret")

@@ -45,7 +45,7 @@ from forebay.errors import Problem
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
 from forebay.topology import StoreSpec
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 
 TOPOLOGY = """
 application_id = "client"

@@ -14,9 +14,9 @@ from forebay.client import AsyncClient, Client
 from forebay.client.query_command import query
 from forebay.client.status_command import status
 from forebay.happy_eyeballs import Address, attempt_delay_s, in_turn
-from tests.answering_server import AnsweringServer, answering_server
-from tests.cluster import Cluster, free_port
-from tests.names import NAME, dropping, infos, resolve
+from tests.support.answering_server import AnsweringServer, answering_server
+from tests.support.cluster import Cluster, free_port
+from tests.support.names import NAME, dropping, infos, resolve
 
 __all__ = ["resolve"]
 

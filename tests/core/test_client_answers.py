@@ -12,7 +12,7 @@ from forebay.client.requested import Requested, batch_mismatch, change_mismatch,
 from forebay.client.results import answer_of
 from forebay.codecs import KEY_CODECS
 from forebay.errors import AnswerMismatch, Problem
-from tests.answering_server import LAG, POSITION, AnsweringServer, answering_server
+from tests.support.answering_server import LAG, POSITION, AnsweringServer, answering_server
 
 ANSWER = {
     "store": "s",

@@ -15,8 +15,8 @@ import pytest
 
 from forebay.client import Answer, AsyncClient, Client
 from forebay.errors import ClientUnusable
-from tests.answering_server import AnsweringServer, answering_server
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.support.answering_server import AnsweringServer, answering_server
+from tests.support.cluster import Cluster, running_cluster, wait_until
 
 NAMES = [f"k{number}" for number in range(200)]
 

@@ -18,8 +18,8 @@ from forebay.client.proxies import Proxy, proxies_of, proxy_of
 from forebay.client.query_command import query
 from forebay.client.status_command import status
 from forebay.errors import Problem
-from tests.answering_server import answering_server
-from tests.cluster import free_port
+from tests.support.answering_server import answering_server
+from tests.support.cluster import free_port
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 SERVER = "http://router.invalid:8080"

@@ -14,7 +14,7 @@ from forebay.doctor.command import doctor
 from forebay.doctor.machine import disk_verdict, java_verdict, open_files_verdict
 from forebay.doctor.processes import Answers, process_verdict
 from forebay.topology import load_topology
-from tests.cluster import free_port
+from tests.support.cluster import free_port
 
 
 def diagnosis(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:

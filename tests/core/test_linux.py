@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from forebay.linux import ask_for_short_slices
-from tests.cluster import running_cluster
+from tests.support.cluster import running_cluster
 
 _SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 

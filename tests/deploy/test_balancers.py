@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from forebay.client.status_command import status as status_command
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
-from tests.deploy.balancers import BALANCERS, DEPLOY, running_balancer
 from tests.deploy.test_chart import KUBERNETES
+from tests.support.balancers import BALANCERS, DEPLOY, running_balancer
+from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 
 KEY = "/v1/stores/counts/keys/a%2Fb"
 MOST_STREAMS = 8

@@ -25,7 +25,7 @@ from forebay.bearer_tokens import TokensFile
 from forebay.errors import Unauthenticated
 from forebay.settings import settings_for
 from forebay.topology import parse_topology
-from tests.deploy.command_lines import settings_of
+from tests.support.command_lines import settings_of
 
 CHART = SCHEMA.parent
 

@@ -11,7 +11,7 @@ import yaml
 
 from examples.flights import flights, job
 from forebay.settings import SETTINGS
-from tests.deploy.command_lines import settings_of
+from tests.support.command_lines import settings_of
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

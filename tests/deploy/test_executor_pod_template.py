@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from forebay.listen_addresses import UnixAddress
-from tests.deploy.command_lines import settings_of
+from tests.support.command_lines import settings_of
 
 TEMPLATE = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "spark-executor-pod-template.yaml").read_text())
 OLDEST = "1.29"

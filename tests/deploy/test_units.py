@@ -10,7 +10,7 @@ import click
 import pytest
 
 from forebay.state_tap.command import spark
-from tests.deploy.command_lines import settings_of
+from tests.support.command_lines import settings_of
 
 ROOT = Path(__file__).parents[2]
 UNITS = {

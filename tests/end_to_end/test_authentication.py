@@ -20,10 +20,10 @@ from forebay.client import Answer, AsyncClient, Client
 from forebay.errors import ForebayError, Unauthenticated
 from forebay.rest.events import Event, EventReader
 from openapi.generate import router_document
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
 from tests.end_to_end.test_fast_path import exchange, request, steady
-from tests.installed import install_authenticator
-from tests.tokens import header_of, token_of
+from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.support.installed import install_authenticator
+from tests.support.tokens import header_of, token_of
 
 KEY = "/v1/stores/counts/keys/a"
 ORIGIN = "https://a.example"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, free_port, wait_until
-from tests.commands import forebay
+from tests.support.cluster import Cluster, free_port, wait_until
+from tests.support.commands import forebay
 
 
 def refused(done: subprocess.CompletedProcess[str], status: int = 2) -> str:

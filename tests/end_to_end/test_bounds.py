@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster import ONE_PARTITION, Cluster, running_cluster, wait_until
+from tests.support.cluster import ONE_PARTITION, Cluster, running_cluster, wait_until
 
 pytestmark = pytest.mark.chaos
 

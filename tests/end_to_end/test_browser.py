@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import CHROMIUM, SWITCHES, browser_page
-from tests.cluster import Cluster, wait_until
+from tests.support.browser import CHROMIUM, SWITCHES, browser_page
+from tests.support.cluster import Cluster, wait_until
 
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser: {CHROMIUM} is missing")
 

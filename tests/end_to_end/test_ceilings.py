@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.support.cluster import Cluster, running_cluster, wait_until
 
 PROBLEM = "urn:forebay:problem:"
 READS = ["counts/keys/k1", "counts/entries", "hours/keys/jfk/windows", "hours/windows"]

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from tests.commands import forebay
-from tests.installed import install_changelog
+from tests.support.commands import forebay
+from tests.support.installed import install_changelog
 
 
 def test_a_worker_serves_an_installed_changelog(cluster, tmp_path, monkeypatch: pytest.MonkeyPatch):

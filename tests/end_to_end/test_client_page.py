@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.client.options import ReadOptions
-from tests.cluster import free_port, running_cluster
+from tests.support.cluster import free_port, running_cluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
 HOUR_MS = 3_600_000

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.browser import CHROMIUM, Page, browser_page
-from tests.cluster import Cluster, free_port, restore_processes, running_cluster, wait_until
-from tests.tokens import header_of, token_of
+from tests.support.browser import CHROMIUM, Page, browser_page
+from tests.support.cluster import Cluster, free_port, restore_processes, running_cluster, wait_until
+from tests.support.tokens import header_of, token_of
 
 ROOT = Path(__file__).parents[2]
 AXE = next(Path(sys.prefix).glob("axe-core-*.js"), None)

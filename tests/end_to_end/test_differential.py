@@ -17,7 +17,7 @@ from forebay.client import Answer, Client
 from forebay.errors import HistoryExpired, UnknownKey
 from forebay.position import Position, encode_position, log_digest
 from forebay.topology import StoreSpec
-from tests.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.chaos
 

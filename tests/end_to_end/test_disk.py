@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
-from tests.disks import failing_disk, fill, small_disk, turn_read_only
+from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.support.disks import failing_disk, fill, small_disk, turn_read_only
 
 pytestmark = pytest.mark.chaos
 

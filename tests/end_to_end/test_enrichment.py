@@ -14,7 +14,7 @@ import pytest
 from examples.enrichment.enrich import client_of, enrich
 from forebay.client import Client
 from forebay.errors import LagExceedsTolerance, Problem
-from tests.cluster import running_cluster, wait_until
+from tests.support.cluster import running_cluster, wait_until
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGY = """

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.bare import run_bare
+from tests.support.bare import run_bare
 
 FOREBAY = "from forebay.cli import main\nmain()"
 

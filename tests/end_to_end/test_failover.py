@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from forebay.routing.hedging import MOST_DELAY_MS
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.support.cluster import Cluster, running_cluster, wait_until
 
 pytestmark = pytest.mark.chaos
 

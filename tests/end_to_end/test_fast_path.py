@@ -15,7 +15,7 @@ import httpx
 import msgpack
 import pytest
 
-from tests.cluster import TOPOLOGY, Cluster, running_cluster, wait_until
+from tests.support.cluster import TOPOLOGY, Cluster, running_cluster, wait_until
 
 MORE_STORES = """
 [[subtopology.store]]

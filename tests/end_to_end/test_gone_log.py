@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster import Cluster, wait_until
-from tests.commands import forebay
+from tests.support.cluster import Cluster, wait_until
+from tests.support.commands import forebay
 
 pytestmark = pytest.mark.chaos
 

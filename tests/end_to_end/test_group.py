@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tests.cluster import Cluster, free_port, heed_interrupts, wait_until
+from tests.support.cluster import Cluster, free_port, heed_interrupts, wait_until
 
 pytestmark = pytest.mark.chaos
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from forebay.routing.hedging import MOST_DELAY_MS
-from tests.cluster import ONE_PARTITION, Cluster, running_cluster
+from tests.support.cluster import ONE_PARTITION, Cluster, running_cluster
 
 pytestmark = pytest.mark.chaos
 

@@ -2,7 +2,7 @@
 
 import httpx
 
-from tests.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster, wait_until
 
 
 def test_reads_and_refusals_of_all_processes_are_in_the_history(cluster: Cluster) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.cluster import Cluster, free_port, running_cluster
 from tests.end_to_end.test_fast_path import exchange, post, request, steady
+from tests.support.cluster import Cluster, free_port, running_cluster
 
 KEY = "/v1/stores/counts/keys/a"
 BATCH = post("/v1/stores/counts/batch-get", '{"keys":["a"]}')

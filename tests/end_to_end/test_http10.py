@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.cluster import running_cluster
+from tests.support.cluster import running_cluster
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from forebay.cli import commands
-from tests.cluster import Cluster, running_cluster
-from tests.commands import forebay
-from tests.core.state_tap.running_query import RunningQuery
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.commands import forebay
+from tests.support.running_query import RunningQuery
 from tests.test_docs import DOCS, leaves, section
 
 TOPOLOGY = """

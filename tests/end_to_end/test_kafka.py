@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from examples.broker import ROOT, Broker, java
 from forebay.task_ids import TopicPartition
-from tests.cluster import Cluster, restore_processes, running_cluster, wait_until
 from tests.conftest import need_kafka
+from tests.support.cluster import Cluster, restore_processes, running_cluster, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 

@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient
 
 from examples.broker import Broker, Brokers
 from forebay.errors import ChangelogUnreachable
-from tests.cluster import Cluster, running_cluster, wait_until
 from tests.conftest import need_kafka
+from tests.support.cluster import Cluster, running_cluster, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 

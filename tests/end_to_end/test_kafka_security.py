@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.serialization import (
 from examples.broker import Broker
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.task_ids import TopicPartition
-from tests.cluster import Cluster, running_cluster, wait_until
 from tests.conftest import need_kafka
-from tests.core.changelog.kafka_topics import Reader
 from tests.end_to_end.test_spark_sink import Source, run
 from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, jvm, spark
+from tests.support.cluster import Cluster, running_cluster, wait_until
+from tests.support.kafka_topics import Reader
 
 __all__ = ["jars", "jvm", "spark"]
 

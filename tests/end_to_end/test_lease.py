@@ -5,7 +5,7 @@ import sqlite3
 
 import httpx
 
-from tests.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster, wait_until
 
 
 def test_a_worker_that_cannot_renew_its_lease_is_standby(cluster: Cluster):

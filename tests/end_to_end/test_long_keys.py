@@ -10,7 +10,7 @@ import pytest
 
 from forebay.client import Client
 from forebay.client.query_command import query
-from tests.cluster import ONE_PARTITION, running_cluster
+from tests.support.cluster import ONE_PARTITION, running_cluster
 
 LONG = [f"{letter}" * size for letter, size in (("b", 6_100), ("c", 49_200), ("d", 300_000))]
 KEYS = ["a", *LONG, "e"]

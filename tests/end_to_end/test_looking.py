@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from tests.cluster import free_port, running_cluster, wait_until
-from tests.commands import forebay
+from tests.support.cluster import free_port, running_cluster, wait_until
+from tests.support.commands import forebay
 
 
 def test_a_query_prints_numbers_and_halves_of_surrogates_as_they_are(cluster):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.chaos
 

@@ -4,7 +4,7 @@ import signal
 
 import httpx
 
-from tests.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster, wait_until
 
 
 def test_misses_are_refused_beside_misplaced_keys(cluster: Cluster):

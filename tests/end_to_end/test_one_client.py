@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from forebay.position import Position, decode_position, encode_position
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.support.cluster import Cluster, running_cluster, wait_until
 
 ATTACK_S = 3.0
 MOST_GROWTH_BYTES = 96 << 20

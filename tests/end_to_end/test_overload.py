@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from forebay.position import Position, decode_position, encode_position
-from tests.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster, wait_until
 
 MOST = 4
 ORDINARY = {"te": "trailers"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 
 PROCESSES = 2
 TRIES = 60

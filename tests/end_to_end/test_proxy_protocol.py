@@ -13,9 +13,9 @@ import pytest
 
 from forebay.errors import SettingError
 from forebay.settings import load_settings
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
 from tests.deploy.test_balancers import metric
 from tests.end_to_end.test_tls import Authority
+from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 
 KEY = "/v1/stores/counts/keys/a"
 REQUEST = f"GET {KEY} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()

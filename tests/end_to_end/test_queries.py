@@ -13,7 +13,7 @@ import pytest
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.task_ids import TopicPartition
-from tests.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster, running_cluster
 
 TOPOLOGY = """
 application_id = "queries"

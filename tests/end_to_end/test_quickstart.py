@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.dev import Dev, running_dev
+from tests.support.dev import Dev, running_dev
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOWN_PID = "24493"

@@ -12,8 +12,8 @@ import pytest
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.topology import load_topology
-from tests.cluster import running_cluster
-from tests.logs import SqliteLog
+from tests.support.cluster import running_cluster
+from tests.support.logs import SqliteLog
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

@@ -13,7 +13,7 @@ import pytest
 
 from forebay.lag import Lag
 from forebay.position import Position, decode_position, encode_position
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.support.cluster import Cluster, running_cluster, wait_until
 
 NASTY_KEYS = [
     "/",

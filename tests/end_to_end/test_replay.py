@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from tests.cluster import ONE_PARTITION, Cluster, running_cluster, wait_until
+from tests.support.cluster import ONE_PARTITION, Cluster, running_cluster, wait_until
 
 KEYS = [f"k{i:03}" for i in range(400)]
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.cluster import running_cluster
+from tests.support.cluster import running_cluster
 
 TARGETS = {"hot": b"/v1/stores/counts/keys/k", "ordinary": b"/livez"}
 HOST = b"Host: x\r\n"

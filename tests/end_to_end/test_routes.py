@@ -10,7 +10,7 @@ import pytest
 
 from forebay.rest.events import EventReader
 from openapi.generate import router_document, worker_document
-from tests.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster, running_cluster
 
 TOPOLOGY = """
 application_id = "test"

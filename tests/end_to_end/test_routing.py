@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from forebay.position import Position, encode_position, log_digest
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 
 READS = 60
 """So many that one of two hosts chosen alike is left out once in 2**59 runs."""

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from openapi.generate import router_document, worker_document
-from tests.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster, running_cluster
 
 TOPOLOGY = """
 application_id = "test"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import running_cluster, wait_until
+from tests.support.cluster import running_cluster, wait_until
 
 WAITS = (
     b"GET /v1/stores/counts/keys/k?max_age_ms=0&wait_ms=20000&timeout_ms=25000 HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from forebay.errors import SinkError
-from tests.cluster import Cluster, running_cluster, wait_until
 from tests.conftest import need_kafka, spark_kafka_jars
 from tests.core.changelog.test_command import run as command
 from tests.end_to_end.test_spark_sink import Source, refusal, run
+from tests.support.cluster import Cluster, running_cluster, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

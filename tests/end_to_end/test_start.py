@@ -13,7 +13,7 @@ from forebay.errors import ListenAddressInUse
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind
 from forebay.rest.starting import answering_meanwhile
-from tests.cluster import running_cluster, wait_until
+from tests.support.cluster import running_cluster, wait_until
 
 
 def test_a_worker_that_waits_for_its_groups_database_is_alive_and_not_ready(tmp_path):

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from tests.cluster import TOPOLOGY, restore_processes, running_cluster, wait_until
-from tests.commands import forebay
+from tests.support.cluster import TOPOLOGY, restore_processes, running_cluster, wait_until
+from tests.support.commands import forebay
 
 
 def test_state_moves_with_its_store_when_the_topology_is_reordered(cluster):

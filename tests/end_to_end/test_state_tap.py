@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster import Cluster, running_cluster, wait_until
-from tests.command_process import CommandProcess
-from tests.commands import forebay
-from tests.core.state_tap.running_query import RunningQuery, content, records
+from tests.support.cluster import Cluster, running_cluster, wait_until
+from tests.support.command_process import CommandProcess
+from tests.support.commands import forebay
+from tests.support.running_query import RunningQuery, content, records
 
 TOPOLOGY = """
 application_id = "test"

@@ -6,7 +6,7 @@ import time
 
 import httpx
 
-from tests.cluster import running_cluster, wait_until
+from tests.support.cluster import running_cluster, wait_until
 
 KEYS = 20_000
 STOPPED_S = 1.1

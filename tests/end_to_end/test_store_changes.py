@@ -13,8 +13,8 @@ from forebay.client import Absent, AsyncClient, Client, Reset, StoreChange, Stor
 from forebay.client.transports import shut_down
 from forebay.errors import BadKey
 from forebay.rest.events import Event
-from tests.cluster import Cluster, running_cluster
 from tests.end_to_end.test_changes import PROBLEM, Follower, document
+from tests.support.cluster import Cluster, running_cluster
 
 TOPOLOGY = """
 application_id = "test"

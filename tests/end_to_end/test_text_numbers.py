@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster, running_cluster
 
 KIND_FIELDS = {
     "counts": "",

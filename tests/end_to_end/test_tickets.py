@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from forebay.rest.events import Event, EventReader
-from tests.browser import CHROMIUM, browser_page
-from tests.cluster import Cluster, running_cluster, wait_until
-from tests.tokens import header_of, token_of
+from tests.support.browser import CHROMIUM, browser_page
+from tests.support.cluster import Cluster, running_cluster, wait_until
+from tests.support.tokens import header_of, token_of
 
 KEY = "/v1/stores/counts/keys/a"
 EXAMPLE = re.search(

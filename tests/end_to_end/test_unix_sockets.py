@@ -20,8 +20,8 @@ import yaml
 from forebay.client import AsyncClient, Client
 from forebay.client.query_command import query
 from forebay.errors import UnknownKey
-from tests.cluster import Cluster, free_port, running_cluster, wait_until
 from tests.end_to_end.test_tls import Authority
+from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 
 POD_TEMPLATE = Path(__file__).parents[2] / "deploy" / "spark-executor-pod-template.yaml"
 KEY = "/v1/stores/counts/keys/k1"

@@ -10,7 +10,7 @@ import pytest
 from forebay.client import Client
 from forebay.errors import UnknownKey, UnknownPartitioner
 from forebay.position import Position, decode_position, encode_position
-from tests.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster, running_cluster
 
 TOPOLOGY = """
 application_id = "test"

@@ -23,9 +23,9 @@ from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.replica_headers import reported_in
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.state.checkpoint_file import CheckpointFile
-from tests.cluster import Cluster, running_cluster
 from tests.fixtures.content import IN_LOG_ALONE, READS, T0_MS, TOPOLOGY
-from tests.installed import install_file_store
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.installed import install_file_store
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 VERSIONS = sorted(path.name for path in FIXTURES.glob("[0-9]*"))

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from examples.ports import free_ports
-from tests.cluster import Cluster, running_cluster, wait_until
+from tests.support.cluster import Cluster, running_cluster, wait_until
 
 KEYS = [f"k{i}" for i in range(40)]
 

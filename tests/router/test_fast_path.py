@@ -21,7 +21,7 @@ from forebay_router.reads import candidate_cache
 from forebay_router.reads.candidate_cache import ReadTarget
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections
-from tests.cluster import until
+from tests.support.cluster import until
 
 PEER = Peer("a")
 PROTOCOL = cast(FastPathProtocol, SimpleNamespace(address=PEER))

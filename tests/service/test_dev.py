@@ -10,9 +10,9 @@ import pytest
 
 from forebay.errors import SettingError
 from forebay_worker.dev.command import dev
-from tests.cluster import free_port, wait_until
-from tests.commands import forebay
-from tests.dev import running_dev
+from tests.support.cluster import free_port, wait_until
+from tests.support.commands import forebay
+from tests.support.dev import running_dev
 
 KEYS = "/v1/stores/orders_by_customer/keys"
 

@@ -10,7 +10,7 @@ from forebay.errors import TopicRefused
 from forebay.topology import StoreSpec, parse_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.topics import TopicCreation
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 TOPOLOGY = parse_topology(
     {"application_id": "app", "subtopology": [{"name": "s", "partitions": 1, "store": [{"name": "a"}]}]}

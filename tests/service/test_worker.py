@@ -10,7 +10,7 @@ from forebay.metadata import HostInfo
 from forebay.settings import WorkerSettings, load_settings
 from forebay_worker.state.offsets import CAUGHT_UP
 from forebay_worker.worker import Worker
-from tests.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster, wait_until
 
 
 @pytest.fixture

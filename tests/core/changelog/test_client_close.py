@@ -5,7 +5,7 @@ import sys
 import threading
 
 from forebay.changelog.kafka.client_close import close
-from tests.cluster import free_port, wait_until
+from tests.support.cluster import free_port, wait_until
 
 _COLLECTED_IN_ITS_OWN_THREAD = """
 import gc, sys, threading

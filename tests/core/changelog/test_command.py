@@ -8,7 +8,7 @@ from forebay.changelog.command import changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogError, SettingError
 from forebay.task_ids import TopicPartition
-from tests.cluster import TOPOLOGY, running_cluster, wait_until
+from tests.support.cluster import TOPOLOGY, running_cluster, wait_until
 
 
 def run(cluster, *arguments):

@@ -13,7 +13,7 @@ from forebay.changelog.base import CompactionLimits
 from forebay.errors import BatchConflict, ChangelogError, PartitionCountMismatch, TopicMissing
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 OTHER = os.environ.get("FOREBAY_TEST_CHANGELOG")
 BACKENDS = ["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)] if OTHER is None else [OTHER]

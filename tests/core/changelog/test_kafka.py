@@ -34,8 +34,8 @@ from forebay.errors import (
 )
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
-from tests.cluster import free_port, wait_until
-from tests.core.changelog.kafka_topics import Reader, Writer, end_of_all, made, spec
+from tests.support.cluster import free_port, wait_until
+from tests.support.kafka_topics import Reader, Writer, end_of_all, made, spec
 
 pytestmark = pytest.mark.kafka
 

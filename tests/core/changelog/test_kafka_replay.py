@@ -14,9 +14,9 @@ from examples.broker import Broker
 from forebay.changelog.kafka.aiokafka_fetcher import AiokafkaFetcher, Response
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.task_ids import TopicPartition
-from tests.cluster import wait_until
 from tests.conftest import need_kafka
-from tests.core.changelog.kafka_topics import Reader, Writer, end_of_all, made, spec
+from tests.support.cluster import wait_until
+from tests.support.kafka_topics import Reader, Writer, end_of_all, made, spec
 
 pytestmark = pytest.mark.kafka
 

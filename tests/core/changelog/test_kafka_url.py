@@ -10,7 +10,7 @@ from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogError, SettingError
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 CA = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
 

@@ -16,7 +16,7 @@ from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import SettingError
 from forebay.record_orders import with_order
 from forebay.topology import StoreSpec
-from tests.cluster import heed_interrupts, wait_until
+from tests.support.cluster import heed_interrupts, wait_until
 
 
 def options(cluster) -> list[str]:

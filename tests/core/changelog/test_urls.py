@@ -6,7 +6,7 @@ from forebay.changelog import open_changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.urls import changelog_directory
 from forebay.errors import SettingError
-from tests.installed import install_changelog
+from tests.support.installed import install_changelog
 
 
 def test_a_sqlite_url_opens_the_directory_it_names(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from forebay.fast_path import (
     recognise_batch,
 )
 from forebay.rest.answers import HttpAnswer, json_answer
-from tests.tokens import header_of, token_of
+from tests.support.tokens import header_of, token_of
 
 AUTHORIZATION = f"Authorization: {header_of('ann')}".encode()
 READ = json_answer({"value": 1})

@@ -28,7 +28,7 @@ from forebay.fast_path.slow_peer import SlowPeerWatch
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Limits
 from forebay.settings import RouterSettings, load_settings
-from tests.cluster import until
+from tests.support.cluster import until
 
 BODY = b"x" * 10_000
 LARGE = 8 << 20

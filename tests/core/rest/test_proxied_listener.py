@@ -11,7 +11,7 @@ from forebay.rest import proxied_listener
 from forebay.rest.limits import Limits
 from forebay.rest.proxied_listener import ProxiedListener, ProxyHeaders
 from forebay.settings import RouterSettings, load_settings
-from tests.cluster import until
+from tests.support.cluster import until
 
 PROXY, DIRECT = "127.0.0.2", "127.0.0.1"
 MOST_CONNECTIONS = 8

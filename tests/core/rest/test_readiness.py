@@ -14,7 +14,7 @@ from forebay.metadata import HostInfo
 from forebay.rest.application import make_application
 from forebay.rest.hosts import allowed_hosts
 from forebay.rest.tickets import Tickets, make_ticket_key
-from tests.tokens import header_of, token_of
+from tests.support.tokens import header_of, token_of
 
 
 async def not_ready() -> Problem | None:

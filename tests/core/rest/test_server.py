@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from forebay.errors import ListenAddressInUse
 from forebay.metadata import HostInfo
 from forebay.rest.server import bind, serve
-from tests.cluster import free_port
+from tests.support.cluster import free_port
 
 HANGS = """
 import asyncio, contextlib, os, signal, threading

@@ -13,7 +13,7 @@ from forebay.errors import Forbidden, Problem, SettingError, Unauthenticated
 from forebay.rest.guard import Guard, later_refusal
 from forebay.rest.ticket_parameter import TicketParameter
 from forebay.rest.tickets import TICKET_LIFETIME_MS, Tickets, ticket_key_of
-from tests.tokens import header_of, token_of
+from tests.support.tokens import header_of, token_of
 
 KEY = b"k" * 32
 NOW_MS = 1_764_061_255_000

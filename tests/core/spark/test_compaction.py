@@ -8,7 +8,7 @@ import pytest
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.topology import StoreSpec
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 pytestmark = pytest.mark.spark
 

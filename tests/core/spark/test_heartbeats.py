@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from forebay.errors import BatchConflict
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 pytestmark = pytest.mark.spark
 

@@ -9,7 +9,7 @@ from forebay.spark_checkpoint.changes import Change, StateEntry
 from forebay.spark_checkpoint.data_types import StructType
 from forebay.state_tap.conversion import open_conversion
 from forebay.state_tap.mapping import TableMapping
-from tests.core.state_tap.running_query import store
+from tests.support.running_query import store
 
 SECOND = 1_000_000
 NOW_MS = 1_750_000_000_000

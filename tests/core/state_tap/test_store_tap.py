@@ -12,7 +12,7 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
 from forebay.spark_checkpoint.errors import StateUnsupported
 from forebay.state_tap.store_tap import StoreTap
-from tests.core.state_tap.running_query import RunningQuery, content, records, store
+from tests.support.running_query import RunningQuery, content, records, store
 
 AGGREGATES = [
     {"name": "count", "position": 0, "function": "count"},

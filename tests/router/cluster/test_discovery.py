@@ -23,8 +23,8 @@ from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.encryption import unencrypted
 from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.pool import ConnectionPool
-from tests.cluster import free_port, until
-from tests.router.scripted_worker import answer
+from tests.support.cluster import free_port, until
+from tests.support.scripted_worker import answer
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
 HOST = HostInfo("h", 1)

@@ -6,7 +6,7 @@ from forebay.errors import ListenAddressInUse
 from forebay.metadata import HostInfo
 from forebay.processes.parent import pause_before_restart_s
 from forebay_router.processes.parent import claim
-from tests.cluster import free_port
+from tests.support.cluster import free_port
 
 
 def test_a_child_that_dies_again_and_again_is_replaced_less_and_less_often():

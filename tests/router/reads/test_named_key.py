@@ -11,7 +11,7 @@ from forebay.topology import StoreSpec
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import AnsweredForAnother
 from forebay_router.upstream.pool import ConnectionPool
-from tests.router.scripted_worker import answer, worker
+from tests.support.scripted_worker import answer, worker
 
 KEYS = {"string": 'ä\n"x', "int64": -7, "bytes": "AAE", "json": {"b": [1.5, None], "a": "ü"}}
 

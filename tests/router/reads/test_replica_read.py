@@ -25,8 +25,8 @@ from forebay_router.reads.replica_read import ask, go_on
 from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.connection import UpstreamClosed
-from tests.cluster import free_port
-from tests.router.scripted_worker import ASKS_IDENTITY, IDENTITY, answer, worker
+from tests.support.cluster import free_port
+from tests.support.scripted_worker import ASKS_IDENTITY, IDENTITY, answer, worker
 
 FRAMES = FRAMES_MEDIA_TYPE.encode()
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)

@@ -7,9 +7,9 @@ import pytest
 
 from forebay.metadata import HostInfo
 from forebay_router.upstream.pool import ConnectionPool
-from tests.cluster import free_port
-from tests.names import NAME, dropping, resolve
-from tests.router.scripted_worker import answer, worker
+from tests.support.cluster import free_port
+from tests.support.names import NAME, dropping, resolve
+from tests.support.scripted_worker import answer, worker
 
 __all__ = ["resolve"]
 

@@ -10,7 +10,7 @@ from forebay.errors import Overloaded
 from forebay.metadata import HostInfo
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed
 from forebay_router.upstream.pool import ConnectionPool
-from tests.router.scripted_worker import answer, worker
+from tests.support.scripted_worker import answer, worker
 
 
 async def ask(host: HostInfo, count: int = 1) -> list[object]:

@@ -32,7 +32,7 @@ from forebay_worker.group.kafka.membership import KafkaMembership
 from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import VERSION, AssignmentInfo, SubscriptionInfo
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -25,7 +25,7 @@ from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from forebay_worker.group.sqlite import database as group_database
 from forebay_worker.group.sqlite.membership import SqliteMembership
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 SESSION_MS = 6_000
 REBUILD_MS = 60_000

@@ -24,7 +24,7 @@ from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.tasks.replica import Replica
-from tests.service.reads.held import batch_of, held
+from tests.support.held_reads import batch_of, held
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 

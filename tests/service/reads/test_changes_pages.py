@@ -18,7 +18,7 @@ from forebay.rest.store_changes.selection import make_selection
 from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.reads.changes_pages import ChangesReads
 from forebay_worker.tasks.apply import apply_batch
-from tests.service.reads.held import held
+from tests.support.held_reads import held
 
 WINDOW = {"kind": "window", "window_size_ms": 10, "retention_ms": 1_000_000}
 SESSION = {"kind": "session", "gap_ms": 10, "retention_ms": 1_000_000}

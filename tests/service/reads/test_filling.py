@@ -9,7 +9,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay_worker.reads.misses import miss
 from forebay_worker.tasks.apply import apply_batch, resume
 from forebay_worker.tasks.replica import Replica
-from tests.service.reads.held import held
+from tests.support.held_reads import held
 
 
 def beats(replica: Replica, *heartbeats: tuple[str, Heartbeat | None]) -> None:

@@ -14,7 +14,7 @@ from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.tasks.replica import Replica
-from tests.service.reads.held import MEBIBYTE, batch_of, held
+from tests.support.held_reads import MEBIBYTE, batch_of, held
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 

@@ -19,7 +19,7 @@ from forebay.task_ids import TopicPartition
 from forebay_worker.reads import scans
 from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.scans import Scans
-from tests.service.reads.held import held
+from tests.support.held_reads import held
 
 SIZE_MS = 1_000
 

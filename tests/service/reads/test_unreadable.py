@@ -11,7 +11,7 @@ from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.misses import miss
 from forebay_worker.reads.scans import Scans
-from tests.service.reads.held import batch_of, held
+from tests.support.held_reads import batch_of, held
 
 
 @pytest.fixture

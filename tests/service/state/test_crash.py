@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.chaos
 def test_a_killed_store_equals_the_fold_of_the_log_up_to_its_offset(tmp_path, request):
     kills = request.config.getoption("--crash-kills")
-    runner = Path(__file__).with_name("crash_runner.py")
+    runner = Path(__file__).parents[2] / "support" / "crash_runner.py"
     done = subprocess.run(
         [sys.executable, str(runner), str(tmp_path), str(kills)], capture_output=True, text=True, check=False
     )

@@ -27,8 +27,8 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.rocksdb import IDENTITY_KEY, RocksDbMemory, RocksDbStore, write_sst
 from forebay_worker.state.store_factory import StoreFactory
-from tests.cluster import wait_until
-from tests.disks import fill, small_disk
+from tests.support.cluster import wait_until
+from tests.support.disks import fill, small_disk
 
 TP, OTHER = TopicPartition("log", 0), TopicPartition("log", 1)
 MEMORY = RocksDbMemory(8 << 20, 8 << 20)

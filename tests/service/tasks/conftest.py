@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from tests.service.tasks.held_tasks import SlowOpener, make_changelog
+from tests.support.held_tasks import SlowOpener, make_changelog
 
 
 @pytest.fixture

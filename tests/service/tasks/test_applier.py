@@ -31,7 +31,7 @@ from forebay_worker.tasks.apply import apply_batch, progress_at_open
 from forebay_worker.tasks.events import EndReached, ReplicaEvent, StoreDamaged
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.replica import Replica
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 TP = TopicPartition("log", 0)
 HOUR_MS = 3_600_000

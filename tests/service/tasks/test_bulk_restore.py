@@ -26,8 +26,8 @@ from forebay_worker.tasks.events import RestoreEnded, RestoreEvent
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer, RestoreReport
-from tests.cluster import wait_until
-from tests.disks import fill, small_disk
+from tests.support.cluster import wait_until
+from tests.support.disks import fill, small_disk
 
 TP = TopicPartition("log", 0)
 RECORDS = 120_000

@@ -17,8 +17,8 @@ from forebay_worker.reads.values import scanned
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks import recovery
 from forebay_worker.tasks.manager import TaskManager
-from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import started
+from tests.support.cluster import wait_until
+from tests.support.held_tasks import started
 
 TASK = TaskId(0, 0)
 BLOCK_BYTES = 4096

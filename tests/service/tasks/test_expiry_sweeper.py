@@ -8,8 +8,8 @@ from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.events import StoreDamaged
 from forebay_worker.tasks.expiry import Expiry, Sweeper
 from forebay_worker.tasks.replica import Replica
-from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import PARTITIONS, TASKS, TOPOLOGY, applied, offsets, started
+from tests.support.cluster import wait_until
+from tests.support.held_tasks import PARTITIONS, TASKS, TOPOLOGY, applied, offsets, started
 
 
 def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_path, changelog, monkeypatch):

@@ -14,8 +14,8 @@ from forebay_worker.state.offsets import OffsetCache
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.task_cleanup import TaskCleanup
-from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import (
+from tests.support.cluster import wait_until
+from tests.support.held_tasks import (
     PARTITIONS,
     TASKS,
     TOPOLOGY,

@@ -15,8 +15,8 @@ from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.phases import PhaseError, ReplicaPhase, check_transition
 from forebay_worker.tasks.replica import Replica
-from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import (
+from tests.support.cluster import wait_until
+from tests.support.held_tasks import (
     TASKS,
     TOPOLOGY,
     append,

@@ -26,7 +26,7 @@ from forebay_worker.tasks.events import EndReached, ReplicaEvent, RestoreEnded, 
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.record_check import BadRecord, fitting
 from forebay_worker.tasks.replica import Replica
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 TP = TopicPartition("clicks", 0)
 

@@ -21,8 +21,8 @@ from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore, restoration
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
-from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import (
+from tests.support.cluster import wait_until
+from tests.support.held_tasks import (
     PARTITIONS,
     TASKS,
     TOPIC,

@@ -6,8 +6,8 @@ from pathlib import Path
 from forebay.task_ids import TaskId
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
-from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import TASKS, make_changelog, started
+from tests.support.cluster import wait_until
+from tests.support.held_tasks import TASKS, make_changelog, started
 
 
 def designations(manager: TaskManager) -> dict[TaskId, float | None]:

@@ -12,8 +12,8 @@ from forebay.topology import Topology, parse_topology
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks import recovery
 from forebay_worker.tasks.manager import TaskManager
-from tests.cluster import wait_until
-from tests.service.tasks.held_tasks import started
+from tests.support.cluster import wait_until
+from tests.support.held_tasks import started
 
 TASK = TaskId(0, 0)
 NOW_MS = 1_700_000_000_000

@@ -20,8 +20,8 @@ from examples.ports import free_ports
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.topology import StoreSpec, load_topology
-from tests.command_process import CommandProcess
-from tests.logs import KafkaLog, Log, Row, SqliteLog
+from tests.support.command_process import CommandProcess
+from tests.support.logs import KafkaLog, Log, Row, SqliteLog
 
 TOPOLOGY = """
 application_id = "test"

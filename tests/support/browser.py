@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 CHROMIUM = Path("/usr/bin/chromium")
 SWITCHES = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]

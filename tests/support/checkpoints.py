@@ -11,7 +11,7 @@ import pytest
 
 from forebay.spark_checkpoint import Checkpoint
 
-ARCHIVES = Path(__file__).parent / "core/spark_checkpoint/checkpoints"
+ARCHIVES = Path(__file__).parents[1] / "core/spark_checkpoint/checkpoints"
 MINORS = ("4.0", "4.1", "4.2", "4.3")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster import free_port, heed_interrupts
+from tests.support.cluster import free_port, heed_interrupts
 
 
 class Dev(NamedTuple):

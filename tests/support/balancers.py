@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import free_port
+from tests.support.cluster import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

@@ -14,7 +14,7 @@ from forebay_worker.state.rocksdb import RocksDbMemory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 MEMORY = RocksDbMemory(8 << 20, 8 << 20)
 PARTITIONS = 6

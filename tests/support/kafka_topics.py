@@ -13,7 +13,7 @@ from forebay.changelog import Batch, Record, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
-from tests.cluster import wait_until
+from tests.support.cluster import wait_until
 
 
 def spec(kind: str = "key-value", partitions: int = 1, **fields: object) -> StoreSpec:
