@@ -34,7 +34,6 @@ from forebay_worker.reads.bounds_check import Admission, Admitted
 from forebay_worker.reads.latest_entries import Entries, latest_entries
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.values import oldest_version, scanned_in_chunks
-from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 MOST_PAGE_BYTES = 4 << 20
@@ -112,19 +111,19 @@ class Scans:
         problem = why_unproven(admitted, scan.spec, scan.plain)
         if problem is not None:
             raise admission.refusal(admitted, problem)
-        page = _read_page(scan, replica, cursor, parameters.limit, page_bytes)
+        page = _read_page(scan, admitted, cursor, parameters.limit, page_bytes)
         page.source = _source(admission, admitted)
         return page
 
 
-def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, page_bytes: int) -> ScanPage:
+def _read_page(scan: Scan, admitted: Admitted, cursor: Cursor | None, limit: int, page_bytes: int) -> ScanPage:
     """The next matching items, at most this many; fewer if they are large or sparse."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
     if scan.route.items == "versions" and scan.plain is not None:
-        start = max(start, oldest_version(replica, scan.plain) or start)
-    oldest_ms = replica.oldest_kept_ms
+        start = max(start, oldest_version(admitted, scan.plain) or start)
+    oldest_ms = admitted.replica.view.oldest_kept_ms
     page, scanned, size = ScanPage(), 0, 0
-    for pairs, stored, last in _entries(scan, replica, start, end, limit):
+    for pairs, stored, last in _entries(scan, admitted, start, end, limit):
         scanned += stored
         page.last = last or page.last
         selected = scan.selected(pairs, oldest_ms)
@@ -144,9 +143,9 @@ def _read_page(scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, 
     return page
 
 
-def _entries(scan: Scan, replica: Replica, start: bytes, end: bytes, limit: int) -> Iterable[Entries]:
+def _entries(scan: Scan, admitted: Admitted, start: bytes, end: bytes, limit: int) -> Iterable[Entries]:
     """What a store has in a range, in parts."""
-    chunks = scanned_in_chunks(replica, start, end, reverse=scan.reverse, most=limit + 1)
+    chunks = scanned_in_chunks(admitted, start, end, reverse=scan.reverse, most=limit + 1)
     if scan.spec.latest_by is not None:
         return latest_entries(chunks, scan.spec.stored_keys, reverse=scan.reverse)
     return (Entries(chunk, len(chunk), chunk[-1][0]) for chunk in chunks)

@@ -61,11 +61,11 @@ class Expiry:
 
     def sweep(self, replica: Replica) -> int:
         """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
-        spec, store = replica.spec, replica.store
+        spec, store = replica.spec, replica.view.store
         if spec.latest_by is not None:
             return self._superseded.sweep(replica)
         versioned = spec.kind == "versioned"
-        oldest = (history_begins_ms if versioned else oldest_kept_ms)(spec, replica.stream_time_ms)
+        oldest = (history_begins_ms if versioned else oldest_kept_ms)(spec, replica.view.stream_time_ms)
         if oldest is None:
             return 0
         search = self._searches.get(id(replica))
@@ -83,10 +83,10 @@ class Expiry:
         for key in expired:
             store.delete(key)
         if expired:
-            if replica.swept_to_ms is None or replica.swept_to_ms < at.oldest_ms:
+            if replica.view.swept_to_ms is None or replica.view.swept_to_ms < at.oldest_ms:
                 # With a longer retention, it is still to be known that there was more.
                 store.put(_SWEPT_KEY, b"%d" % at.oldest_ms)
-                replica.swept_to_ms = at.oldest_ms
+                replica.publish(swept_to_ms=at.oldest_ms)
             store.commit({})
         if len(seen) < _ENTRIES_PER_SWEEP:
             search.under_way, search.done_to_ms = None, at.oldest_ms
