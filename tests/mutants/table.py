@@ -278,6 +278,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("service/reads/test_bounds_check.py::test_a_diverged_replica_is_refused_without_lag",),
     ),
     Mutant(
+        "late-file-of-a-cancelled-restore",
+        "what a cancelled restore meets is no failure of the replica",
+        "forebay_worker.tasks.bulk_restore:BulkRestore._refuse",
+        "if restoration.cancelled:",
+        "if False:",
+        ("service/tasks/test_bulk_restore.py::test_a_late_file_of_a_cancelled_restore_blames_nobody",),
+    ),
+    Mutant(
         "diverged-log-with-lag",
         "and has no lag",
         "forebay_worker.tasks.replica_view:ReplicaView.as_lost",

@@ -22,7 +22,7 @@ from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks import bulk_restore, restoration
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.events import RestoreEnded, RestoreEvent
+from forebay_worker.tasks.events import FileMade, RestoreEnded, RestoreEvent
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer, RestoreReport
@@ -188,6 +188,20 @@ def test_a_cancelled_restore_leaves_the_store_as_it_is(changelog, tmp_path):
     assert restore.replica.view.store.committed_offset(TP) is None
     restore.close()
     other.close()
+
+
+def test_a_late_file_of_a_cancelled_restore_blames_nobody(changelog, tmp_path, monkeypatch):
+    """Its replica may be another's by now, or be rebuilt, and is not to report what the file met."""
+    restore = Restore(changelog, tmp_path)
+
+    def refuse(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(bulk_restore, "ingest", refuse)
+    late, settled = Restoration(restore.replica, 1, 0.0, cancelled=True), []
+    restore.bulk.take(FileMade(late, RestoreReport(1), settled.append))
+    assert (settled, restore.replica.failure, restore.replica.storage_fault) == ([False], None, None)
+    restore.close()
 
 
 def test_a_job_that_cannot_be_done_is_tried_again(changelog, folded, tmp_path, monkeypatch):
