@@ -5,10 +5,11 @@ It does no I/O. Its driver reads the pages, and says what time it is, on the boo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay.errors import DeadlineExceeded, NoReplica, Problem
 from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.rest.lists import joined_position
 from forebay.rest.scans import Cursor, Scan, ScanPage, first_end, merge
@@ -17,6 +18,8 @@ FIRST_PAGES_BYTES = 2 << 20
 """What the first pages of a list may take together, unless its partitions are many: dozens of small lists that one
 client has in flight, behind a worker that hangs, are no reason to refuse it."""
 _LEAST_PAGE_BYTES = 64 << 10
+_MOST_ATTEMPTS = 256
+"""In one problem, of a list over many partitions."""
 
 
 def page_bytes_of(partitions: int) -> int:
@@ -145,6 +148,23 @@ class ScatteredList:
         if up_to is None:
             return None
         return Cursor(self.scan.digest, up_to, joined_position(self.sources), tuple(sorted(self.missing)))
+
+
+def attempts_at_all(problems: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The attempts at partitions that could not be read, of the problem of each."""
+    return [
+        {"partition": problem.get("partition"), **attempt}
+        for problem in problems
+        for attempt in problem.get("attempts", ())
+    ][:_MOST_ATTEMPTS]
+
+
+def unread(store: str, statuses: Collection[int], attempts: list[dict[str, Any]]) -> Problem:
+    """The problem of a list of which no partition could be read, unless all were refused for their lag."""
+    text = f"No partition of {store!r} could be read"
+    if set(statuses) == {DeadlineExceeded.status}:
+        return DeadlineExceeded(f"{text} in time.", store=store, attempts=attempts)
+    return NoReplica(f"{text}.", retry_after_s=1, store=store, attempts=attempts)
 
 
 def _worst(sources: list[dict[str, Any]]) -> Lag:

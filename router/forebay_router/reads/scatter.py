@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag, Tolerance
-from forebay.rest.aging import bounds_exceeded
+from forebay.rest.aging import bounds_exceeded, time_reserved_for_retry_ms
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import HeldMemory
 from forebay.rest.lists import list_head, list_tail
@@ -22,7 +22,7 @@ from forebay.rest.statuses import TRANSIENT
 from forebay.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of
 from forebay_router.reads.attempts import nothing_read
 from forebay_router.reads.replica_read import ask
-from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer, time_reserved_for_retry_ms
+from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer
 from forebay_router.router import Router
 
 _FIRST_PAGE = 1_000
