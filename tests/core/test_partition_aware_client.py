@@ -160,8 +160,11 @@ def test_a_worker_behind_a_socket_is_read_through_it_also_after_a_fork(served, c
 def test_where_a_key_is_must_be_known(served, connect):
     cluster, _, _ = served
     seed = f"http://{next(iter(cluster.workers))}"
-    with connect(seed) as client, pytest.raises(UnknownPartitioner, match="Ask a router"):
-        client.get("elsewhere", "k")
+    with connect(seed) as client:
+        with pytest.raises(UnknownPartitioner, match="Ask a router"):
+            client.get("elsewhere", "k")
+        with pytest.raises(TypeError, match="make a client of routers"):
+            next(client.changes("counts", prefix="k"))
 
 
 @pytest.mark.parametrize("connect", ["blocking"], indirect=True)

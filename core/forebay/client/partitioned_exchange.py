@@ -143,8 +143,14 @@ class PartitionedExchange:
         self.workers.on_outdated()
 
     def open(self, request: Request, deadline_ms: float) -> Plan[tuple[Opened, Server]]:
-        """The stream of the first candidate that provides one, and that worker; raises ``Problem``."""
-        assert request.target is not None
+        """The stream of the first candidate that provides one, and that worker; raises ``Problem``.
+
+        Raises ``TypeError`` for the changes of many keys, which several workers hold.
+        """
+        if request.target is None:
+            raise TypeError(
+                "A partition-aware client follows single keys. To follow many, make a client of routers."
+            )
         yield from self.refresh(deadline_ms)
         read = self._read(request, request.target, deadline_ms, no_refusal)
         found = yield from read.run()
