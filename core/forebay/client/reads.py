@@ -37,6 +37,7 @@ from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
 from forebay.client.requested import Requested, spec_mismatch
 from forebay.client.results import Answer, Change, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
+from forebay.client.scattered_page import scattered_page
 from forebay.client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
 from forebay.client.target_partition import TargetPartition
 from forebay.codecs import to_segment
@@ -79,6 +80,11 @@ class ListRequest(Generic[T]):
 
     def __post_init__(self) -> None:
         check(self.options)
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether every partition has a part of it."""
+        return self.key is ALL_KEYS and self.kind is not Version
 
 
 @dataclass(frozen=True)
@@ -270,7 +276,6 @@ class ClientReads:
             path, target = _key_path(spec, plain), self._target(spec, plain)
             requested = Requested(store, wanted.key, spec.key_codec)
         start, end = yield from self._bounds(wanted, deadline_ms)
-        body = None if cursor is None else posted_cursor(cursor)
         parameters = self._parameters(
             store,
             wanted.options,
@@ -280,10 +285,16 @@ class ClientReads:
             reverse=wanted.reverse,
             allow_partial=wanted.allow_partial,
             limit=limit,
-            cursor=cursor if body is None else None,
+            cursor=cursor,
         )
-        request = Request(f"{path}/{items}", parameters, requested.mismatch, body, target=target)
-        document = yield from self._exchange.ask(request, deadline_ms)
+        if self._workers is not None and wanted.is_scattered:
+            spec = yield from self._spec(store, deadline_ms)
+            document = yield from scattered_page(self._workers, spec, path, items, parameters, deadline_ms)
+        else:
+            body = None if cursor is None else posted_cursor(cursor)
+            parameters["cursor"] = cursor if body is None else None
+            request = Request(f"{path}/{items}", parameters, requested.mismatch, body, target=target)
+            document = yield from self._exchange.ask(request, deadline_ms)
         page = _understood(lambda document: page_of(document, items, wanted.kind), document)
         if self._positions is not None:
             for source in page.partitions:

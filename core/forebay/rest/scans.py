@@ -37,6 +37,8 @@ FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
 results with their statuses. Another version of the format has another name."""
 
 
+SCAN_HEADER = "forebay-scan"
+"""Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""
 _MOST_CURSOR_IN_URL = 8 << 10
 """Characters of a cursor that is part of a URL: a longer one, which follows a long key, is posted."""
 
@@ -157,6 +159,11 @@ def make_scan(route: ScanRoute, spec: StoreSpec, segment: bytes | None, paramete
         if plain is not None:
             start, end = _key_range(spec, plain, first_ms, last_ms)
     return Scan(route, spec, plain, start, max(start, end), first_ms, last_ms, parameters.reverse)
+
+
+def scan_head(scan: Scan) -> bytes:
+    """The header line that names a scan."""
+    return f"{SCAN_HEADER}: {scan.digest.hex()}\r\n".encode()
 
 
 def require_kind(spec: StoreSpec, *kinds: str) -> None:

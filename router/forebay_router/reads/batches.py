@@ -17,7 +17,7 @@ from forebay.clock import boot_ms
 from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import HostInfo
-from forebay.rest.aging import aged, bounds_exceeded
+from forebay.rest.aging import aged, bounds_exceeded, time_reserved_for_retry_ms
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.batches import (
     BatchKeys,
@@ -46,7 +46,6 @@ from forebay_router.reads.replica_request import (
     ReplicaRequest,
     TimedAnswer,
     may_be_elsewhere,
-    time_reserved_for_retry_ms,
 )
 from forebay_router.router import Router
 

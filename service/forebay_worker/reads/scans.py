@@ -29,6 +29,7 @@ from forebay.rest.scans import (
     first_end,
     make_scan,
     merge,
+    scan_head,
 )
 from forebay_worker.reads.bounds_check import Admission, Admitted
 from forebay_worker.reads.latest_entries import Entries, latest_entries
@@ -79,7 +80,8 @@ class Scans:
                 return bounds_exceeded(store, tolerance, lag, "the list had been read")
             page.source = {**page.source, "lag": lag.document()}
         if frames:
-            return HttpAnswer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())
+            head = _FRAMES_HEAD + NO_STORE + _source_head(pages[0]) + scan_head(scan)
+            return HttpAnswer(200, head, pages[0].encode())
         return HttpAnswer(200, JSON_HEAD + NO_STORE + _source_head(*pages), _merged(scan, pages, parameters.limit))
 
     def _partitions(self, scan: Scan, cursor: Cursor | None, parameters: ReadParameters) -> list[int]:
