@@ -19,7 +19,7 @@ from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
 from forebay.spark_state import SparkState, parse_spark_state
 from forebay.store_kinds import STORE_KINDS, StoreKind
-from forebay.stored_keys import LATEST, StoredKeys
+from forebay.stored_keys import StoredKeys
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.toml_tables import (
     NAME,
@@ -93,8 +93,9 @@ class StoreSpec:
 
     @cached_property
     def store_kind(self) -> StoreKind:
-        """The kind named by ``kind``."""
-        return STORE_KINDS[self.kind]
+        """The kind named by ``kind``, which ``latest_by`` changes."""
+        kind = STORE_KINDS[self.kind]
+        return kind if self.latest_by is None or kind.with_latest_by is None else kind.with_latest_by
 
     @cached_property
     def name_bytes(self) -> bytes:
@@ -141,7 +142,7 @@ class StoreSpec:
     @cached_property
     def stored_keys(self) -> StoredKeys:
         """The layout of the store's keys."""
-        return StoredKeys(self.kind if self.latest_by is None else LATEST, self.key_codec)
+        return StoredKeys(self.store_kind, self.key_codec)
 
     @cached_property
     def stream_partitioner(self) -> StreamPartitioner | None:
@@ -402,7 +403,7 @@ def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | N
     if column is None:
         return None
     others = ("external", "accept_uncompacted", "spark_state")
-    if kind.times or any(table.get(other) for other in others):
+    if kind.with_latest_by is None or any(table.get(other) for other in others):
         raise TopologyError(
             f"{where} has latest_by, which only key-value stores have that the sink writes, without "
             f"{', '.join(others[:-1])} or {others[-1]}."

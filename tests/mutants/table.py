@@ -2486,9 +2486,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "order-of-a-deletion-forgotten",
         "a deletion keeps its order",
-        "forebay_worker.tasks.folding:Fold._add_changes",
-        '("versioned", LATEST)',
-        '("versioned",)',
+        "forebay.store_kinds.latest:Latest",
+        "last_entry_wins = True",
+        "last_entry_wins = False",
         ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
     ),
     Mutant(

@@ -58,7 +58,7 @@ def value_of(admitted: Admitted, key: KeyForm, parameters: ReadParameters) -> by
 
     Raises ``NotReady``.
     """
-    if admitted.view.spec.stored_keys.kind != "key-value":
+    if admitted.view.spec.store_kind.last_entry_wins:
         return _version(admitted, key.plain, parameters)
     store = admitted.view.store
     try:
@@ -133,16 +133,17 @@ def values_of(
 
     Raises ``NotReady``, and ``AnswerTooLarge`` if they take more than this, before all of them are in memory.
     """
-    keys = admitted.view.spec.stored_keys
+    spec = admitted.view.spec
+    keys, last_entry_wins = spec.stored_keys, spec.store_kind.last_entry_wins
     distinct = list(dict.fromkeys(plains))
     found: list[bytes | None] = []
     size, taken_bytes = _FIRST_CHUNK, 0
     while len(found) < len(distinct):
         chunk = distinct[len(found) : len(found) + size]
-        if keys.kind == "key-value":
-            values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
-        else:
+        if last_entry_wins:
             values = [_version(admitted, plain, parameters) for plain in chunk]
+        else:
+            values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
         found += values
         taken_bytes += sum(len(value) for value in values if value is not None)
         require_size(taken_bytes, most_bytes)

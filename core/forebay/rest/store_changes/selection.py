@@ -12,7 +12,7 @@ from forebay.errors import BadParameter, BadRequest
 from forebay.rest.batches import MOST_KEYS, read_batch_keys
 from forebay.rest.parameters import ReadParameters, parse_time
 from forebay.rest.scans import SCAN_ROUTES, Scan, entry_range, prefix_range
-from forebay.stored_keys import LATEST, MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
+from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
 from forebay.topology import StoreSpec
 
 _ROUTES = {route.kind: route for route in SCAN_ROUTES if not route.keyed}
@@ -56,7 +56,7 @@ class KeySelection:
         if self.keys is None:
             yield scan.start, scan.end
             return
-        single = self.spec.stored_keys.kind == "key-value"
+        single = not self.spec.stored_keys.times
         for prefix in self._prefixes(partition):
             yield prefix, prefix + b"\x00" if single else successor(prefix)
 
@@ -70,7 +70,7 @@ class KeySelection:
     @property
     def versioned(self) -> bool:
         """Whether a key has versions, or orders, of which the newest, or highest, is followed."""
-        return self.spec.stored_keys.kind in ("versioned", LATEST)
+        return self.spec.store_kind.last_entry_wins
 
     def names(self, stored: list[bytes]) -> list[bytes]:
         """The JSON of items that are gone: as they are listed, but without value."""

@@ -1,0 +1,29 @@
+"""Versioned stores: every value of a key, and the time from which it is valid (KIP-889)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.retention import Retention
+from forebay.store_kinds.kind import StoreKind
+from forebay.stored_keys import LogicalKey
+
+
+@dataclass(frozen=True)
+class Versioned(StoreKind):
+    """A key is followed by its record's timestamp."""
+
+    name = "versioned"
+    layout_name = "versioned"
+    times = 1
+    items = "versions"
+    keeps_versions = True
+    last_entry_wins = True
+    lists_all_keys = False
+    required = ("history_retention_ms",)
+
+    def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
+        return LogicalKey(key, (timestamp_ms,))
+
+    def time_to_end_ms(self, store: Retention) -> int | None:
+        return 0

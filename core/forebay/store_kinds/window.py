@@ -1,0 +1,28 @@
+"""Window stores: a value for each key and window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.retention import Retention
+from forebay.store_kinds.kind import StoreKind
+from forebay.store_kinds.windowed_keys import split_windowed
+from forebay.stored_keys import LogicalKey
+
+
+@dataclass(frozen=True)
+class Window(StoreKind):
+    """A key is followed by its window's start."""
+
+    name = "window"
+    layout_name = "window"
+    times = 1
+    items = "windows"
+    required = ("window_size_ms", "retention_ms")
+    optional = ("timestamp_after_max_ms",)
+
+    def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
+        return split_windowed(self, key)
+
+    def time_to_end_ms(self, store: Retention) -> int | None:
+        return store.window_size_ms or 0
