@@ -361,8 +361,9 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
             raise TopologyError(f"{where} is of kind {kind.name!r}, which has no {extra!r}; remove it.")
     given = [*kind.required, *(field_name for field_name in kind.optional if field_name in table)]
     durations = {field_name: integer_field(table, field_name, where, least=1) for field_name in given}
-    if "window_size_ms" in durations and durations["retention_ms"] < durations["window_size_ms"]:
-        raise TopologyError(f"{where} keeps windows for less than their own length; raise retention_ms.")
+    fault = kind.durations_fault(durations)
+    if fault is not None:
+        raise TopologyError(f"{where} {fault}.")
     topic = table.get("topic", f"{application_id}-{name}-changelog")
     if not isinstance(topic, str) or not NAME.fullmatch(topic) or len(topic) > 249:
         raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({NAME_RULE}).")

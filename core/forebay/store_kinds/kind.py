@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from forebay.retention import Retention
+from forebay.store_kinds.expiry_rules import ExpiryRule
 from forebay.stored_keys import KeyLayout
 
 
@@ -31,10 +33,16 @@ class StoreKind(KeyLayout, Protocol):
     """Whether there is a list of all keys' items."""
     stored_by_end: bool = False
     """Whether a key's items are stored in the order of their ends."""
+    expiry: ExpiryRule | None = None
+    """What expires in it, None if nothing does."""
     required: tuple[str, ...] = ()
     """Durations in milliseconds that the topology must give."""
     optional: tuple[str, ...] = ()
     """Durations that it may give."""
+
+    def durations_fault(self, durations: Mapping[str, int]) -> str | None:
+        """What is wrong with durations that a topology gives, with the remedy; None if nothing is."""
+        return None
 
     def time_to_end_ms(self, store: Retention) -> int | None:
         """How long after the first time of its stored key an entry ends; None if ends do not move stream time."""

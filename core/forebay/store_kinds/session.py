@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forebay.retention import Retention
+from forebay.store_kinds.expiry_rules import ExpiryByEnd
 from forebay.store_kinds.kind import StoreKind
 from forebay.store_kinds.windowed_keys import split_windowed
 from forebay.stored_keys import LogicalKey
@@ -19,6 +20,7 @@ class Session(StoreKind):
     times = 2
     items = "sessions"
     stored_by_end = True
+    expiry = ExpiryByEnd()
     required = ("gap_ms", "retention_ms")
     optional = ("timestamp_after_max_ms",)
 

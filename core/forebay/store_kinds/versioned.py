@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forebay.retention import Retention
+from forebay.store_kinds.expiry_rules import ExpiryBySuccessor
 from forebay.store_kinds.kind import StoreKind
 from forebay.stored_keys import LogicalKey
 
@@ -20,6 +21,7 @@ class Versioned(StoreKind):
     keeps_versions = True
     last_entry_wins = True
     lists_all_keys = False
+    expiry = ExpiryBySuccessor()
     required = ("history_retention_ms",)
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forebay.retention import Retention
+from forebay.store_kinds.expiry_rules import ExpiryByEnd
 from forebay.store_kinds.kind import StoreKind
 from forebay.store_kinds.windowed_keys import split_windowed
 from forebay.stored_keys import LogicalKey
@@ -18,11 +20,17 @@ class Window(StoreKind):
     layout_name = "window"
     times = 1
     items = "windows"
+    expiry = ExpiryByEnd()
     required = ("window_size_ms", "retention_ms")
     optional = ("timestamp_after_max_ms",)
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
         return split_windowed(self, key)
+
+    def durations_fault(self, durations: Mapping[str, int]) -> str | None:
+        if durations["retention_ms"] < durations["window_size_ms"]:
+            return "keeps windows for less than their own length; raise retention_ms"
+        return None
 
     def time_to_end_ms(self, store: Retention) -> int | None:
         return store.window_size_ms or 0
