@@ -862,9 +862,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "range-closed",
         "ranges of times are half-open",
-        "forebay.rest.scans:Scan.selected",
-        "first <= pair[0][-size:] < last",
-        "first <= pair[0][-size:] <= last",
+        "forebay.store_kinds.kind:StoreKind.selected",
+        "first <= pair[0][-TIME_SIZE:] < last",
+        "first <= pair[0][-TIME_SIZE:] <= last",
         ("core/rest/test_scans.py::test_ranges_of_times_are_half_open",),
     ),
     Mutant(
@@ -1889,7 +1889,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "session-before-its-range",
         "sessions pass that overlap the range",
-        "forebay.rest.scans:Scan.selected",
+        "forebay.store_kinds.session:Session.selected",
         "pair[0][-2 * size : -size] >= first",
         "True",
         ("core/rest/test_scans.py::test_ranges_of_times_are_half_open",),

@@ -178,7 +178,7 @@ class Layout:
 
     def _suffix(self, window: str) -> Column:
         start, end = (F.unix_millis(F.col(quoted(window))[name]) for name in ("start", "end"))
-        if self.spec.store_kind.stored_by_end:
+        if self.spec.kind == "session":
             return F.unhex(F.concat(hex64(end), hex64(start)))
         size_ms = self.spec.window_size_ms
         assert size_ms is not None

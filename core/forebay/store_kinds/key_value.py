@@ -19,6 +19,7 @@ class KeyValue(StoreKind):
     times = 0
     items = "entries"
     lists_each_key = False
+    lists_by_time = False
     with_latest_by = Latest()
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:

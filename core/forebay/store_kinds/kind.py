@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from forebay.codecs import ValueCodec, all_to_json
 from forebay.retention import Retention
 from forebay.store_kinds.expiry_rules import ExpiryRule
-from forebay.stored_keys import KeyLayout
+from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, KeyLayout, StoredKeys, successor
+
+Pair: TypeAlias = tuple[bytes, bytes]
+"""A stored key and its value."""
+Columns: TypeAlias = list[tuple[int, ...]]
+"""Of each of several times that of every entry, in epoch milliseconds."""
 
 
 class StoreKind(KeyLayout, Protocol):
@@ -31,8 +37,10 @@ class StoreKind(KeyLayout, Protocol):
     """Whether there is a list of one key's items."""
     lists_all_keys: bool = True
     """Whether there is a list of all keys' items."""
-    stored_by_end: bool = False
-    """Whether a key's items are stored in the order of their ends."""
+    lists_by_time: bool = True
+    """Whether the range of a list is of times. Otherwise it is of keys."""
+    time_names: tuple[str, ...] = ()
+    """The names of an entry's times in documents, in their order there."""
     expiry: ExpiryRule | None = None
     """What expires in it, None if nothing does."""
     required: tuple[str, ...] = ()
@@ -43,6 +51,25 @@ class StoreKind(KeyLayout, Protocol):
     def durations_fault(self, durations: Mapping[str, int]) -> str | None:
         """What is wrong with durations that a topology gives, with the remedy; None if nothing is."""
         return None
+
+    def shown_times_ms(self, store: Retention, times_ms: Columns) -> Columns:
+        """The times of ``time_names`` of some entries, from those of their stored keys; a column of each time."""
+        return times_ms
+
+    def key_range(self, keys: StoredKeys, plain: bytes, first_ms: int, last_ms: int) -> tuple[bytes, bytes]:
+        """The stored keys, half-open, in which those of one key's entries are that times select."""
+        prefix = keys.prefix(plain)
+        start = prefix if first_ms == MIN_TIME_MS else keys.stored(plain, first_ms)
+        return start, successor(prefix) if last_ms == MAX_TIME_MS else keys.stored(plain, last_ms)
+
+    def selected(self, pairs: list[Pair], first: bytes, last: bytes) -> list[Pair]:
+        """Those stored keys and values whose times are in a half-open range of stored times."""
+        # Times sort as they are stored, so keys need not be parsed.
+        return [pair for pair in pairs if first <= pair[0][-TIME_SIZE:] < last]
+
+    def values_json(self, codec: ValueCodec, values: list[bytes]) -> tuple[bytes, list[bytes]]:
+        """The JSON of stored values, as of ``all_to_json``."""
+        return all_to_json(codec, values)
 
     def time_to_end_ms(self, store: Retention) -> int | None:
         """How long after the first time of its stored key an entry ends; None if ends do not move stream time."""

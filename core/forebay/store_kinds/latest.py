@@ -20,6 +20,8 @@ class Latest(StoreKind):
     items = "entries"
     last_entry_wins = True
     lists_each_key = False
+    lists_by_time = False
+    time_names = ("order",)
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
         plain, order = split_order(key)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from forebay.retention import Retention
 from forebay.store_kinds.expiry_rules import ExpiryByEnd
-from forebay.store_kinds.kind import StoreKind
+from forebay.store_kinds.kind import Columns, StoreKind
 from forebay.store_kinds.windowed_keys import split_windowed
 from forebay.stored_keys import LogicalKey
 
@@ -20,6 +20,7 @@ class Window(StoreKind):
     layout_name = "window"
     times = 1
     items = "windows"
+    time_names = ("start_ms", "end_ms")
     expiry = ExpiryByEnd()
     required = ("window_size_ms", "retention_ms")
     optional = ("timestamp_after_max_ms",)
@@ -31,6 +32,11 @@ class Window(StoreKind):
         if durations["retention_ms"] < durations["window_size_ms"]:
             return "keeps windows for less than their own length; raise retention_ms"
         return None
+
+    def shown_times_ms(self, store: Retention, times_ms: Columns) -> Columns:
+        [starts] = times_ms
+        size_ms = store.window_size_ms or 0
+        return [starts, tuple(start_ms + size_ms for start_ms in starts)]
 
     def time_to_end_ms(self, store: Retention) -> int | None:
         return store.window_size_ms or 0
