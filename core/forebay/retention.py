@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from forebay.stored_keys import MIN_TIME_MS
 
@@ -29,6 +29,20 @@ class Retention(Protocol):
     def history_retention_ms(self) -> int | None:
         """How long a version is kept after it was replaced."""
         ...
+
+
+class LogRetention(NamedTuple):
+    """What a log has to keep, so that a store rebuilt from it lacks nothing; in milliseconds."""
+
+    records_ms: int | None = None
+    """How long it keeps a record that no other has replaced; None for ever."""
+    replaced_ms: int | None = None
+    """How long it keeps a record after another has replaced it; None if not at all."""
+
+    @property
+    def longest_ms(self) -> int:
+        """The longer of both, without what is kept for ever."""
+        return max(self.records_ms or 0, self.replaced_ms or 0)
 
 
 def oldest_kept_ms(spec: Retention, stream_time_ms: int | None) -> int | None:

@@ -2494,9 +2494,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "superseded-by-order-compacted-as-any",
         "compaction of a SQLite log keeps the highest order, even if it is a deletion",
-        "forebay.changelog.sqlite.compaction:_find_compactable",
-        "elif spec.latest_by is not None:",
-        "elif False:",
+        "forebay.changelog.sqlite.compaction:COMPACTABLE",
+        '"latest": _all_but_highest_orders',
+        '"latest": _all_but_last_values',
         ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
     ),
     Mutant(

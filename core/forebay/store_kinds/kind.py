@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
 from forebay.codecs import ValueCodec, all_to_json
-from forebay.retention import Retention
+from forebay.retention import LogRetention, Retention
 from forebay.store_kinds.expiry_rules import ExpiryRule
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, KeyLayout, StoredKeys, successor
 
@@ -70,6 +70,10 @@ class StoreKind(KeyLayout, Protocol):
     def values_json(self, codec: ValueCodec, values: list[bytes]) -> tuple[bytes, list[bytes]]:
         """The JSON of stored values, as of ``all_to_json``."""
         return all_to_json(codec, values)
+
+    def log_retention(self, store: Retention) -> LogRetention:
+        """What the log of such a store has to keep."""
+        return LogRetention()
 
     def time_to_end_ms(self, store: Retention) -> int | None:
         """How long after the first time of its stored key an entry ends; None if ends do not move stream time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.retention import Retention
+from forebay.retention import LogRetention, Retention
 from forebay.store_kinds.expiry_rules import ExpiryByEnd
 from forebay.store_kinds.kind import Columns, Pair, StoreKind
 from forebay.store_kinds.windowed_keys import split_windowed
@@ -39,6 +39,9 @@ class Session(StoreKind):
         """Those that overlap the range."""
         size = TIME_SIZE
         return [pair for pair in pairs if pair[0][-2 * size : -size] >= first and pair[0][-size:] < last]
+
+    def log_retention(self, store: Retention) -> LogRetention:
+        return LogRetention(records_ms=store.retention_ms)
 
     def time_to_end_ms(self, store: Retention) -> int | None:
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forebay.codecs import ValueCodec
-from forebay.retention import Retention
+from forebay.retention import LogRetention, Retention
 from forebay.store_kinds.expiry_rules import ExpiryBySuccessor
 from forebay.store_kinds.kind import StoreKind
 from forebay.stored_keys import LogicalKey
@@ -33,6 +33,9 @@ class Versioned(StoreKind):
     def values_json(self, codec: ValueCodec, values: list[bytes]) -> tuple[bytes, list[bytes]]:
         versions = map(decode_version, values)
         return b"%b", [b"null" if version is None else codec.to_json(version) for version in versions]
+
+    def log_retention(self, store: Retention) -> LogRetention:
+        return LogRetention(replaced_ms=store.history_retention_ms)
 
     def time_to_end_ms(self, store: Retention) -> int | None:
         return 0

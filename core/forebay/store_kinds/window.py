@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forebay.retention import Retention
+from forebay.retention import LogRetention, Retention
 from forebay.store_kinds.expiry_rules import ExpiryByEnd
 from forebay.store_kinds.kind import Columns, StoreKind
 from forebay.store_kinds.windowed_keys import split_windowed
@@ -37,6 +37,9 @@ class Window(StoreKind):
         [starts] = times_ms
         size_ms = store.window_size_ms or 0
         return [starts, tuple(start_ms + size_ms for start_ms in starts)]
+
+    def log_retention(self, store: Retention) -> LogRetention:
+        return LogRetention(records_ms=store.retention_ms)
 
     def time_to_end_ms(self, store: Retention) -> int | None:
         return store.window_size_ms or 0
