@@ -2590,7 +2590,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "orders-unsigned",
         "negative orders are lower than positive ones",
-        "forebay.spark.columns:_order_suffix",
+        "forebay.spark.kind_columns:_order_suffix",
         ".bitwiseXOR(F.lit(LOWEST_ORDER))",
         "",
         (
