@@ -13,7 +13,10 @@ from forebay.store_kinds.window import Window
 STORE_KINDS: Mapping[str, StoreKind] = {kind.name: kind for kind in (KeyValue(), Window(), Session(), Versioned())}
 """Every kind, by its name in the topology. The first one is the default."""
 
+DEFAULT_KIND = next(iter(STORE_KINDS))
+"""The kind of a store that names none."""
+
 SINGLE_VALUE_KINDS = tuple(kind.name for kind in STORE_KINDS.values() if kind.has_single_values)
 """The kinds whose keys have one value at a time."""
 
-__all__ = ["SINGLE_VALUE_KINDS", "STORE_KINDS", "StoreKind"]
+__all__ = ["DEFAULT_KIND", "SINGLE_VALUE_KINDS", "STORE_KINDS", "StoreKind"]
