@@ -26,6 +26,8 @@ class KindColumns(Protocol):
 
     updates: bool = True
     """Whether a query writes in update mode, unless Spark does not run it so."""
+    snapshot_refusal: str | None = None
+    """Why ``Sink.fill`` takes no snapshot; None if it does."""
 
     def window(self, df: DataFrame, spec: StoreSpec, order_by: tuple[str, ...]) -> str | None:
         """The window's column, None if the kind needs none; raises ``SinkError`` if the columns do not fit it."""
@@ -50,6 +52,8 @@ class KeyValueColumns(KindColumns):
 
 class LatestColumns(KindColumns):
     """The order of a row is at the end of its key."""
+
+    snapshot_refusal = "has latest_by: a snapshot cannot say of which order it is that other keys are gone"
 
     def window(self, df: DataFrame, spec: StoreSpec, order_by: tuple[str, ...]) -> str | None:
         assert spec.latest_by is not None
@@ -105,6 +109,8 @@ class SessionColumns(KindColumns):
 
 class VersionedColumns(KindColumns):
     """A row's valid-from is its record's timestamp (KIP-889)."""
+
+    snapshot_refusal = "is a versioned store: a snapshot cannot say since when other keys are gone"
 
     def window(self, df: DataFrame, spec: StoreSpec, order_by: tuple[str, ...]) -> str | None:
         names = df.schema.fieldNames()
