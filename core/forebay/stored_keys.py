@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from forebay.codecs import KeyCodec
@@ -73,23 +72,19 @@ class StoredKeys:
 
     layout: KeyLayout
     codec: KeyCodec
-    times: int = field(init=False, compare=False)
+    times: int = field(init=False, repr=False, compare=False)
     """How many timestamps follow the key: 0, 1 or 2."""
+    from_changelog: Callable[[bytes, int], bytes] = field(init=False, repr=False, compare=False)
+    """Makes the stored key of a changelog record's key and timestamp; raises ``ValueError`` if the key is too
+    short for its kind."""
+    split_changelog: Callable[[bytes, int], LogicalKey] = field(init=False, repr=False, compare=False)
+    """Takes user key and timestamps from a changelog record's key and timestamp; raises ``ValueError``."""
 
     def __post_init__(self) -> None:
-        # Why: reads ask it several times each.
+        # Why no cached properties: these would make every attribute slower to read (CPython 3.11).
         object.__setattr__(self, "times", self.layout.times)
-
-    @cached_property
-    def from_changelog(self) -> Callable[[bytes, int], bytes]:
-        """Makes the stored key of a changelog record's key and timestamp; raises ``ValueError`` if the key is too
-        short for its kind."""
-        return self.layout.encoder(self)
-
-    @cached_property
-    def split_changelog(self) -> Callable[[bytes, int], LogicalKey]:
-        """Takes user key and timestamps from a changelog record's key and timestamp; raises ``ValueError``."""
-        return self.layout.split_changelog
+        object.__setattr__(self, "split_changelog", self.layout.split_changelog)
+        object.__setattr__(self, "from_changelog", self.layout.encoder(self))
 
     def stored(self, plain: bytes, *times_ms: int) -> bytes:
         """The stored key; with fewer times than the kind has, a prefix of one key's entries."""

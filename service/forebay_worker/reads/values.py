@@ -58,7 +58,7 @@ def value_of(admitted: Admitted, key: KeyForm, parameters: ReadParameters) -> by
 
     Raises ``NotReady``.
     """
-    if admitted.view.spec.store_kind.last_entry_wins:
+    if admitted.view.spec.stored_keys.times:
         return _version(admitted, key.plain, parameters)
     store = admitted.view.store
     try:
@@ -133,14 +133,13 @@ def values_of(
 
     Raises ``NotReady``, and ``AnswerTooLarge`` if they take more than this, before all of them are in memory.
     """
-    spec = admitted.view.spec
-    keys, last_entry_wins = spec.stored_keys, spec.store_kind.last_entry_wins
+    keys = admitted.view.spec.stored_keys
     distinct = list(dict.fromkeys(plains))
     found: list[bytes | None] = []
     size, taken_bytes = _FIRST_CHUNK, 0
     while len(found) < len(distinct):
         chunk = distinct[len(found) : len(found) + size]
-        if last_entry_wins:
+        if keys.times:
             values = [_version(admitted, plain, parameters) for plain in chunk]
         else:
             values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
