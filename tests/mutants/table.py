@@ -886,9 +886,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "range-closed",
         "ranges of times are half-open",
-        "forebay.rest.scans:Scan.selected",
-        "first <= pair[0][-size:] < last",
-        "first <= pair[0][-size:] <= last",
+        "forebay.store_kinds.kind:StoreKind.selected",
+        "first <= pair[0][-TIME_SIZE:] < last",
+        "first <= pair[0][-TIME_SIZE:] <= last",
         ("core/rest/test_scans.py::test_ranges_of_times_are_half_open",),
     ),
     Mutant(
@@ -1913,7 +1913,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "session-before-its-range",
         "sessions pass that overlap the range",
-        "forebay.rest.scans:Scan.selected",
+        "forebay.store_kinds.session:Session.selected",
         "pair[0][-2 * size : -size] >= first",
         "True",
         ("core/rest/test_scans.py::test_ranges_of_times_are_half_open",),
@@ -2510,17 +2510,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "order-of-a-deletion-forgotten",
         "a deletion keeps its order",
-        "forebay_worker.tasks.folding:Fold._add_changes",
-        '("versioned", LATEST)',
-        '("versioned",)',
+        "forebay.store_kinds.latest:Latest",
+        "last_entry_wins = True",
+        "last_entry_wins = False",
         ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
     ),
     Mutant(
         "superseded-by-order-compacted-as-any",
         "compaction of a SQLite log keeps the highest order, even if it is a deletion",
-        "forebay.changelog.sqlite.compaction:_find_compactable",
-        "elif spec.latest_by is not None:",
-        "elif False:",
+        "forebay.changelog.sqlite.compaction:COMPACTABLE",
+        '"latest": _all_but_highest_orders',
+        '"latest": _all_but_last_values',
         ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
     ),
     Mutant(
@@ -2614,7 +2614,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "orders-unsigned",
         "negative orders are lower than positive ones",
-        "forebay.spark.columns:_order_suffix",
+        "forebay.spark.kind_columns:_order_suffix",
         ".bitwiseXOR(F.lit(LOWEST_ORDER))",
         "",
         (

@@ -121,7 +121,7 @@ class Scans:
 def _read_page(scan: Scan, admitted: Admitted, cursor: Cursor | None, limit: int, page_bytes: int) -> ScanPage:
     """The next matching items, at most this many; fewer if they are large or sparse."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
-    if scan.route.items == "versions" and scan.plain is not None:
+    if scan.route.store_kind.keeps_versions and scan.plain is not None:
         start = max(start, oldest_version(admitted, scan.plain) or start)
     oldest_ms = admitted.replica.view.oldest_kept_ms
     page, scanned, size = ScanPage(), 0, 0

@@ -58,7 +58,7 @@ def value_of(admitted: Admitted, key: KeyForm, parameters: ReadParameters) -> by
 
     Raises ``NotReady``.
     """
-    if admitted.view.spec.stored_keys.kind != "key-value":
+    if admitted.view.spec.stored_keys.times:
         return _version(admitted, key.plain, parameters)
     store = admitted.view.store
     try:
@@ -139,10 +139,10 @@ def values_of(
     size, taken_bytes = _FIRST_CHUNK, 0
     while len(found) < len(distinct):
         chunk = distinct[len(found) : len(found) + size]
-        if keys.kind == "key-value":
-            values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
-        else:
+        if keys.times:
             values = [_version(admitted, plain, parameters) for plain in chunk]
+        else:
+            values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
         found += values
         taken_bytes += sum(len(value) for value in values if value is not None)
         require_size(taken_bytes, most_bytes)
