@@ -19,7 +19,8 @@ from bench.deployment import STORE, topology
 
 from forebay.metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.process_identity import IDENTITY_PATH, Identity
-from forebay.rest.documents import metadata_document, stores_document
+from forebay.rest.answers import json_body
+from forebay.rest.documents import map_answer, stores_answer
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, load_topology
 
@@ -60,9 +61,9 @@ class Workers:
             return json.dumps(self._status(self._by_host[address]), separators=(",", ":")).encode()
         if path == IDENTITY_PATH:
             identity = Identity("worker", _APPLICATION, _process_id(self._by_host[address]), 1)
-            return json.dumps(identity.document()).encode()
+            return json_body(identity)
         if path == "/v1/stores":
-            return json.dumps(stores_document(_APPLICATION, _FINGERPRINT, [self.spec])).encode()
+            return json_body(stores_answer(_APPLICATION, _FINGERPRINT, [self.spec]))
         assert path == "/v1/metadata", path
         return self._map
 
@@ -81,7 +82,7 @@ class Workers:
             Generation(1, self.generation), [self.spec], parts["active"], parts["standby"], process_ids
         )
         state = StreamsMetadataState({self.spec.name: self.spec}, newest)
-        self._map = json.dumps(metadata_document(_APPLICATION, _FINGERPRINT, state)).encode()
+        self._map = json_body(map_answer(_APPLICATION, _FINGERPRINT, state))
 
     def _status(self, n: int) -> dict[str, Any]:
         self._sequence += 1

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
+
 from forebay import __version__
 from forebay.client.server import Server
 from forebay.clock import epoch_ms
@@ -64,7 +66,7 @@ def process_verdict(url: str, answers: Answers, topology: Topology | None) -> Ch
     """The check of one process that answers."""
     status, health = answers.status, answers.health
     application = health["application_id"]
-    findings = [Finding(**{**one, "partitions": tuple(one["partitions"])}) for one in health["findings"]]
+    findings = msgspec.convert(health["findings"], list[Finding])
     ahead_ms = answers.ahead_ms
     if abs(ahead_ms) > _MOST_SKEW_MS + answers.unsure_ms:
         direction = "ahead of" if ahead_ms > 0 else "behind"
