@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
+
+from forebay.shapes.reading import read_json
 
 IDENTITY_PATH = "/v1/identity"
 MOST_IDENTITY_BYTES = 4 << 10
 
 
-class Identity(msgspec.Struct, frozen=True):
+class Identity(Struct, frozen=True):
     """A process: its tier and application, the id of its state, and which start of it this is.
 
     A router's application is None until it has found its workers.
@@ -26,7 +28,4 @@ class Identity(msgspec.Struct, frozen=True):
         """The identity in a body; raises ``ValueError`` if it is none, or too long for one."""
         if len(body) > MOST_IDENTITY_BYTES:
             raise ValueError(f"{len(body)} bytes are more than an identity may take")
-        try:
-            return msgspec.json.decode(body, type=cls)
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from None
+        return read_json(body, cls)

@@ -34,6 +34,7 @@ def test_an_identity_survives_the_wire(identity):
         b'{"tier":"worker","application_id":"a","process_id":"p","incarnation":true}',
         b'{"tier":"worker","application_id":"a","process_id":"p","incarnation":1,"more":"%b"}' % (b"x" * 5_000),
         b"\xff",
+        b'{"more":%b' % (b"[" * 3_000),
     ],
 )
 def test_what_is_no_identity_is_refused(body):

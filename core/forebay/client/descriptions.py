@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 from forebay.client.exchange import MALFORMED, Mismatch, Plan, Request, not_of_a_read
 from forebay.client.results import ReplicaLag, replica_lag_of
 from forebay.metadata import ClusterMap, StreamsMetadataState
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.documents import cluster_map_of
+from forebay.shapes.reading import read_values
 from forebay.topology import StoreSpec
 
 T = TypeVar("T")
@@ -93,7 +92,7 @@ def _specs(document: Mapping[str, Any]) -> dict[str, StoreSpec]:
 
 
 def _identity(document: Mapping[str, Any]) -> Identity:
-    return msgspec.convert(document, Identity)
+    return read_values(document, Identity)
 
 
 def _lags(store: str | None, document: Mapping[str, Any]) -> list[ReplicaLag]:

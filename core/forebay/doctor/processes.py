@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import msgspec
-
 from forebay import __version__
 from forebay.client.server import Server
 from forebay.clock import epoch_ms
@@ -15,6 +13,7 @@ from forebay.console.findings import Finding
 from forebay.console.health import duration
 from forebay.doctor.check import Check, of_error
 from forebay.errors import ForebayError
+from forebay.shapes.reading import read_values
 from forebay.topology import Topology
 
 _MOST_SKEW_MS = 250.0
@@ -66,7 +65,7 @@ def process_verdict(url: str, answers: Answers, topology: Topology | None) -> Ch
     """The check of one process that answers."""
     status, health = answers.status, answers.health
     application = health["application_id"]
-    findings = msgspec.convert(health["findings"], list[Finding])
+    findings = read_values(health["findings"], list[Finding])
     ahead_ms = answers.ahead_ms
     if abs(ahead_ms) > _MOST_SKEW_MS + answers.unsure_ms:
         direction = "ahead of" if ahead_ms > 0 else "behind"

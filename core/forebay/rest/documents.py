@@ -16,6 +16,7 @@ from forebay.metadata import (
     StreamsMetadata,
     StreamsMetadataState,
 )
+from forebay.shapes.reading import read_values
 from forebay.shapes.stores import (
     HostMetadata,
     KeyMetadataAnswer,
@@ -47,7 +48,7 @@ def map_answer(application_id: str, fingerprint: str, state: StreamsMetadataStat
 
 def cluster_map_of(document: Any) -> ClusterMap:
     """The map in the JSON values of ``GET /v1/metadata``; raises ``ValueError`` if there is none."""
-    answer = msgspec.convert(document, MapAnswer)
+    answer = read_values(document, MapAnswer)
     generation = Generation(answer.incarnation, answer.generation)
     return ClusterMap(generation, tuple(map(_streams_metadata, answer.hosts)))
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from forebay.metadata import HostInfo
+from forebay.shapes.reading import read_json
 from forebay.shapes.status import StatusReport
-
-_decode = msgspec.json.Decoder(StatusReport).decode
 
 
 def read_status(body: bytes) -> tuple[HostInfo, StatusReport]:
@@ -15,8 +12,5 @@ def read_status(body: bytes) -> tuple[HostInfo, StatusReport]:
 
     One bad row would otherwise fail every read that it concerns, even where an honest replica exists.
     """
-    try:
-        status = _decode(body)
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from None
+    status = read_json(body, StatusReport)
     return HostInfo.parse(status.host), status
