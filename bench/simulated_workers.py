@@ -109,11 +109,11 @@ class Workers:
     def _row(self, host: str, partition: int, role: Role) -> ReplicaRow:
         offset = 1_000_000 + self._sequence
         return ReplicaRow(
+            self.spec.name,
+            partition,
+            role,
             *Lag(0, 12, 345),
-            store=self.spec.name,
-            partition=partition,
             task=f"0_{partition}",
-            role=role,
             host=host,
             offset=offset,
             end_offset=offset,

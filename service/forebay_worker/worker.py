@@ -209,11 +209,11 @@ class Worker:
         role, lag = self.admission.proven_lag(replica)
         view = replica.served.view
         row = ReplicaRow(
+            store,
+            replica.task.partition,
+            role,
             *lag,
-            store=store,
-            partition=replica.task.partition,
             task=str(replica.task),
-            role=role,
             host=str(self.host),
             offset=view.progress.position,
             end_offset=view.progress.end_offset,

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.shapes.members import Figure, Host, LagFigures, Natural, Role
+from forebay.shapes.members import Figure, Host, Natural, Role
 
 Failure: TypeAlias = Annotated[
     str | UnsetType, Meta(description="Why records cannot be applied, or the log cannot be read.")
@@ -16,12 +16,15 @@ RestoreSecondsLeft: TypeAlias = Annotated[
 ]
 
 
-class ReplicaReport(LagFigures, frozen=True, kw_only=True):
+class ReplicaReport(Struct, frozen=True):
     """What routers take from a replica's row, of workers of any version."""
 
     store: str
     partition: Natural
     role: Role
+    record_lag: Figure
+    time_lag_ms: Figure
+    age_ms: Figure
     failure: Failure = UNSET
     restored_records: Natural | UnsetType = UNSET
     restore_seconds_left: RestoreSecondsLeft = UNSET

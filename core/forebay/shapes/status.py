@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -27,20 +26,25 @@ class Ceiling(Struct, frozen=True):
     max_age_ms: Figure
 
 
-class StatusReport(Identity, frozen=True, kw_only=True):
-    """What routers take from the status of a worker of any version."""
+class WorkerProcess(Identity, frozen=True, kw_only=True):
+    """A worker without what it holds."""
 
     application_id: str
     host: Host
+    rack: str = ""
     sequence: Natural
     generation: MapGeneration
-    tasks: Sequence[ReplicaReport]
     ceiling: Ceiling = Ceiling(None, None, None)
-    rack: str = ""
+
+
+class StatusReport(WorkerProcess, frozen=True, kw_only=True):
+    """What routers take from the status of a worker of any version."""
+
     acceptable_recovery_lag: Natural | None = None
+    tasks: list[ReplicaReport]
 
 
-class WorkerStatus(StatusReport, frozen=True, kw_only=True):
+class WorkerStatus(WorkerProcess, frozen=True, kw_only=True):
     """A worker: which process it is, what it holds, how far that is."""
 
     tier: Literal["worker"] = "worker"
@@ -51,7 +55,7 @@ class WorkerStatus(StatusReport, frozen=True, kw_only=True):
         Meta(description="What the machine or the group refuses, such as disk space, and the remedy."),
     ]
     acceptable_recovery_lag: Natural
-    tasks: Sequence[ReplicaRow]
+    tasks: list[ReplicaRow]
 
 
 class KnownWorker(Struct, frozen=True):
