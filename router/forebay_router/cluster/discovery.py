@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import ssl
 from collections.abc import Callable
@@ -12,14 +11,15 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import NotReady
-from forebay.metadata import ClusterMap, Generation, HostInfo
+from forebay.metadata import Generation, HostInfo
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.answers import HttpAnswer
+from forebay.rest.documents import cluster_map_of
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.polls import PollRefused, PollSchedule, WorkerDocuments
 from forebay_router.cluster.seeds import Seeds
-from forebay_router.cluster.statuses import require_status
+from forebay_router.cluster.statuses import read_status
 from forebay_router.upstream.connection import UpstreamClosed
 from forebay_router.upstream.credentials import REFUSALS, log_auth_rejection
 from forebay_router.upstream.opener import NotAdmitted, Opener
@@ -190,20 +190,17 @@ class Discovery:
         body = await self._documents.get(address, "/v1/status")
         with self._schedule.reading():
             try:
-                status = json.loads(body)
-                host = None
-                if self._is_ours(address, status.get("tier"), status["application_id"]):
-                    require_status(status)
-                    host = HostInfo.parse(status["host"])
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                reason = f"answers with a status that is not a worker's: {error!r}"
+                host, status = read_status(body)
+            except ValueError as error:
+                reason = f"answers with a status that is not a worker's: {error}"
                 self._cluster.rejected_addresses.ignore(address, reason)
-                host = None
-            if host is None:
+                self._drop(address)
+                return None
+            if not self._is_ours(address, status.tier, status.application_id):
                 self._drop(address)
                 return None
             self._worker_addresses.add(address)
-            if not self._cluster.take(address, body, status, polled_boot_ms):
+            if not self._cluster.take(address, body, host, status, polled_boot_ms):
                 return host
         self._watch(host)
         await self._learn(address, self._cluster.workers[host].generation)
@@ -222,7 +219,7 @@ class Discovery:
             self._documents.get_json(address, "/v1/stores"), self._documents.get_json(address, "/v1/metadata")
         )
         specs = [StoreSpec.from_document(item) for item in stores["stores"]]
-        newer = ClusterMap.from_document(metadata)
+        newer = cluster_map_of(metadata)
         if self._cluster.adopt(stores["topology"], specs, newer):
             self._mapped = frozenset(item.host for item in newer.hosts)
             for host in self._mapped:

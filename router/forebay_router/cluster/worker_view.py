@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET
 
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay.process_identity import Identity
+from forebay.shapes.status import StatusReport
 from forebay_router.cluster.slow_start import SlowStart
 
 _SLOW_READS_TO_SUSPECT = 3
@@ -88,9 +90,9 @@ class WorkerView:
         if not late:
             self.slow_start.answered()
 
-    def is_newer(self, status: Mapping[str, Any]) -> bool:
+    def is_newer(self, status: StatusReport) -> bool:
         """Whether a status is of a later moment than the last one adopted."""
-        return bool((status["incarnation"], status["sequence"]) > (self.incarnation, self.sequence))
+        return (status.incarnation, status.sequence) > (self.incarnation, self.sequence)
 
     def is_later_start_of(self, identity: Identity) -> bool:
         """Whether the process was started again since it was the one of an identity."""
@@ -101,28 +103,31 @@ class WorkerView:
         self.slow_reads = max(self.slow_reads, _SLOW_READS_TO_SUSPECT)
         self.slow_start.lose()
 
-    def take(self, body: bytes, status: Mapping[str, Any], polled_boot_ms: float) -> None:
+    def take(self, body: bytes, status: StatusReport, polled_boot_ms: float) -> None:
         """Adopt a status, given both raw and parsed, and when it was asked for."""
-        self.process_id = status.get("process_id", "")
-        self.incarnation, self.sequence = status["incarnation"], status["sequence"]
-        generation = status["generation"]
-        self.generation = Generation(generation["incarnation"], generation["generation"])
+        self.process_id = status.process_id
+        self.incarnation, self.sequence = status.incarnation, status.sequence
+        self.generation = Generation(status.generation.incarnation, status.generation.generation)
         self.live, self.slow_reads = True, 0
-        self.ceiling = Tolerance(**status.get("ceiling", {}))
-        self.rack = status.get("rack")
-        self.acceptable_recovery_lag = status.get("acceptable_recovery_lag")
-        rows = status["tasks"]
+        bounds = status.ceiling
+        self.ceiling = Tolerance(bounds.max_record_lag, bounds.max_time_lag_ms, bounds.max_age_ms)
+        self.rack = status.rack or None
+        self.acceptable_recovery_lag = status.acceptable_recovery_lag
+        rows = status.tasks
         self.replicas = {
-            (held := (sys.intern(row["store"]), row["partition"])): self.report(
-                held,
-                sys.intern(row["role"]),
-                Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]),
-                polled_boot_ms,
+            (held := (sys.intern(row.store), row.partition)): self.report(
+                held, row.role, Lag(row.record_lag, row.time_lag_ms, row.age_ms), polled_boot_ms
             )
             for row in rows
         }
-        self.failures = {_held(row): str(row["failure"]) for row in rows if "failure" in row}
-        self.restores = {_held(row): _restore(row) for row in rows if "restored_records" in row}
+        self.failures = {(row.store, row.partition): row.failure for row in rows if row.failure is not UNSET}
+        self.restores = {
+            (row.store, row.partition): Restore(
+                row.restored_records, None if row.restore_seconds_left is UNSET else row.restore_seconds_left
+            )
+            for row in rows
+            if row.restored_records is not UNSET
+        }
         self._status, self._status_boot_ms = body, polled_boot_ms
 
     def report(self, held: Held, role: str, lag: Lag, at_boot_ms: float) -> Report:
@@ -139,17 +144,19 @@ class WorkerView:
 
         They are seldom needed, and take ten times the memory when parsed.
         """
-        rows: list[dict[str, Any]] = json.loads(self._status)["tasks"] if self._status else []
+        if not self._status:
+            return []
+        rows = _decode_rows(self._status).tasks
         since_ms = boot_ms() - self._status_boot_ms
         for row in rows:
             row.update(Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]).aged(since_ms).document())
         return rows
 
 
-def _held(row: Mapping[str, Any]) -> Held:
-    return row["store"], row["partition"]
+class _Rows(msgspec.Struct):
+    """The rows of a status with all members, those of later versions too."""
+
+    tasks: list[dict[str, Any]]
 
 
-def _restore(row: Mapping[str, Any]) -> Restore:
-    left = row.get("restore_seconds_left")
-    return Restore(int(row["restored_records"]), None if left is None else int(left))
+_decode_rows = msgspec.json.Decoder(_Rows).decode
