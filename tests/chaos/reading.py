@@ -12,7 +12,7 @@ import httpx
 from forebay.clock import boot_ms
 from forebay.position import decode_position
 from tests.chaos.deployment import Deployment, Node
-from tests.chaos.history import Read
+from tests.chaos.history import Finding, Read
 from tests.chaos.writer import KEYS, Writer
 
 BOUNDS: tuple[Mapping[str, int], ...] = (
@@ -34,7 +34,7 @@ class Reading:
 
     deployment: Deployment
     writer: Writer
-    note: Callable[[Read], None]
+    note: Callable[[Read | Finding], None]
     chooser: random.Random
     http: httpx.AsyncClient
 

@@ -24,6 +24,8 @@ they received, and when, on the clock that all processes of the machine share.
 * A value must be the item's own, and of a committed record below the answer's position.
 * Lag, age, `min_position` and what a session has seen each name an offset that an answer must have reached. An
   older value, a miss or a shorter list is a violation.
+* What a follower has built from a store's stream must have every change, and every deletion, that the stream's ids
+  and lags say was sent, also after it resumed elsewhere, and at the end all of the log. No item goes back.
 * Every figure of an answer must be within the bounds of its request.
 * After each episode of faults, every partition has its replicas again within a stated time. At the end every
   replica's keys are compared with the log.
@@ -126,6 +128,7 @@ _READS = {
     "entries": "a page of entries",
     "windows": "a page of windows, of a key or of all",
     "versions": "a page of a key's versions",
-    "change": "an event of a stream of changes",
+    "change": "an event of a stream of a key's changes",
+    "store-change": "an event of a stream of a store's changes",
     "sweep": "a key of a replica, compared with the log at the end",
 }

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.chaos.history import Fault, History, Read
-from tests.chaos.promises import ANSWERED, Violation
+from tests.chaos.promises import ANSWERED, STREAMS, Violation
 from tests.chaos.sensitivity import sensitivity
 from tests.chaos.sometimes import possible, unreached
 
@@ -143,7 +143,7 @@ def _by_fault(history: History, violations: list[Violation]) -> dict[str, FaultR
 
 
 def _of_reads(times: int, reads: list[Read], broken: Mapping[int, int], waits: Mapping[int, int]) -> FaultResult:
-    failed = [read for read in reads if read.status in (0, 429, 503, 504) and read.kind != "change"]
+    failed = [read for read in reads if read.status in (0, 429, 503, 504) and read.kind not in STREAMS]
     counted = collections.Counter(str(waits[id(read)]) for read in reads if id(read) in waits)
     return FaultResult(
         times,

@@ -23,7 +23,7 @@ from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
 from tests.chaos.faults import Faults
 from tests.chaos.history import Calm, Fault, Finding, History
 from tests.chaos.planted import planted, start_elsewhere
-from tests.chaos.readers import read_until, readers
+from tests.chaos.readers import read_until, readers, store_followers
 from tests.chaos.reading import Reading
 from tests.chaos.schedule import PlannedFault, episodes, kinds_for
 from tests.chaos.sweep import sweep
@@ -140,9 +140,10 @@ class Run:
         stopped = asyncio.Event()
         chooser = random.Random(self.settings.seed)
         limits = httpx.Limits(max_connections=200)
+        followers = store_followers()
         async with httpx.AsyncClient(timeout=6.0, limits=limits) as http:
             reading = Reading(deployment, writer, self.history.add, chooser, http)
-            tasks = [asyncio.create_task(read_until(stopped, reading, *reader)) for reader in readers()]
+            tasks = [asyncio.create_task(read_until(stopped, reading, *reader)) for reader in readers(followers)]
             try:
                 schedule = asyncio.create_task(asyncio.to_thread(self._break_and_heal, deployment, faults))
                 # A reader that fails ends the run.
@@ -155,7 +156,8 @@ class Run:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(self._converge, deployment, writer)
+            written_ms = await asyncio.to_thread(self._converge, deployment, writer)
+            await asyncio.gather(*[follower.finish(reading, written_ms) for follower in followers])
 
     def _break_and_heal(self, deployment: Deployment, faults: Faults) -> None:
         """Episode by episode: calm, then faults, then wait until all is well again."""
@@ -205,12 +207,14 @@ class Run:
                 if deployment.metric(router, name):
                     self.history.add(Finding(name, router.name, boot_ms()))
 
-    def _converge(self, deployment: Deployment, writer: Writer) -> None:
-        """End the log, and compare every replica with it."""
+    def _converge(self, deployment: Deployment, writer: Writer) -> float:
+        """End the log, and compare every replica with it; returns when the last record had been written."""
         writer.stop()
+        written_ms = boot_ms()
         self._wait_settled(deployment, CONVERGE_WITHIN_S)
         for entry in sweep(deployment, writer):
             self.history.add(entry)
+        return written_ms
 
     def _find_traces(self, deployment: Deployment) -> None:
         for node in deployment.nodes:
