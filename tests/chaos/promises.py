@@ -33,7 +33,7 @@ GENEROUS: Mapping[str, int] = MappingProxyType(
 OF_THE_LOG = frozenset({"lock-log", "stop-broker", "kill-broker", "freeze-broker"})
 """Faults that, alone, leave all processes and replicas, but hold the log back."""
 SURVIVABLE = frozenset(
-    {"kill-worker", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
+    {"kill-worker", "kill-process", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
     | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "damage-group"}
     | {"cut-network", "delay-network", "hold-network", "half-open-network"}
 )
@@ -79,6 +79,7 @@ KINDS = {
     "silent-stream": "a store's stream that does not say how far behind it is, though all was calm",
     "not-converged": "replicas that did not become equal to the log within the stated time",
     "process-ended": "a process that ended by itself",
+    "outlived": "a worker's process that outlived the one that started it",
     "stack-trace": "a stack trace in a log",
 }
 """Every kind of violation."""

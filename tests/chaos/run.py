@@ -71,6 +71,7 @@ class Settings(Protocol):
     minutes: float
     seed: int
     log: str
+    worker_processes: int
     faults: list[str]
     mutant: str
 
@@ -114,7 +115,10 @@ class Run:
             self._deploy(changelog, KafkaWriter(changelog, self.settings.seed, self.history.add), broker)
 
     def _deploy(self, changelog: Changelog, log: LogWriter, broker: Broker | None = None) -> None:
-        deployment = Deployment(self.directory, self.topology, changelog.url, self.history.add, self._starter())
+        report, processes = self.history.add, self.settings.worker_processes
+        deployment = Deployment(
+            self.directory, self.topology, changelog.url, report, self._starter(), worker_processes=processes
+        )
         writer = Writer(self.topology, changelog.identity, log, self.settings.seed, self.history.add)
         try:
             writer.start()
@@ -162,7 +166,7 @@ class Run:
     def _break_and_heal(self, deployment: Deployment, faults: Faults) -> None:
         """Episode by episode: calm, then faults, then wait until all is well again."""
         end = time.monotonic() + 60 * self.settings.minutes
-        kinds = self.settings.faults or kinds_for(self.settings.log)
+        kinds = self.settings.faults or kinds_for(self.settings.log, self.settings.worker_processes)
         self._rest(deployment)
         for number, planned in enumerate(episodes(self.settings.seed, kinds)):
             with ThreadPoolExecutor(len(planned)) as pool:

@@ -96,7 +96,7 @@ def _held_back(history: History) -> bool:
 
 _HELD_BACK_MS = 500
 _LONG_MS = 1_000
-_DEATHS = frozenset({"kill-worker", "kill-leader", "stop-worker", "stop-leader", "restart-storm"})
+_DEATHS = frozenset({"kill-worker", "kill-process", "kill-leader", "stop-worker", "stop-leader", "restart-storm"})
 _LAGGING = frozenset({"refuse-writes", "freeze-broker", "kill-broker", "stop-broker"})
 _DAMAGE = frozenset({"damage-sst", "damage-manifest"})
 ALL = (

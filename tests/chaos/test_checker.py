@@ -272,7 +272,7 @@ def test_a_replica_that_is_at_no_point_of_history_states_no_absence():
     assert kinds(listed(KEY, portions={0: cold}, scope=Scope(key="k")), records=long) == {"short-list"}
 
 
-@pytest.mark.parametrize("kind", ["process-ended", "stack-trace", "not-converged"])
+@pytest.mark.parametrize("kind", ["process-ended", "outlived", "stack-trace", "not-converged"])
 def test_what_the_run_found_is_a_violation(kind):
     assert [found.kind for found in check(History(findings=[Finding(kind, "w1", 1.0)]))] == [kind]
 

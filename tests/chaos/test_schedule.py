@@ -31,7 +31,7 @@ def test_a_seed_repeats_its_schedule_and_another_does_not():
 def test_every_planned_kind_can_be_injected(tmp_path):
     deployment = Deployment(tmp_path, load_topology_of(tmp_path), "sqlite:///log", lambda _: None)
     try:
-        assert set(Faults(deployment, tmp_path).injuries) == {*kinds_for("sqlite"), *kinds_for("kafka")}
+        assert set(Faults(deployment, tmp_path).injuries) == {*kinds_for("sqlite", 2), *kinds_for("kafka", 2)}
     finally:
         deployment.close()
 
