@@ -19,7 +19,8 @@ every answer. This page is written by it, from the results in `tests/chaos/resul
 Every item of a store is a fold of one log, and the judge is that log's only writer. It knows when the source
 had each record, when the record was in the log, and when it could be read. There are three workers, with one
 standby of each task, each worker behind a proxy, and two routers before them. Readers note what they sent, what
-they received, and when, on the clock that all processes of the machine share.
+they received, and when, on the clock that all processes of the machine share. With `--worker-processes 2` each
+worker has two processes, of which single ones are killed, too.
 
 * A value must be the item's own, and of a committed record below the answer's position.
 * Lag, age, `min_position` and what a session has seen each name an offset that an answer must have reached. An
