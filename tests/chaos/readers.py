@@ -140,7 +140,8 @@ class SessionReader:
 
 def store_followers() -> list[StoreStreamReader]:
     """Readers of streams that have all of the log in the end."""
-    return [StoreStreamReader(f"store-stream-{store}", store) for store in ("counts", "hours", "prices")]
+    stores = enumerate(("counts", "counts", "hours", "prices"))
+    return [StoreStreamReader(f"store-stream-{number}", store) for number, store in stores]
 
 
 def readers(followers: Sequence[StoreStreamReader]) -> Sequence[tuple[Reader, float]]:

@@ -35,7 +35,8 @@ def choose_followed(reading: Reading, stream: str, store: str) -> Followed:
     """Some keys of a store, those with a prefix, or all."""
     spec, chooser = reading.deployment.topology.stores[store], reading.chooser
     everything = Followed(stream, "opened", partitions=tuple(range(spec.partitions)))
-    match chooser.choice(("all", "prefix", "keys")):
+    # Those who follow the same share what is read for them.
+    match chooser.choice(("all", "all", "prefix", "keys")):
         case "prefix":
             return replace(everything, prefix=f"{store[0]}0{chooser.randrange(6)}")
         case "keys":
