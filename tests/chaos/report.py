@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tests.chaos.promises import KINDS
 from tests.chaos.result import NO_FAULT, FaultResult, Result, percentile
+from tests.chaos.sensitivity import LOST
 
 _INTRODUCTION = """\
 # Reliability
@@ -75,6 +76,8 @@ def _summary(result: Result) -> Iterator[str]:
     yield f"## On {name}: {violations:,} violations in {reads:,} reads\n"
     yield f"{result.records:,} records were written{aborted}. Each answer of a key was also made wrong and judged"
     yield f"again: {_noticed(result)}.\n"
+    if LOST in result.noticed:
+        yield f"An event that was taken from a store's stream was missed in {_share(result.noticed[LOST])}.\n"
     yield "| command | minutes | date | commit |"
     yield "|---|---:|---|---|"
     for run in result.runs:
@@ -84,9 +87,13 @@ def _summary(result: Result) -> Iterator[str]:
 
 def _noticed(result: Result) -> str:
     return ", ".join(
-        f"“{way}” instead was noticed in {noticed / max(made, 1):.1%}"
-        for way, (noticed, made) in result.noticed.items()
+        f"“{way}” instead was noticed in {_share(counts)}" for way, counts in result.noticed.items() if way != LOST
     )
+
+
+def _share(counts: Sequence[int]) -> str:
+    noticed, made = counts
+    return f"{noticed / max(made, 1):.1%}"
 
 
 def _fault_table(result: Result) -> Iterator[str]:

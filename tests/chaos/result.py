@@ -83,8 +83,11 @@ class Result:
                 for name in [*self.reached, *(other.reached.keys() - self.reached.keys())]
             },
             {
-                way: [a + b for a, b in zip(self.noticed[way], other.noticed[way], strict=True)]
-                for way in self.noticed
+                way: [
+                    a + b
+                    for a, b in zip(self.noticed.get(way, (0, 0)), other.noticed.get(way, (0, 0)), strict=True)
+                ]
+                for way in {**self.noticed, **other.noticed}
             },
         )
 

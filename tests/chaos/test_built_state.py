@@ -7,6 +7,7 @@ import pytest
 
 from tests.chaos.checker import check
 from tests.chaos.history import Calm, Followed, History, Item, Portion, Reached, Read, Record, value_of
+from tests.chaos.sensitivity import LOST, sensitivity
 from tests.chaos.sometimes import ALL
 
 KEY: Item = ("k",)
@@ -169,3 +170,11 @@ def test_a_saved_stream_is_judged_as_before(tmp_path):
     history = History(records=RECORDS, reads=[*BEGUN, lag()])
     history.save(tmp_path / "history.jsonl")
     assert History.load(tmp_path / "history.jsonl") == history
+
+
+def test_the_judge_tells_how_many_lost_events_it_would_have_noticed():
+    stream = [*BEGUN, absent(5_200.0, KEY, since=4), values(5_300.0, (OTHER, 14), since=5), lag()]
+    assert sensitivity(History(records=RECORDS, reads=stream))[LOST] == (3, 3)
+    # Nobody misses one of two that are the same.
+    stream.insert(-1, stream[-2])
+    assert sensitivity(History(records=RECORDS, reads=stream))[LOST] == (2, 4)
