@@ -29,7 +29,8 @@ ON_EVERY_LOG = (
 )
 OF_SQLITE = ("lock-log", "damage-group")
 OF_KAFKA = ("stop-broker", "kill-broker", "freeze-broker")
-OF_SEVERAL_PROCESSES = ("kill-process",)
+OF_SEVERAL_PROCESSES = ("kill-process",) * 4
+"""As often as four others: they are what runs with several processes are about."""
 MOST_TOGETHER = 3
 LATEST_START_S = 2.0
 SHORTEST_S, LONGEST_S = 1.5, 5.0
