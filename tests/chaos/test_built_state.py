@@ -1,11 +1,14 @@
 """What a follower builds from a store's stream: each planted violation is found."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.chaos.built_state import built_states
 from tests.chaos.checker import check
+from tests.chaos.fold import Fold
 from tests.chaos.history import Calm, Followed, History, Item, Portion, Reached, Read, Record, value_of
 from tests.chaos.sensitivity import LOST, sensitivity
 from tests.chaos.sometimes import ALL
@@ -178,3 +181,24 @@ def test_the_judge_tells_how_many_lost_events_it_would_have_noticed():
     # Nobody misses one of two that are the same.
     stream.insert(-1, stream[-2])
     assert sensitivity(History(records=RECORDS, reads=stream))[LOST] == (2, 4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_missing_is_what_a_look_at_every_position_finds(seed):
+    """Changes of five keys are sent or lost at random, and after each the id says that all were sent."""
+    choice = random.Random(seed)
+    serials = [choice.choice([None, n]) for n in range(40)]
+    records = [record(n, (choice.choice("abcde"),), serial) for n, serial in enumerate(serials)]
+    shown: dict[Item, int | None] = dict.fromkeys([(name,) for name in "abcde"])
+    reads, wrong = [OPENED, RESET], False
+    for end in range(1, 40):
+        sent = records[end - 1]
+        if choice.random() < 0.9:
+            shown[sent.item] = sent.serial
+            reads.append(event("values", 50_000.0, end, items=[(sent.item, sent.serial)]))
+        reads.append(event("lag", 50_000.0, end, lag=UNKNOWN, since=end))
+        folded = dict.fromkeys(shown) | {one.item: one.serial for one in records[:end]}
+        wrong = wrong or folded != shown
+        found = {one.kind for one in built_states(Fold(records), reads)}
+        assert found <= {"missing-change", "missing-deletion"}
+        assert bool(found) == wrong
