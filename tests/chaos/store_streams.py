@@ -24,6 +24,9 @@ from tests.chaos.reading import Reading
 
 MOST_CONNECTIONS = 6
 """Of one stream; then another begins."""
+AWAY = 0.3
+"""The share of connections that begin after a while, in which replicas that start again forget what changed."""
+LONGEST_AWAY_S = 10.0
 LAG_INTERVAL_MS = 1_000
 END_WITHIN_S = 20
 """A stream that is resumed after the last record has all within this time."""
@@ -61,6 +64,8 @@ class StoreStreamReader:
             self._begun, self._connections, self._last_id = self._begun + 1, 0, ""
             self._followed = choose_followed(reading, f"{self._name}-{self._begun}", self._store)
         self._connections += 1
+        if reading.chooser.random() < AWAY:
+            await asyncio.sleep(reading.chooser.uniform(1, LONGEST_AWAY_S))
         tier, node = reading.node()
         bounds = {"max_time_lag_ms": 2_000} if reading.chooser.random() < 0.3 else {}
         with contextlib.suppress(TimeoutError):
