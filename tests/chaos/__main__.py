@@ -42,7 +42,11 @@ def main() -> int:
         return 0
     directory = options.again or Path(tempfile.mkdtemp(prefix="forebay-chaos-"))
     if options.again is None:
-        run(directory, options)
+        try:
+            run(directory, options)
+        except BaseException:
+            print(f"kept in {directory}")
+            raise
     description = json.loads((directory / _RUN).read_text())
     status, result = classify_headers(History.load(directory / _HISTORY), description)
     if options.publish:
