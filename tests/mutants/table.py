@@ -809,6 +809,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "several-events-with-one-id",
+        "a client of many keys that is cut off between events misses nothing",
+        "forebay.rest.store_changes.follower:StoreFollower._sent",
+        "if len(self._ready) > 1:",
+        "if False:",
+        ("service/reads/test_store_followers.py::test_a_client_that_is_cut_off_between_events_misses_nothing",),
+    ),
+    Mutant(
         "slow-follower-misses-keys",
         "a client that did not get a page of changes reads by itself what was in it",
         "forebay.rest.store_changes.tail:Tail.missed_by",

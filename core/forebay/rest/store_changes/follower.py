@@ -57,6 +57,8 @@ class StoreFollower:
         self._to_reset = [partition for partition, part in self._parts.items() if part.cursor is None]
         self._ready: list[bytes] = []
         """Encoded events, each without its id and its end."""
+        self._before: dict[int, ChangesCursor] = {}
+        """Where the client is until it has received all of them, of the partitions that they are of."""
         self._version = self._losses = 0
         now = boot_ms()
         self._sent_boot_ms = self._lag_due_boot_ms = now
@@ -88,6 +90,7 @@ class StoreFollower:
     def _next(self, tail: Tail) -> EncodedEvents | Event | None:
         """What is to be sent next, None if there is nothing at the moment; raises ``Problem``."""
         while not self._ready:
+            self._before.clear()
             if (read := self._own.take()) is not None:
                 self._take_own(tail, read)
             elif not self._take_news(tail):
@@ -95,8 +98,17 @@ class StoreFollower:
         return self._sent()
 
     def _sent(self) -> EncodedEvents:
-        """All that is ready, with an id if one is due."""
-        body = b"\n".join(self._ready) + self._id_line() + b"\n"
+        """All that is ready, with an id if one is due.
+
+        Of several events the first has one too. A client that receives no other then gets the rest again, and of
+        what it has forgotten all, from no replica that is behind what it received.
+        """
+        if boot_ms() >= self._id_due_boot_ms:
+            cursors = {one: part.cursor for one, part in self._parts.items() if part.cursor is not None}
+            if len(self._ready) > 1:
+                self._ready[0] += self._id_line(cursors | self._before)
+            self._ready[-1] += self._id_line(cursors)
+        body = b"\n".join(self._ready) + b"\n"
         self._ready = []
         return EncodedEvents(body)
 
@@ -168,6 +180,9 @@ class StoreFollower:
 
     def _send(self, part: Part, page: ChangesPage) -> None:
         upper = page.cursor.upper if part.cursor is None else max(page.cursor.upper, part.cursor.upper)
+        known = self._before.get(page.partition, part.cursor)
+        before = page.cursor._replace(after=b"") if known is None else known
+        self._before[page.partition] = before._replace(upper=upper)
         part.cursor = page.cursor._replace(upper=upper)
         self._ready += page.events(self._source.selection, boot_ms())
 
@@ -212,16 +227,12 @@ class StoreFollower:
             now - page.as_of_boot_ms <= _FRESH_MS for page in pages.values()
         )
 
-    def _id_line(self) -> bytes:
-        """The id that tells how far the client is, unless it has a recent one."""
-        now = boot_ms()
-        if now < self._id_due_boot_ms:
-            return b""
+    def _id_line(self, cursors: dict[int, ChangesCursor]) -> bytes:
+        """The id that tells how far the client is."""
         selection = self._source.selection
-        cursors = {one: part.cursor for one, part in self._parts.items() if part.cursor is not None}
         identity = encode_id(selection.digest, selection.partitions, cursors)
         if len(identity) > _LARGE_ID_CHARACTERS:
-            self._id_due_boot_ms = now + _BETWEEN_IDS_MS
+            self._id_due_boot_ms = boot_ms() + _BETWEEN_IDS_MS
         return b"id: %b\n" % identity.encode()
 
     async def _wait(self) -> None:
