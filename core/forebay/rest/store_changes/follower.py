@@ -230,12 +230,11 @@ class StoreFollower:
     async def _wait(self) -> None:
         """Sleep until there may be something to send or to read: thousands wait, and each time takes of reads."""
         now = boot_ms()
-        due = [self._sent_boot_ms + KEEP_ALIVE_MS, *self._own.due_boot_ms()]
-        for one in (self._lag_due_boot_ms, self._problem_due_boot_ms):
-            if one is not None:
-                due.append(one if one > now else now + _OVERDUE_PAUSE_MS)
+        about = [one for one in (self._lag_due_boot_ms, self._problem_due_boot_ms) if one is not None]
+        due = [one if one > now else now + _OVERDUE_PAUSE_MS for one in about]
+        until = min(self._sent_boot_ms + KEEP_ALIVE_MS, *due, *self._own.due_boot_ms())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(min(due) - now, 1.0) / 1000):
+            async with asyncio.timeout(max(until - now, 1.0) / 1000):
                 await self._woken.wait()
 
 
