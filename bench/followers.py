@@ -149,7 +149,8 @@ def _measured(effort: Effort, served: Served) -> Figures:
         served.address, served.paths, per_second=_READS_PER_SECOND, going_on=for_seconds(effort.seconds)
     )
     share = (processor_s(served.pid) - used_s) / (time.monotonic() - begun)
-    assert all(read.status == 200 for read in reads), {read.status for read in reads}
+    # A read that is given up after five seconds counts with these.
+    assert {read.status for read in reads} <= {200, 0}
     return Figures(loaded.requests_per_second, percentile([read.took_ms for read in reads], 99), share)
 
 
