@@ -27,10 +27,10 @@ from bench.stream_writer import Stream, streaming
 from forebay_worker.state.checkpointed_store import RECORDS_PER_CHECKPOINT
 from tests.support.cluster import Cluster
 
-RECORDS = 400_000
+RECORDS = 200_000
 PARTITIONS = 4
 RECORDS_PER_SECOND = 5_000
-_STREAMED_S = 12.0
+_STREAMED_S = 11.0
 _KEYS_OF_THE_STREAM = 20_000
 _UNBOUNDED = 10**9
 _LARGEST_MS = 300_000
