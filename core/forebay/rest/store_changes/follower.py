@@ -29,8 +29,8 @@ _LARGE_ID_CHARACTERS = 256
 """Longer ones are not sent with every event."""
 _FRESH_MS = 2_500.0
 """How old what is known of a replica may be that a lag event speaks of."""
-_OVERDUE_PAUSE_MS = 100.0
-_MOST_PAUSE_MS = 1_000.0
+_OVERDUE_PAUSE_MS = 1_000.0
+"""How often it is looked whether a lag event that is overdue can be sent."""
 
 
 class StoreFollower:
@@ -62,7 +62,8 @@ class StoreFollower:
         self._version = self._losses = 0
         now = boot_ms()
         self._sent_boot_ms = self._lag_due_boot_ms = now
-        self._problem_due_boot_ms = now + timeout_ms
+        self._problem_due_boot_ms: float | None = now + timeout_ms
+        """None while there is nothing that may fail."""
         self._id_due_boot_ms = 0.0
         self._ends = False
 
@@ -191,8 +192,10 @@ class StoreFollower:
         now = boot_ms()
         failing = self._failing(tail)
         if failing:
+            if self._problem_due_boot_ms is None:
+                self._problem_due_boot_ms = now + self._timeout_ms
             return self._problem_event(failing, now) if now >= self._problem_due_boot_ms else None
-        self._problem_due_boot_ms = now + self._timeout_ms
+        self._problem_due_boot_ms = now + self._timeout_ms if self._own else None
         if now < self._lag_due_boot_ms or self._own or not self._is_fresh(tail, now):
             return None
         lag = tail.lag_at(now)
@@ -236,14 +239,13 @@ class StoreFollower:
         return b"id: %b\n" % identity.encode()
 
     async def _wait(self) -> None:
-        """Sleep until there may be something to send or to read."""
+        """Sleep until there may be something to send or to read: thousands wait, and each time takes of reads."""
         now = boot_ms()
-        # What is overdue waits for something else.
-        about = [one for one in (self._lag_due_boot_ms, self._problem_due_boot_ms) if one > now]
-        until = min(about + self._own.due_boot_ms(), default=now + _OVERDUE_PAUSE_MS)
-        pause_ms = min(max(until - now, 1.0), _MOST_PAUSE_MS)
+        about = [one for one in (self._lag_due_boot_ms, self._problem_due_boot_ms) if one is not None]
+        due = [one if one > now else now + _OVERDUE_PAUSE_MS for one in about]
+        until = min(self._sent_boot_ms + KEEP_ALIVE_MS, *due, *self._own.due_boot_ms())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_ms / 1000):
+            async with asyncio.timeout(max(until - now, 1.0) / 1000):
                 await self._woken.wait()
 
 
