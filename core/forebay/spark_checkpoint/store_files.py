@@ -12,6 +12,7 @@ from forebay.spark_checkpoint.errors import (
     CheckpointFileCorrupt,
     LineageMismatch,
     StateUnsupported,
+    VersionNotCommitted,
     VersionPurged,
 )
 from forebay.spark_checkpoint.files import CheckpointFiles
@@ -123,9 +124,12 @@ class StoreFiles:
 
     def _check_lineage(self, version: int, lineage: dict[int, str] | None, path: str) -> None:
         """That the file continues the version that was committed before it."""
-        if lineage is None or version - 1 not in lineage or not self.files.exists(f"commits/{version - 2}"):
+        if lineage is None or version - 1 not in lineage:
             return
-        committed = self.unique_id(version - 1)
+        try:
+            committed = self.unique_id(version - 1)
+        except (VersionPurged, VersionNotCommitted):
+            return
         if lineage[version - 1] != committed:
             message = f"{path} continues {lineage[version - 1]}, but {committed} is committed as {version - 1}."
             raise LineageMismatch(f"{message} Start again from a snapshot.")
