@@ -263,7 +263,7 @@ class StoreTap:
                 if record.value is not None and content.changes(record.key, value_digest(record.value)):
                     yield record
         keys = self.spec.stored_keys
-        for key in list(content.unseen()):
+        for key in content.unseen():
             if conversion.is_gone(key):
                 content.remove(key)
                 yield StoreRecord(keys.split_changelog(key, 0).plain, key, None)
