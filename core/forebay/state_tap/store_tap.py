@@ -26,7 +26,7 @@ from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 
-_ROWS_AT_ONCE = 200_000
+_ROWS_AT_ONCE = 20_000
 """So many records of a copy are written together."""
 CANNOT_FOLLOW = (VersionPurged, LineageMismatch, CheckpointFileCorrupt)
 """What a batch's changes may be lost to: the state is copied anew."""
