@@ -8,6 +8,7 @@ def test_keys_that_a_state_lacks_are_removed_as_they_are_read():
     content.load((key, b"digest") for key in keys)
     content.begin()
     assert not content.changes(keys[7], b"digest")
+    assert list(content.unseen()) == [key for key in keys if key != keys[7]]
     found = []
     for key in content.unseen():
         found.append(key)
