@@ -41,10 +41,14 @@ def tapped_cluster(request, tmp_path) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def running_tap(
-    cluster: Cluster, checkpoint: Path | str, log: Path, environment: Mapping[str, str] | None = None
+    cluster: Cluster,
+    checkpoint: Path | str,
+    log: Path,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[CommandProcess]:
     arguments = ["spark", "follow", "--topology", cluster.topology_path, "--changelog", cluster.changelog.url]
-    tap = CommandProcess([*map(str, arguments), "--checkpoint", str(checkpoint)], log, environment or {})
+    tap = CommandProcess([*map(str, arguments), "--checkpoint", str(checkpoint), *options], log, environment or {})
     try:
         yield tap
     finally:
@@ -140,7 +144,7 @@ def test_a_checkpoint_in_a_bucket_is_followed(spark_4_0, object_store, tmp_path)
         def is_followed(batch: int) -> bool:
             return content(cluster.changelog, spec) == expected(spark_4_0, batch)
 
-        with running_tap(cluster, query.url, log, object_store.environment):
+        with running_tap(cluster, query.url, log, environment=object_store.environment):
             wait_until(lambda: "no batch that has ended" in text(log), "the tap waits")
             query.end(0)
             wait_until(lambda: "has the state of batch 0" in text(log), "the first copy")
