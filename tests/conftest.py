@@ -11,8 +11,9 @@ from examples.broker import Broker, java
 from examples.spark_connector import spark_connector
 from tests.support.checkpoints import copied, extracted, spark_4_0, written
 from tests.support.cluster import Cluster, running_cluster
+from tests.support.object_store import object_store
 
-__all__ = ["copied", "extracted", "spark_4_0", "written"]
+__all__ = ["copied", "extracted", "object_store", "spark_4_0", "written"]
 """Fixtures from elsewhere."""
 
 

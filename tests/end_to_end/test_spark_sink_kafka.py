@@ -1,5 +1,6 @@
 """The sink on a real Spark and a real broker: what it writes is read back, and repeats change nothing."""
 
+import secrets
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
+from forebay.clock import epoch_ms
 from forebay.errors import SinkError
 from tests.conftest import need_kafka, spark_kafka_jars
 from tests.core.changelog.test_command import run as command
 from tests.end_to_end.test_spark_sink import Source, refusal, run
+from tests.end_to_end.test_state_tap import running_tap
 from tests.support.cluster import Cluster, running_cluster, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -24,6 +27,10 @@ partitions = 3
 
 [[subtopology.store]]
 name = "latest"
+
+[[subtopology.store]]
+name = "counted"
+spark_state = { fields = [{ name = "n", position = 0, function = "count" }] }
 
 [[subtopology.store]]
 name = "customers"
@@ -263,6 +270,56 @@ def test_what_sparks_own_kafka_sink_wrote_is_where_its_keys_are_and_has_an_age(s
             parameters = {"max_age_ms": 60_000, "wait_ms": 30_000}
             windows = httpx.get(f"{url}/k{i}/windows", params=parameters, timeout=40).json()["windows"]
             assert [window["value"] for window in windows] == [{"count": 1}]
+    finally:
+        query.stop()
+
+
+def test_a_tapped_answer_is_as_old_as_what_its_query_has_not_read(spark, cluster, kafka_url, tmp_path):
+    """Its age begins anew as long as the query has read its topic to the end, not while a record waits there."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    topic, checkpoint = f"t-{secrets.token_hex(4)}", tmp_path / "checkpoint"
+    servers = cluster.changelog.kafka.bootstrap_servers
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(10)
+    producer = Producer({"bootstrap.servers": servers})
+
+    def produce(key: str) -> int:
+        producer.produce(topic, key=key)
+        assert producer.flush(20) == 0
+        return epoch_ms()
+
+    produce("a")
+    options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
+    events = spark.readStream.format("kafka").options(**options).load()
+    counts = events.selectExpr("CAST(key AS STRING) AS key").groupBy("key").count()
+    writer = counts.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(checkpoint))
+    query = writer.start()
+    try:
+        url = f"http://{cluster.start_worker()}/v1/stores/counted/keys"
+
+        def is_after(key: str, moment_ms: float) -> bool:
+            """Whether all until then is in the answer, and the key."""
+            asked_ms = epoch_ms()
+            answer = httpx.get(f"{url}/{key}").json()
+            age_ms = answer["lag"]["age_ms"] if "value" in answer else None
+            return age_ms is not None and asked_ms - age_ms > moment_ms
+
+        def is_not_after(moment_ms: float) -> bool:
+            """Until the tap has looked at the topic twice since."""
+            assert not is_after("a", moment_ms)
+            return epoch_ms() > moment_ms + 2_500
+
+        with running_tap(cluster, checkpoint, tmp_path / "tap.log", "--source", kafka_url):
+            wait_until(lambda: is_after("a", 0), "an age", 40)
+            begun_ms = epoch_ms()
+            wait_until(lambda: is_after("a", begun_ms), "the age of an idle query begins anew")
+            query.stop()
+            produced_ms = produce("b")
+            wait_until(lambda: is_not_after(produced_ms), "the age grows")
+            query = writer.start()
+            wait_until(lambda: is_after("b", produced_ms), "the age begins anew once it was read", 40)
     finally:
         query.stop()
 

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from tests.support.cluster import Cluster, running_cluster, wait_until
 from tests.support.command_process import CommandProcess
 from tests.support.commands import forebay
+from tests.support.object_store import KEY_ID, UploadedQuery
 from tests.support.running_query import RunningQuery, content, records
 
 TOPOLOGY = """
@@ -39,9 +40,15 @@ def tapped_cluster(request, tmp_path) -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def running_tap(cluster: Cluster, query: RunningQuery, log: Path, *options: str) -> Iterator[CommandProcess]:
+def running_tap(
+    cluster: Cluster,
+    checkpoint: Path | str,
+    log: Path,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[CommandProcess]:
     arguments = ["spark", "follow", "--topology", cluster.topology_path, "--changelog", cluster.changelog.url]
-    tap = CommandProcess([*map(str, arguments), "--checkpoint", str(query.path), *options], log, {})
+    tap = CommandProcess([*map(str, arguments), "--checkpoint", str(checkpoint), *options], log, environment or {})
     try:
         yield tap
     finally:
@@ -63,7 +70,7 @@ def test_a_tap_that_is_killed_goes_on_and_its_store_is_read(spark_4_0, tapped_cl
     query = RunningQuery(spark_4_0.path(NAME), tmp_path / "checkpoint")
     log, url = tmp_path / "tap.log", cluster.start_worker()
     for batch in query.batches:
-        with running_tap(cluster, query, log):
+        with running_tap(cluster, query.path, log):
             query.end(batch)
 
             def is_followed(batch: int = batch) -> bool:
@@ -89,7 +96,7 @@ def test_a_tap_waits_for_its_query_and_ends_in_order(spark_4_0, tapped_cluster, 
     cluster, spec = tapped_cluster, tapped_cluster.topology.stores["tapped"]
     query = RunningQuery(spark_4_0.path(NAME), tmp_path / "later")
     query.path.rename(tmp_path / "hidden")
-    with running_tap(cluster, query, tmp_path / "tap.log") as tap:
+    with running_tap(cluster, query.path, tmp_path / "tap.log") as tap:
         wait_until(lambda: "waiting for the checkpoint" in text(tmp_path / "tap.log"), "the tap waits")
         (tmp_path / "hidden").rename(query.path)
         query.end(0)
@@ -106,9 +113,9 @@ def test_a_second_tap_of_a_store_takes_the_place_of_the_first(spark_4_0, kafka_u
         query = RunningQuery(spark_4_0.path(NAME), tmp_path / "checkpoint")
         query.end(0)
         first_log, second_log = tmp_path / "first.log", tmp_path / "second.log"
-        with running_tap(cluster, query, first_log) as first:
+        with running_tap(cluster, query.path, first_log) as first:
             wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 0), "the first tap")
-            with running_tap(cluster, query, second_log) as second:
+            with running_tap(cluster, query.path, second_log) as second:
                 wait_until(lambda: "goes on after batch 0" in text(second_log), "the second tap")
                 copied = len(records(cluster.changelog, spec))
                 query.end(1)
@@ -124,6 +131,34 @@ def test_a_second_tap_of_a_store_takes_the_place_of_the_first(spark_4_0, kafka_u
                 fenced = first_log if first.poll() is not None else second_log
                 assert "Two queries write as 'tapped'" in text(fenced)
                 wait_until(lambda: content(cluster.changelog, spec) == expected(spark_4_0, 2), "the other goes on")
+
+
+def test_a_checkpoint_in_a_bucket_is_followed(spark_4_0, object_store, tmp_path):
+    """With credentials from the environment. Batches are found by their names, and directories are listed for the
+    first copy and again after a loss."""
+    query = UploadedQuery(object_store, spark_4_0.path(NAME), "checkpoints/orders")
+    log = tmp_path / "tap.log"
+    with running_cluster(tmp_path, topology_text=TOPOLOGY) as cluster:
+        spec = cluster.topology.stores["tapped"]
+
+        def is_followed(batch: int) -> bool:
+            return content(cluster.changelog, spec) == expected(spark_4_0, batch)
+
+        with running_tap(cluster, query.url, log, environment=object_store.environment):
+            wait_until(lambda: "no batch that has ended" in text(log), "the tap waits")
+            query.end(0)
+            wait_until(lambda: "has the state of batch 0" in text(log), "the first copy")
+            asked = object_store.requests(query.prefix)
+            assert ("LIST", f"{query.prefix}/commits/") in {(operation, key) for operation, key, _ in asked}
+            assert {key_id for _, _, key_id in asked} == {KEY_ID}
+            query.end(1)
+            wait_until(lambda: is_followed(1), "the next batch")
+            assert "LIST" not in {request.operation for request in object_store.requests(query.prefix)}
+            query.lose("state/0/0/3.changelog")
+            query.end(3)
+            query.end(2)
+            wait_until(lambda: is_followed(3), "a copy of what was not lost")
+            assert "LIST" in {request.operation for request in object_store.requests(query.prefix)}
 
 
 def test_bootstrap_copies_the_state_once(spark_4_0, tapped_cluster, tmp_path):

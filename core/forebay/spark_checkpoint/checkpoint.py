@@ -6,13 +6,14 @@ exists: until then Spark may write its files again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterator
+from functools import cached_property, lru_cache, partial
 
 from forebay.spark_checkpoint.changes import Change, StateEntry
 from forebay.spark_checkpoint.errors import CheckpointMissing, VersionNotCommitted, VersionPurged
 from forebay.spark_checkpoint.files import CheckpointFiles, open_files
 from forebay.spark_checkpoint.logs import Commit, Offsets, parse_commit, parse_offsets, parse_query_id
+from forebay.spark_checkpoint.operator_metadata import OperatorMetadata
 from forebay.spark_checkpoint.operators import DEFAULT_STORE, Operator, read_operator, store_directory
 from forebay.spark_checkpoint.providers import Provider, provider_of
 from forebay.spark_checkpoint.store_files import StoreFiles
@@ -23,16 +24,19 @@ _REMEMBERED_BATCHES = 8
 class Checkpoint:
     """One query's checkpoint. It is only ever read. Any method raises a ``CheckpointError``.
 
-    ``changes`` and ``snapshot`` remember what the commits of a few batches say: once a query was set back to an
-    earlier batch, open its checkpoint anew.
+    ``changes``, ``snapshot`` and what begins with ``ended`` remember the files of a few batches that have ended:
+    once a query was set back to an earlier batch, open its checkpoint anew.
     """
 
     def __init__(self, files: CheckpointFiles) -> None:
         self.files = files
         self._family_names: dict[tuple[int, str, int], dict[int, str]] = {}
-        self._commit_of = lru_cache(_REMEMBERED_BATCHES)(self.commit)
-        self._provider_of = lru_cache(_REMEMBERED_BATCHES)(self.provider)
-        self._operator_of = lru_cache(_REMEMBERED_BATCHES)(self.operator)
+        self._metadata = OperatorMetadata(files)
+        self.ended_file = lru_cache(2 * _REMEMBERED_BATCHES)(files.read)
+        """The content of a file in ``commits`` or ``offsets``."""
+        self.ended_offsets = lru_cache(_REMEMBERED_BATCHES)(partial(self._offsets, self.ended_file))
+        self.ended_operator = lru_cache(_REMEMBERED_BATCHES)(self.operator)
+        self._commit_of = lru_cache(_REMEMBERED_BATCHES)(partial(self._commit, self.ended_file))
 
     @classmethod
     def open(cls, url: str) -> Checkpoint:
@@ -60,17 +64,23 @@ class Checkpoint:
 
     def offsets(self, batch: int) -> Offsets:
         """What a batch read up to."""
-        path = f"offsets/{batch}"
-        try:
-            return parse_offsets(self.files.read(path), path, batch)
-        except FileNotFoundError:
-            raise _missing_batch(self.files, path) from None
+        return self._offsets(self.files.read, batch)
 
     def commit(self, batch: int) -> Commit:
         """The end of a batch; raises ``VersionNotCommitted`` if it has not ended."""
+        return self._commit(self.files.read, batch)
+
+    def _offsets(self, read: Callable[[str], bytes], batch: int) -> Offsets:
+        path = f"offsets/{batch}"
+        try:
+            return parse_offsets(read(path), path, batch)
+        except FileNotFoundError:
+            raise _missing_batch(self.files, path) from None
+
+    def _commit(self, read: Callable[[str], bytes], batch: int) -> Commit:
         path = f"commits/{batch}"
         try:
-            return parse_commit(self.files.read(path), path, batch)
+            return parse_commit(read(path), path, batch)
         except FileNotFoundError:
             if batch < min(self.batches(), default=0):
                 raise _missing_batch(self.files, path) from None
@@ -79,7 +89,7 @@ class Checkpoint:
 
     def provider(self, batch: int) -> Provider:
         """The state store provider that a batch used."""
-        return provider_of(self.offsets(batch).conf, f"offsets/{batch}")
+        return _provider(self.offsets(batch))
 
     def operators(self, batch: int) -> tuple[Operator, ...]:
         """The stateful operators as a batch found them; none if the query is stateless."""
@@ -88,7 +98,7 @@ class Checkpoint:
 
     def operator(self, operator: int, batch: int) -> Operator:
         """A stateful operator as a batch found it."""
-        return read_operator(self.files, operator, batch)
+        return read_operator(self.files, self._metadata, operator, batch)
 
     def changes(
         self,
@@ -134,14 +144,14 @@ class Checkpoint:
     ) -> StoreFiles:
         """The files of a partition of a store, as the batch that writes the version has them."""
         batch = version - 1
-        described = self._operator_of(operator, batch).store(store)
+        described = self.ended_operator(operator, batch).store(store)
         if not 0 <= partition < described.partitions:
             message = f"The operator {operator} has no partition {partition} of {store!r}"
             raise CheckpointMissing(f"{message}, only 0 to {described.partitions - 1}.")
         return StoreFiles(
             files=self.files,
             directory=store_directory(operator, store, partition),
-            provider=self._provider_of(batch),
+            provider=_provider(self.ended_offsets(batch)),
             families=described.column_families,
             family_names=self._family_names.setdefault((operator, store, partition), {}),
             only=family,
@@ -153,12 +163,16 @@ class Checkpoint:
         ids = self._commit_of(version - 1).store_ids
         if operator not in ids:
             return None
-        names = [item.name for item in self._operator_of(operator, version - 1).stores]
+        names = [item.name for item in self.ended_operator(operator, version - 1).stores]
         try:
             return ids[operator][partition][names.index(store)]
         except IndexError:
             message = f"commits/{version - 1} has no id for partition {partition} of operator {operator}"
             raise CheckpointMissing(f"{message}: the query's partitions have changed.") from None
+
+
+def _provider(offsets: Offsets) -> Provider:
+    return provider_of(offsets.conf, f"offsets/{offsets.batch}")
 
 
 def _missing_batch(files: CheckpointFiles, path: str) -> VersionPurged:

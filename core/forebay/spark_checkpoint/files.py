@@ -41,7 +41,7 @@ class CheckpointFiles(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or directory."""
+        """Whether there is such a file."""
         ...
 
     def stat(self, path: str) -> FileStatus:
@@ -69,7 +69,7 @@ class LocalFiles:
         return _reachable((self._root / path).read_bytes)
 
     def exists(self, path: str) -> bool:
-        return _reachable((self._root / path).exists)
+        return _reachable((self._root / path).is_file)
 
     def stat(self, path: str) -> FileStatus:
         status = _reachable((self._root / path).stat)
@@ -100,9 +100,12 @@ class ArrowFiles:
         return _reachable(content)
 
     def exists(self, path: str) -> bool:
-        from pyarrow.fs import FileType
-
-        return bool(self._information(path).type != FileType.NotFound)
+        try:
+            # Why: asked for its type, pyarrow also lists what is below a missing path, a dear request in S3.
+            _reachable(lambda: self._filesystem.open_input_file(self._path(path)).close())
+        except FileNotFoundError:
+            return False
+        return True
 
     def stat(self, path: str) -> FileStatus:
         from pyarrow.fs import FileType

@@ -10,6 +10,7 @@ from typing import Any
 
 from forebay.spark_checkpoint.errors import CheckpointFileCorrupt, CheckpointFormatUnknown, CheckpointMissing
 from forebay.spark_checkpoint.files import CheckpointFiles
+from forebay.spark_checkpoint.operator_metadata import OperatorMetadata
 from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, ColumnFamily, parse_schema
 
 DEFAULT_STORE = "default"
@@ -63,13 +64,13 @@ class Operator:
         raise CheckpointMissing(f"The operator {self.id} ({self.name}) has no store {name!r}, only {names}.")
 
 
-def read_operator(files: CheckpointFiles, operator: int, batch: int) -> Operator:
+def read_operator(files: CheckpointFiles, metadata: OperatorMetadata, operator: int, batch: int) -> Operator:
     """The operator as the batch found it.
 
     Raises ``CheckpointMissing``, ``CheckpointFormatUnknown``, ``CheckpointFileCorrupt`` or ``StateUnsupported``.
     """
-    path = _metadata_path(files, operator, batch)
-    document = _parse(files.read(path), path)
+    path, content = metadata.read(operator, batch)
+    document = _parse(content, path)
     try:
         properties = json.loads(document.get("operatorPropertiesJson") or "{}")
         described = properties.pop("stateVariables", [])
@@ -90,19 +91,6 @@ def store_directory(operator: int, store: str, partition: int) -> str:
     """Where the files of one partition of a store are."""
     below = "" if store == DEFAULT_STORE else f"/{store}"
     return f"state/{operator}/{partition}{below}"
-
-
-def _metadata_path(files: CheckpointFiles, operator: int, batch: int) -> str:
-    """The file with the operator's metadata: one for good, or one for each batch from which it changed."""
-    directory = f"state/{operator}/_metadata"
-    if files.exists(f"{directory}/metadata"):
-        return f"{directory}/metadata"
-    batches = [int(name) for name in files.list(f"{directory}/v2") if name.isdigit()]
-    if not batches:
-        message = f"{files.url} has no {directory}: no such operator, or one of Spark 3.5 or earlier."
-        raise CheckpointMissing(f"{message} Restart the query once with Spark 4, which writes it.")
-    earlier = [number for number in batches if number <= batch]
-    return f"{directory}/v2/{max(earlier) if earlier else min(batches)}"
 
 
 def _parse(data: bytes, path: str) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import json
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rocksdict import AccessType, Options, Rdict
 
@@ -36,11 +37,28 @@ def read_metadata(archive: bytes, path: str) -> SnapshotMetadata:
         return _metadata(content, path)
 
 
-def snapshot_items(files: CheckpointFiles, directory: str, path: str) -> Iterator[tuple[bytes, bytes]]:
-    """Every key and value of a snapshot.
+class Snapshot:
+    """A snapshot that was opened, read-only."""
 
-    Its files are copied to a temporary directory and opened read-only there. Raises ``CheckpointFileCorrupt`` if
-    one is missing or RocksDB refuses them.
+    def __init__(self, database: Rdict, path: str) -> None:
+        self._database, self._path = database, path
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every key and value; raises ``CheckpointFileCorrupt``."""
+        try:
+            for key, value in self._database.items():
+                yield cast(bytes, key), value
+        except Exception as error:
+            # rocksdict raises plain Exception.
+            message = f"RocksDB cannot read the snapshot {self._path}: {error}. {_REMEDY}"
+            raise CheckpointFileCorrupt(message) from error
+
+
+@contextmanager
+def open_snapshot(files: CheckpointFiles, directory: str, path: str) -> Iterator[Snapshot]:
+    """A snapshot, of which a temporary directory has copies of the files.
+
+    Raises ``CheckpointFileCorrupt`` if one is missing or RocksDB refuses them.
     """
     with tempfile.TemporaryDirectory(prefix="forebay-snapshot-") as scratch:
         target = Path(scratch)
@@ -52,24 +70,20 @@ def snapshot_items(files: CheckpointFiles, directory: str, path: str) -> Iterato
                     (target / Path(name).name).write_bytes(content.read(name))
         for known, stored in metadata.sst_files:
             (target / Path(known).name).write_bytes(_part(files, f"{directory}/SSTs/{stored}", path))
-        yield from _items(target, path)
+        database = _database(target, path)
+        try:
+            yield Snapshot(database, path)
+        finally:
+            database.close()
 
 
-def _items(directory: Path, path: str) -> Iterator[tuple[bytes, bytes]]:
+def _database(directory: Path, path: str) -> Rdict:
     try:
         # Its own options, for the operator by which it joins the values of a list.
         options, _ = Options.load_latest(str(directory))
-        database = Rdict(str(directory), options, access_type=AccessType.read_only())
+        return Rdict(str(directory), options, access_type=AccessType.read_only())
     except Exception as error:
-        # rocksdict raises plain Exception.
         raise CheckpointFileCorrupt(f"RocksDB cannot open the snapshot {path}: {error}. {_REMEDY}") from error
-    try:
-        content: list[Any] = list(database.items())
-    except Exception as error:
-        raise CheckpointFileCorrupt(f"RocksDB cannot read the snapshot {path}: {error}. {_REMEDY}") from error
-    finally:
-        database.close()
-    yield from content
 
 
 def _part(files: CheckpointFiles, stored: str, path: str) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,12 +14,14 @@ from forebay.spark_checkpoint.errors import (
     CheckpointFileCorrupt,
     LineageMismatch,
     StateUnsupported,
+    VersionNotCommitted,
     VersionPurged,
 )
 from forebay.spark_checkpoint.files import CheckpointFiles
+from forebay.spark_checkpoint.overlay import Item, Overlay
 from forebay.spark_checkpoint.providers import Provider
 from forebay.spark_checkpoint.records import Record, changelog_head, changelog_records, records
-from forebay.spark_checkpoint.rocksdb_snapshot import read_metadata, snapshot_items
+from forebay.spark_checkpoint.rocksdb_snapshot import open_snapshot, read_metadata
 from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, INTERNAL_PREFIX, ColumnFamily
 
 CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled=true"
@@ -61,30 +65,26 @@ class StoreFiles:
 
     def content(self, version: int) -> Iterator[StateEntry]:
         """What the store holds at a version, without the families of Spark's own."""
-        base, held, prefixed = self._base(version)
-        file = f"{self.directory}/{version}"
-        for later in range(base + 1, version + 1):
-            batch = self._batch(later)
-            file, prefixed = batch.file, batch.has_column_families
-            for record in batch.records:
-                if record.value is None:
-                    held.pop(record.key, None)
-                elif record.kind == "merge":
-                    held[record.key] = held.get(record.key, b"") + record.value
-                else:
-                    held[record.key] = record.value
-        for key, value in held.items():
-            decoder = self._decoder(key, prefixed, file)
-            if decoder is not None:
-                yield StateEntry(decoder.family.name, decoder.key(key, file), decoder.value(value, file))
+        with ExitStack() as opened:
+            base, items, prefixed = self._base(version, opened)
+            file, overlay = f"{self.directory}/{version}", Overlay()
+            for later in range(base + 1, version + 1):
+                batch = self._batch(later)
+                file, prefixed = batch.file, batch.has_column_families
+                for record in batch.records:
+                    overlay.apply(record)
+            for key, value in overlay.over(items):
+                decoder = self._decoder(key, prefixed, file)
+                if decoder is not None:
+                    yield StateEntry(decoder.family.name, decoder.key(key, file), decoder.value(value, file))
 
-    def _base(self, version: int) -> tuple[int, dict[bytes, bytes], bool]:
-        """The newest snapshot, no newer than the version, that can be read: its version, content and whether keys
+    def _base(self, version: int, opened: ExitStack) -> tuple[int, Iterable[Item], bool]:
+        """The newest snapshot, no newer than the version, that can be read: its version, items and whether keys
         have column families. Version 0 is empty."""
         failed: CheckpointFileCorrupt | None = None
         for base in self._snapshots(version):
             try:
-                return base, *self._snapshot(base)
+                return base, *self._snapshot(base, opened)
             except CheckpointFileCorrupt as error:
                 failed = error
             except FileNotFoundError:
@@ -92,7 +92,7 @@ class StoreFiles:
                 continue
         if failed is not None and not self._has_changes(1):
             raise failed
-        return 0, {}, False
+        return 0, (), False
 
     def _snapshots(self, version: int) -> list[int]:
         """The versions of snapshots up to this one, newest first."""
@@ -100,14 +100,18 @@ class StoreFiles:
         versions = {_version_of(name) for name in self.files.list(self.directory) if name.endswith(suffix)}
         return sorted((number for number in versions if 0 < number <= version), reverse=True)
 
-    def _snapshot(self, version: int) -> tuple[dict[bytes, bytes], bool]:
+    def _snapshot(self, version: int, opened: ExitStack) -> tuple[Iterable[Item], bool]:
+        """A snapshot that was read to its end once, so that one that is damaged gives way to an earlier one."""
         if not self.provider.is_rocksdb:
             path = self._path(version, _SNAPSHOT)
             plain = self._plain(self.files.read(path), path)
-            return {record.key: record.value or b"" for record in records(plain, path)}, False
+            _read_through(records(plain, path))
+            return ((record.key, record.value or b"") for record in records(plain, path)), False
         path = self._path(version, _ARCHIVE)
         families = read_metadata(self.files.read(path), path).families
-        return dict(snapshot_items(self.files, self.directory, path)), bool(families)
+        snapshot = opened.enter_context(open_snapshot(self.files, self.directory, path))
+        _read_through(snapshot.items())
+        return snapshot.items(), bool(families)
 
     def _batch(self, version: int) -> _Batch:
         path = self._path(version, ".changelog" if self.provider.is_rocksdb else ".delta")
@@ -123,9 +127,12 @@ class StoreFiles:
 
     def _check_lineage(self, version: int, lineage: dict[int, str] | None, path: str) -> None:
         """That the file continues the version that was committed before it."""
-        if lineage is None or version - 1 not in lineage or not self.files.exists(f"commits/{version - 2}"):
+        if lineage is None or version - 1 not in lineage:
             return
-        committed = self.unique_id(version - 1)
+        try:
+            committed = self.unique_id(version - 1)
+        except (VersionPurged, VersionNotCommitted):
+            return
         if lineage[version - 1] != committed:
             message = f"{path} continues {lineage[version - 1]}, but {committed} is committed as {version - 1}."
             raise LineageMismatch(f"{message} Start again from a snapshot.")
@@ -195,6 +202,10 @@ class StoreFiles:
 
     def _is_left_out(self, family: str | None) -> bool:
         return family is not None and (family.startswith(INTERNAL_PREFIX) or self.only not in (None, family))
+
+
+def _read_through(items: Iterable[object]) -> None:
+    deque(items, maxlen=0)
 
 
 def _version_of(name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.changelog import Heartbeat
@@ -47,8 +48,8 @@ def new_copy() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def lineage_of(checkpoint: Checkpoint, batch: int, mapping_digest: str) -> str | None:
-    """Identifies a batch's attempt, and how its state is mapped; None if its files are gone.
+def lineage_of(read: Callable[[str], bytes], batch: int, mapping_digest: str) -> str | None:
+    """Identifies a batch's attempt, and how its state is mapped; None if its files, which are ``read``, are gone.
 
     The files that a batch leaves contain when it was planned and, in checkpoint format 2, which state it made:
     after a query was set back, a batch of the same number has others.
@@ -56,7 +57,7 @@ def lineage_of(checkpoint: Checkpoint, batch: int, mapping_digest: str) -> str |
     digest = hashlib.sha256()
     for directory in ("offsets", "commits"):
         try:
-            digest.update(checkpoint.files.read(f"{directory}/{batch}"))
+            digest.update(read(f"{directory}/{batch}"))
         except FileNotFoundError:
             return None
     return f"{digest.hexdigest()[:_DIGEST_DIGITS]}-{mapping_digest}"
@@ -65,5 +66,5 @@ def lineage_of(checkpoint: Checkpoint, batch: int, mapping_digest: str) -> str |
 def is_continued(checkpoint: Checkpoint, position: TapPosition, mapping_digest: str) -> bool:
     """Whether the checkpoint still has the batch as the log has it, so that later batches follow it."""
     return position.lineage is not None and position.lineage == lineage_of(
-        checkpoint, position.batch, mapping_digest
+        checkpoint.files.read, position.batch, mapping_digest
     )

@@ -26,7 +26,7 @@ from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 
-_ROWS_AT_ONCE = 200_000
+_ROWS_AT_ONCE = 20_000
 """So many records of a copy are written together."""
 CANNOT_FOLLOW = (VersionPurged, LineageMismatch, CheckpointFileCorrupt)
 """What a batch's changes may be lost to: the state is copied anew."""
@@ -110,7 +110,7 @@ class StoreTap:
         mapping = conversion.mapping
         if self._is_interrupted and (position.batch < 0 or self._content is not None):
             return self.copy(batch, "a copy of it was interrupted", compares=self._content is not None)
-        if self._checkpoint.operator(self.operator, batch) != self._operator:
+        if self._checkpoint.ended_operator(self.operator, batch) != self._operator:
             return self.copy(batch, "the operator, its schema or its partitions have changed")
         if self._content is not None:
             return self._compare(batch)
@@ -191,7 +191,7 @@ class StoreTap:
         return int(self._clock_ms())
 
     def _mapping(self, batch: int) -> TableMapping:
-        self._operator = self._checkpoint.operator(self.operator, batch)
+        self._operator = self._checkpoint.ended_operator(self.operator, batch)
         return TableMapping(self.spec, self._operator)
 
     def _written_before(self) -> TapPosition | None:
@@ -263,7 +263,7 @@ class StoreTap:
                 if record.value is not None and content.changes(record.key, value_digest(record.value)):
                     yield record
         keys = self.spec.stored_keys
-        for key in list(content.unseen()):
+        for key in content.unseen():
             if conversion.is_gone(key):
                 content.remove(key)
                 yield StoreRecord(keys.split_changelog(key, 0).plain, key, None)
@@ -278,7 +278,7 @@ class StoreTap:
         conversion, position = self._conversion, self._position
         assert conversion is not None
         assert position is not None
-        lineage = lineage_of(self._checkpoint, batch, conversion.mapping.digest)
+        lineage = lineage_of(self._checkpoint.ended_file, batch, conversion.mapping.digest)
         reached = replace(position, batch=batch, lineage=lineage, filling=False)
         self._write(reached, rows, batch_id=batch_id)
         self._position = reached

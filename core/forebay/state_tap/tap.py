@@ -117,10 +117,9 @@ class StateTap:
             while not self._stopping.is_set():
                 batch = min((tap.batch for tap in taps if tap.batch is not None), default=-1)
                 if not self._patiently(checkpoint.is_committed, batch + 1):
-                    if not self._patiently(checkpoint.is_committed, batch):
+                    if not self._idle(checkpoint, taps, batch):
                         log.warning("batch %d is no longer in the checkpoint: it was set back or purged", batch)
                         return
-                    self._idle(checkpoint, taps, batch)
                     commits.wait(self._poll_interval_s, self._stopping)
                     continue
                 if not all(self._patiently(tap.has_batch) for tap in taps):
@@ -134,14 +133,23 @@ class StateTap:
         finally:
             commits.close()
 
-    def _idle(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> None:
-        """What is due between two batches: expiries, and heartbeats about once a second."""
+    def _idle(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> bool:
+        """What is due between two batches: expiries, and heartbeats about once a second.
+
+        Returns whether the batch is still in the checkpoint, which is looked up as often as heartbeats are due.
+        """
         for tap in taps:
             self._patiently(tap.expire)
         now_ms = self._clock_ms()
         if now_ms < self._beat_due_ms:
-            return
+            return True
         self._beat_due_ms = now_ms + _BEAT_MS
+        if not self._patiently(checkpoint.is_committed, batch):
+            return False
+        self._beat(checkpoint, taps, batch)
+        return True
+
+    def _beat(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> None:
         offsets = self._offsets(checkpoint, batch)
         if offsets is not None:
             as_of_ms = self._ends.as_of_ms(offsets)
@@ -151,7 +159,7 @@ class StateTap:
 
     def _offsets(self, checkpoint: Checkpoint, batch: int) -> Offsets | None:
         try:
-            return checkpoint.offsets(batch)
+            return checkpoint.ended_offsets(batch)
         except CheckpointError:
             # It ages until the next batch.
             return None

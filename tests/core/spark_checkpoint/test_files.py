@@ -31,7 +31,6 @@ def test_files_are_listed_read_and_found(files, tmp_path):
     assert files.list("offsets") == []
     assert files.read("commits/1") == b"two"
     assert files.exists("commits/1")
-    assert files.exists("commits")
     assert not files.exists("commits/2")
     assert files.stat("commits/1") == FileStatus(3, 5)
 

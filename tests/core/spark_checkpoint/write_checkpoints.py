@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.state import GroupStateTimeout
+from scala_operators import compile_operators, group_state, processor
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 START_S = 1_704_067_200
@@ -51,12 +52,14 @@ def micros(second: int) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A value of a row as JSON: timestamps as microseconds since the epoch, decimals as text."""
+    """A value of a row as JSON: timestamps as microseconds since the epoch, decimals as text, maps as pairs."""
     if isinstance(value, datetime.datetime):
         return round((value.astimezone(datetime.UTC) - EPOCH) / datetime.timedelta(microseconds=1))
     if isinstance(value, decimal.Decimal):
         return str(value)
-    if hasattr(value, "asDict"):
+    if isinstance(value, dict):
+        return [[plain(name), plain(item)] for name, item in value.items()]
+    if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
     return value
 
@@ -286,6 +289,23 @@ def ledger_states(outputs: Outputs) -> list[State]:
     return by_key(outputs, lambda row: [row["key"]], lambda row: [json.loads(row["held"]), row["expires_ms"]])
 
 
+SCALA_VARIABLES = ("total", "recent", "by_second", "total_ttl", "recent_ttl", "by_second_ttl", "seen")
+"""In the order of the case class ``Held``."""
+
+
+def scala_ledger(frame: DataFrame) -> DataFrame:
+    # In Scala a null key can have no timer.
+    return processor(frame.where("key IS NOT NULL"), TTL_MS, START_S)
+
+
+def scala_ledger_states(outputs: Outputs) -> list[State]:
+    return by_key(
+        outputs,
+        lambda row: [row["key"]],
+        lambda row: [dict(zip(SCALA_VARIABLES, row["held"], strict=True)), row["expires_ms"]],
+    )
+
+
 def distinct(frame: DataFrame) -> DataFrame:
     return frame.dropDuplicates(["key"])
 
@@ -339,6 +359,8 @@ QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], str, Callable[[Output
     "sessions": (sessions, "append", session_states),
     "pandas_state": (pandas_state, "update", pandas_states),
     "ledger": (ledger, "update", ledger_states),
+    "group_state": (group_state, "update", pandas_states),
+    "scala_ledger": (scala_ledger, "update", scala_ledger_states),
     "distinct": (distinct, "append", distinct_states),
     "distinct_events": (distinct_events, "append", distinct_event_states),
     "distinct_within": (distinct_within, "append", distinct_within_states),
@@ -360,11 +382,13 @@ PROVIDERS: dict[str, dict[str, str]] = {
     "snappy": {f"{STATE_STORE}.compression.codec": "snappy"},
     "avro": {**CHANGELOG, f"{STATE_STORE}.encodingFormat": "avro"},
 }
+PROCESSORS = ("ledger", "scala_ledger")
+"""Timers of processing time make batches for ever: each of theirs is a run of its own."""
 CHECKPOINTS = (
-    *((query, "default") for query in QUERIES if query != "ledger"),
+    *((query, "default") for query in QUERIES if query not in PROCESSORS),
     *((query, "changelog") for query in QUERIES if query != "joined"),
-    *((query, "format2") for query in ("aggregation", "sessions", "ledger")),
-    *((query, "rocksdb") for query in ("aggregation", "ledger")),
+    *((query, "format2") for query in QUERIES if query != "joined"),
+    *((query, "rocksdb") for query in QUERIES if query != "joined"),
     ("aggregation", "format2_rocksdb"),
     ("aggregation", "zstd"),
     ("aggregation", "snappy"),
@@ -404,8 +428,7 @@ def write(spark: SparkSession, directory: Path, query: str, provider: str) -> No
 
     directory_of_events = work / "events"
     directory_of_events.mkdir()
-    # Timers of processing time make batches for ever: each of that query's is a run of its own.
-    stepwise = query == "ledger"
+    stepwise = query in PROCESSORS
     watermarks_s: dict[int, float] = {}
     try:
         for number in range(len(BATCHES)):
@@ -425,17 +448,18 @@ def write(spark: SparkSession, directory: Path, query: str, provider: str) -> No
                 spark.conf.set(name, default)
     outputs = Outputs(rows, watermarks_s)
     (target / "expected.json").write_text(json.dumps(states(outputs), indent=1, ensure_ascii=False) + "\n")
-    for file in target.rglob(".*.crc"):
-        file.unlink()
     shutil.rmtree(target / "sources")
     shutil.rmtree(work)
 
 
 def main(directory: str, *names: str) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    jar = compile_operators(Path(directory))
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
+        .config("spark.jars", str(jar))
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
         .config(f"{STATE_STORE}.minDeltasForSnapshot", "3")
@@ -449,6 +473,7 @@ def main(directory: str, *names: str) -> None:
             print(f"{query}-{provider}", flush=True)
             write(spark, Path(directory), query, provider)
     spark.stop()
+    jar.unlink()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shutil
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ SPECS: dict[str, Any] = {
     "windows": store(**WINDOW, spark_state={"fields": AVERAGES}),
     "sessions": store(**SESSION),
     "pandas_state": store(),
+    "group_state": store(),
     "distinct": store(),
     "distinct_within": store(),
 }
@@ -62,7 +64,7 @@ def in_the_store(query: str, key: list[Any], value: Any) -> tuple[str, Any]:
             [group, start] = key
             named = {"count": value[1], "sum": value[2]}
             return json.dumps([group, value[0] // 1000, start // 1000]), named
-        case "pandas_state":
+        case "pandas_state" | "group_state":
             return json.dumps(key[0]), {"count": value[0][0], "last": value[0][1]}
         case "distinct_within":
             return json.dumps(key[0]), {"expiresAtMicros": value[0]}
@@ -109,6 +111,8 @@ def same(found: Any, expected: Any) -> bool:
         "aggregation-rocksdb",
         "aggregation-format2_rocksdb",
         "pandas_state-changelog",
+        "group_state-default",
+        "group_state-format2",
         "distinct-default",
         "distinct_within-changelog",
     ],
@@ -187,11 +191,37 @@ VARIABLES = {
 }
 
 
+def as_seen(held: list[Any]) -> dict[str, Any]:
+    at, amounts, by_key, total = held
+    time = datetime.fromtimestamp(at / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    named = None if total is None else {"sum": total[0], "last": total[1]}
+    return {"at": time, "amounts": list(map(float, amounts)), "byKey": dict(by_key), "total": named}
+
+
+SCALA_VARIABLES = {
+    "seen": as_seen,
+    "recent": lambda held: [{"value": item[0]} for item in held],
+    "total_ttl": lambda held: {"value": held[0]},
+}
+"""A case class of several types, and types that are no class."""
+
+
 @pytest.mark.parametrize("variable", VARIABLES)
 @pytest.mark.parametrize("provider", ["changelog", "format2", "rocksdb"])
 def test_variables_of_a_stateful_processor_are_followed(written, variable, provider, changelog, tapped):
-    name = f"ledger-{provider}"
     spec, form = VARIABLES[variable]
+    is_followed(written, f"ledger-{provider}", variable, spec, form, changelog, tapped)
+
+
+@pytest.mark.parametrize("variable", SCALA_VARIABLES)
+def test_variables_of_a_processor_in_scala_are_followed(written, variable, changelog, tapped):
+    spec, form = store(spark_state={"variable": variable}), SCALA_VARIABLES[variable]
+    is_followed(written, "scala_ledger-format2", variable, spec, form, changelog, tapped)
+
+
+def is_followed(
+    written: Any, name: str, variable: str, spec: Any, form: Any, changelog: SqliteChangelog, tapped: Any
+) -> None:
     query, tap = tapped(written, name, spec)
     for batch in query.batches:
         query.end(batch)
