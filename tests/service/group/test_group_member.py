@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
@@ -112,6 +112,7 @@ def test_a_missing_member_keeps_its_place_for_the_delay_and_no_longer(rounds):
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ab", "ac", "abc"]), st.integers(1, 50_000), st.booleans())))
+@example([("ab", 1, True), ("abc", 30_000, False), ("ab", 29_000, True), ("ab", 5_000, True)])
 def test_whoever_leads_no_place_is_lost_before_the_delay(rounds):
     """A later leader may keep a place for longer. One that leads again forgets what it knew."""
     leaders = {name: GroupMember(TOPOLOGY, TIMES) for name in "xy"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.changelog.sqlite import partition as sqlite_partition
@@ -194,6 +194,8 @@ STEPS = st.lists(
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(steps=STEPS)
+@example(steps=[("append", [(b"a", 1, b"1"), (b"a", 1, b"2")]), ("append", [(b"b", 0, b"0")]), ("compact", None)])
+@example(steps=[("append", [(b"a", 1, b"1"), (b"b", 1, b"1")]), ("poll", (0, 5)), ("sweep", 0)])
 def test_every_replica_has_the_highest_orders_however_it_came_by_the_log(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, Any]]
 ) -> None:
