@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forebay.errors import AnswerTooLarge, BadRequest, Problem
 from forebay.rest.answers import problem_answer
 from forebay.rest.events import EVENTS_MEDIA_TYPE
+from forebay.rest.large_answers import send_in_pieces
 
 
 class WholeAnswers:
@@ -43,7 +44,8 @@ class _CollectedBody:
     def __init__(self, max_answer_bytes: int) -> None:
         self._max_answer_bytes = max_answer_bytes
         self._start: Message | None = None
-        self._body = bytearray()
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
         self.refused = asyncio.Event()
 
     async def collect(self, message: Message) -> None:
@@ -56,8 +58,10 @@ class _CollectedBody:
             if names.get(b"content-type", b"").startswith(EVENTS_MEDIA_TYPE.encode()):
                 self._refuse(BadRequest("Event streams need HTTP/1.1."))
             return
-        self._body.extend(message.get("body", b""))
-        if len(self._body) > self._max_answer_bytes:
+        part = message.get("body", b"")
+        self._parts.append(part)
+        self._size_bytes += len(part)
+        if self._size_bytes > self._max_answer_bytes:
             self._refuse(
                 AnswerTooLarge("The list is too long for HTTP/1.0; ask for fewer entries, or use HTTP/1.1.")
             )
@@ -65,7 +69,7 @@ class _CollectedBody:
     def _refuse(self, problem: Problem) -> None:
         answer = problem_answer(problem)
         self._start = {"type": "http.response.start", "status": answer.status, "headers": answer.headers()}
-        self._body = bytearray(answer.body)
+        self._parts, self._size_bytes = [answer.body], len(answer.body)
         self.refused.set()
 
     async def send(self, send: Send) -> None:
@@ -73,5 +77,5 @@ class _CollectedBody:
         if self._start is None:
             return
         headers = [(name, value) for name, value in self._start["headers"] if name.lower() != b"content-length"]
-        await send({**self._start, "headers": [*headers, (b"content-length", b"%d" % len(self._body))]})
-        await send({"type": "http.response.body", "body": bytes(self._body)})
+        await send({**self._start, "headers": [*headers, (b"content-length", b"%d" % self._size_bytes)]})
+        await send_in_pieces(self._parts, send)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -33,3 +33,10 @@ async def in_turns(items: Iterable[T], clock: Callable[[], float] = perf_counter
             else:
                 return taken
             await asyncio.sleep(0)
+
+
+async def decoded_in_turn(decode: Callable[[bytes], T], parts: Sequence[bytes]) -> T:
+    """What was received in some parts, decoded at once when it is its turn."""
+    wholes = (b"".join(received) for received in [parts])
+    [decoded] = await in_turns(map(decode, wholes))
+    return decoded

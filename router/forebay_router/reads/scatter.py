@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from forebay.clock import boot_ms
@@ -24,12 +25,13 @@ from forebay.rest.scans import (
     Scan,
     ScanPage,
     ScanRoute,
-    first_end,
     make_scan,
     merge,
     posted_cursor,
+    window_end,
 )
 from forebay.rest.statuses import TRANSIENT
+from forebay.rest.turns import decoded_in_turn, in_turns
 from forebay_router.reads.attempts import nothing_read
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer, time_reserved_for_retry_ms
@@ -250,7 +252,7 @@ class Gather:
         head: bytes | None = list_head(self.scan)
         left = self.parameters.limit
         while True:
-            items, key_at, up_to = self._merge()
+            [(items, key_at, up_to)] = await in_turns(self._merge() for _ in range(1))
             if len(items) > left:
                 items, up_to = items[:left], key_at(left - 1)
             sent = 0
@@ -261,13 +263,21 @@ class Gather:
                 head = None
                 sent += count
                 self._sent_up_to = key_at(sent - 1)
+                if sent < len(items):
+                    # A client that reads as fast as this sends would leave no turn to others.
+                    await asyncio.sleep(0)
             left -= sent
             if not items and up_to is not None and self._keeps_bounds():
                 # Nothing matches up to there, which is as old as the pages.
                 self._sent_up_to = up_to
-            if sent < len(items) or up_to is None or not left or boot_ms() >= self.no_page_after_boot_ms:
+            if sent < len(items) or up_to is None or not left:
                 break
             drained = [part for part in self.parts.values() if part.drained]
+            if not drained:
+                await asyncio.sleep(0)
+                continue
+            if boot_ms() >= self.no_page_after_boot_ms:
+                break
             try:
                 await self._fetch(drained)
             except ScanRefused as refused:
@@ -302,23 +312,23 @@ class Gather:
         return self.router.partitions(self.scan.spec, from_segment(self.scan.spec.key_codec, segment))
 
     def _merge(self) -> tuple[list[bytes], Callable[[int], bytes], bytes | None]:
-        """Every current item that no later page can precede, in order; removed from the pages.
+        """Some thousand current items that no later page can precede, in order; removed from the pages.
 
         Items, the stored key of each by its place, and the one up to which they are complete, None for the end.
         """
         reverse = self.scan.reverse
         pages = [part.page for part in self.parts.values() if part.page is not None]
-        bound = first_end(pages, reverse=reverse)
+        bound = window_end(pages, reverse=reverse)
         return *merge([page.take_to(bound, reverse=reverse) for page in pages], reverse=reverse), bound
 
     async def _fetch(self, parts: list[_PartitionScan]) -> None:
         """Get the next page of some partitions at once; a refused one is left out if that is allowed."""
         answers = await asyncio.gather(*(part.coming or self._ask(part) for part in parts))
-        for part, (answer, as_of_boot_ms, page) in zip(parts, answers, strict=True):
+        for part, (answer, as_of_boot_ms, page, page_bytes) in zip(parts, answers, strict=True):
             part.coming = None
             if answer.status == 200:
                 part.take(page, as_of_boot_ms)
-                self._count(part, len(answer.body))
+                self._count(part, page_bytes)
                 if page.more and self.memory.may_grow(self.page_bytes):
                     # The next one is read while this one is merged and sent.
                     part.coming = asyncio.create_task(self._ask(part))
@@ -344,7 +354,7 @@ class Gather:
             accept=_FRAMES,
             dedicated_connection=True,
             page_bytes=self.page_bytes,
-            decode=ScanPage.decode,
+            decode=partial(decoded_in_turn, ScanPage.decode),
         )
         async with self.turns:
             return await ask(self.router, request, self.parameters, self.deadline_boot_ms)
