@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -111,7 +111,7 @@ class Router:
             raise NotReady("The router has not reached any worker yet.", retry_after_s=1)
         return self.cluster.application_id, self.cluster.fingerprint
 
-    def replicas_document(self) -> list[dict[str, Any]]:
+    def replicas_document(self) -> Iterator[dict[str, Any]]:
         """The replicas of all workers that answer, as they last reported them; their lag as of now."""
         return self.cluster.rows()
 

@@ -7,6 +7,7 @@ import itertools
 import logging
 import shutil
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from forebay.changelog import open_changelog
@@ -196,34 +197,31 @@ class Worker:
         """A store's specification; raises ``UnknownStore``."""
         return self.admission.spec(store)
 
-    def replicas_document(self) -> list[dict[str, Any]]:
+    def replicas_document(self) -> Iterator[dict[str, Any]]:
         """Every replica held: role, lag, the offset to apply next, and the end offset."""
-        rows = []
         for (store, partition), replica in sorted(self.tasks.replicas.items()):
             role, lag = self.admission.proven_lag(replica)
-            rows.append(
-                {
-                    "store": store,
-                    "partition": partition,
-                    "task": str(replica.task),
-                    "role": role,
-                    "host": str(self.host),
-                    "offset": replica.served.progress.position,
-                    "end_offset": replica.served.progress.end_offset,
-                    "high_watermark": replica.served.progress.high_watermark,
-                    "open_transaction_records": replica.served.progress.open_transaction_records,
-                    "restored": replica.served.restored,
-                    **lag.document(),
-                }
-            )
+            row = {
+                "store": store,
+                "partition": partition,
+                "task": str(replica.task),
+                "role": role,
+                "host": str(self.host),
+                "offset": replica.served.progress.position,
+                "end_offset": replica.served.progress.end_offset,
+                "high_watermark": replica.served.progress.high_watermark,
+                "open_transaction_records": replica.served.progress.open_transaction_records,
+                "restored": replica.served.restored,
+                **lag.document(),
+            }
             if replica.stopped_by is not None:
-                rows[-1]["failure"] = replica.stopped_by
+                row["failure"] = replica.stopped_by
             restoration = self.tasks.bulk_restore.restoring(replica)
             if restoration is not None:
-                rows[-1]["restored_records"] = restoration.records
-                rows[-1]["restored_records_per_second"] = round(restoration.records_per_second)
-                rows[-1]["restore_seconds_left"] = restoration.seconds_left
-        return rows
+                row["restored_records"] = restoration.records
+                row["restored_records_per_second"] = round(restoration.records_per_second)
+                row["restore_seconds_left"] = restoration.seconds_left
+            yield row
 
     knows_all_replicas = False
 

@@ -20,6 +20,7 @@ from forebay.console.timeline import Timeline
 from forebay.errors import BadParameter, NotReady, Problem, UnknownStore
 from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
+from forebay.rest.json_parts import json_answer_in_turns
 from forebay.rest.parameters import natural_parameters, text_parameters
 from forebay.rest.schemas import HEALTH_SCHEMA, HISTORY_SCHEMA, REPLICAS_SCHEMA, TIMELINE_SCHEMA, Schema
 from forebay.topology import StoreSpec
@@ -91,7 +92,8 @@ class Console:
         return health_document(self.tier, application_id, self.process.state, surveys, findings)
 
     def replicas(self, store: str, first: int, limit: int) -> dict[str, Any]:
-        """``GET /v1/stores/{store}/replicas``; raises ``UnknownStore`` or ``NotReady``."""
+        """``GET /v1/stores/{store}/replicas``, its partitions one after the other; raises ``UnknownStore`` or
+        ``NotReady``."""
         process = self.process
         spec = process.spec(store)
         end = min(first + limit, spec.partitions)
@@ -99,11 +101,11 @@ class Console:
         return {
             "store": store,
             "generation": process.metadata.map.generation.number,
-            "partitions": [
+            "partitions": (
                 partition_document(partition, replicas)
                 for partition, replicas in known
                 if replicas or process.knows_all_replicas
-            ],
+            ),
             "next": end if end < spec.partitions else None,
         }
 
@@ -154,7 +156,7 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None, sa
         if not 1 <= numbers["limit"] <= _MOST_PARTITIONS:
             raise BadParameter(f"limit= must be 1 to {_MOST_PARTITIONS}.", parameter="limit")
         document = console.replicas(request.path_params["store"], numbers["from"], numbers["limit"])
-        return respond(json_answer(document))
+        return respond(await json_answer_in_turns(document))
 
     @get(
         "/v1/stores/{store}/history",
@@ -169,7 +171,7 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None, sa
         """The last minutes of a store, by second: reads, times, refusals, lag; and the lag of recent answers."""
         after_ms = natural_parameters(request.scope["query_string"], after_ms=0)["after_ms"]
         store = console.process.spec(request.path_params["store"]).name
-        return respond(json_answer(history_document(store, await samples(store), bounds, after_ms)))
+        return respond(await json_answer_in_turns(history_document(store, await samples(store), bounds, after_ms)))
 
 
 def _parameter(name: str, text: str) -> dict[str, Any]:

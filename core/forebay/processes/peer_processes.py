@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay.rest.json_parts import reading_json
 from forebay.rest.tickets import make_ticket_key
+from forebay.rest.turns import result_in_turns
 from forebay.timeouts import running_timeout
 
 _TIMEOUT_S = 1.0
+_METRICS_DEPTH = 3
+"""That of a sample in the longest answer: in an array of a metric's."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ SINGLE_PROCESS = ProcessSlot(0, 1, Path())
 
 
 class PeerProcesses:
-    """Queries every other process, and answers them; ``answers`` maps each question to its answer, as JSON.
+    """Queries every other process, and answers them; ``answers`` maps each question to its answer, as JSON, or
+    what awaits it.
 
     A question may have a subject, such as the name of a store, else an empty one.
     """
@@ -79,7 +84,8 @@ class PeerProcesses:
                 reader, writer = await asyncio.open_unix_connection(self._place.socket_of(number))
                 with contextlib.closing(writer):
                     writer.write(f"{question}\n".encode())
-                    return json.loads(await reader.read())
+                    text = (await reader.read()).decode()
+                    return await result_in_turns(reading_json(text, _METRICS_DEPTH))
         except (OSError, ValueError):
             return None
 
@@ -88,6 +94,8 @@ class PeerProcesses:
             question, _, subject = (await reader.readline()).decode().strip().partition(" ")
             if question in self._answers:
                 answer = self._answers[question](subject)
+                if isinstance(answer, Awaitable):
+                    answer = await answer
                 # Metrics of thousands of replicas take a while.
                 writer.write((await asyncio.to_thread(json.dumps, answer)).encode())
                 await writer.drain()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
@@ -28,6 +28,7 @@ from forebay.rest.documents import (
     store_metadata_document,
     stores_document,
 )
+from forebay.rest.json_parts import json_answer_in_turns
 from forebay.rest.parameters import partition_parameter, text_parameters
 from forebay.rest.schemas import (
     IDENTITY_SCHEMA,
@@ -62,8 +63,8 @@ class Introspectable(Protocol):
         """A store's specification; raises ``UnknownStore`` or ``NotReady``."""
         ...
 
-    def replicas_document(self) -> list[dict[str, Any]]:
-        """Every replica known here: store, partition, host, role, position, end offset, lag."""
+    def replicas_document(self) -> Iterator[dict[str, Any]]:
+        """Every replica known here: store, partition, host, role, position, end offset, lag; made one by one."""
         ...
 
 
@@ -114,14 +115,15 @@ def add_document_routes(
     async def all_metadata(request: Request) -> Response:
         """StreamsMetadata of every host, as of the newest generation known here."""
         _take_none(request)
-        return respond(json_answer(metadata_document(*described.application(), described.metadata)))
+        document = metadata_document(*described.application(), described.metadata)
+        return respond(await json_answer_in_turns(document))
 
     @get("/v1/metadata/stores/{store}", "metadata_for_store", STORE_METADATA_SCHEMA, UnknownStore)
     async def store_metadata(request: Request, store: str) -> Response:
         """The hosts that are active for a store, and those that hold standbys."""
         _take_none(request)
         described.spec(store)
-        return respond(json_answer(store_metadata_document(store, described.metadata)))
+        return respond(await json_answer_in_turns(store_metadata_document(store, described.metadata)))
 
     @get(
         "/v1/metadata/stores/{store}/keys/{key}",
@@ -163,14 +165,14 @@ def add_document_routes(
         rows = described.replicas_document()
         if store is not None:
             name = described.spec(store).name
-            rows = [row for row in rows if row["store"] == name]
-        return respond(json_answer({"lags": rows}))
+            rows = (row for row in rows if row["store"] == name)
+        return respond(await json_answer_in_turns({"lags": rows}))
 
     @get("/v1/status", "status", status_schema)
     async def status(request: Request) -> Response:
         """This process: tier, incarnation, sequence, state, generation, and more by tier."""
         _take_none(request)
-        return respond(json_answer(await status_document()))
+        return respond(await json_answer_in_turns(await status_document()))
 
 
 def _take_none(request: Request) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from forebay.codecs import KeyCodec
-from forebay.metadata import KeyQueryMetadata, StreamsMetadata, StreamsMetadataState
+from forebay.metadata import ClusterMap, KeyQueryMetadata, StreamsMetadata, StreamsMetadataState
 from forebay.topology import StoreSpec
 
 
@@ -21,15 +21,23 @@ def stores_document(application_id: str, fingerprint: str, stores: Iterable[Stor
 
 
 def metadata_document(application_id: str, fingerprint: str, state: StreamsMetadataState) -> dict[str, Any]:
-    """``GET /v1/metadata``; before the first assignment its generation is 0 and it lists no hosts."""
-    return {"application_id": application_id, "topology": fingerprint, **state.map.document()}
+    """``GET /v1/metadata``; before the first assignment its generation is 0 and it lists no hosts.
+
+    Those are an iterator, which makes the document of each.
+    """
+    return {
+        "application_id": application_id,
+        "topology": fingerprint,
+        **ClusterMap(state.map.generation).document(),
+        "hosts": (host.document() for host in state.map.hosts),
+    }
 
 
 def store_metadata_document(store: str, state: StreamsMetadataState) -> dict[str, Any]:
     """``GET /v1/metadata/stores/{store}``."""
 
-    def documents(hosts: tuple[StreamsMetadata, ...]) -> list[dict[str, Any]]:
-        return [host.document() for host in hosts]
+    def documents(hosts: tuple[StreamsMetadata, ...]) -> Iterator[dict[str, Any]]:
+        return (host.document() for host in hosts)
 
     return {
         "store": store,

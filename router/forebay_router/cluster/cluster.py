@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from forebay.clock import boot_ms
@@ -194,15 +194,18 @@ class Cluster:
             return f"is a copy of the process {identity.process_id!r} from before its last start"
         return None
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, Any]]:
         """The replicas of all workers that answer, as they last reported them; their lag as of now."""
         well = [worker for worker in self.workers.values() if worker.is_healthy]
-        return [row for worker in sorted(well, key=lambda worker: worker.host) for row in worker.rows()]
+        return (row for worker in sorted(well, key=lambda worker: worker.host) for row in worker.rows())
 
-    def take(self, address: HostInfo, body: bytes, status: Mapping[str, Any], polled_boot_ms: float) -> bool:
+    def taking(
+        self, address: HostInfo, body: bytes, status: Mapping[str, Any], polled_boot_ms: float
+    ) -> Generator[None, None, bool]:
         """Adopt the status that a worker gave at an address, raw and parsed, if it is news; whether it is.
 
-        Raises ``LookupError``, ``TypeError`` or ``ValueError`` if it is not a worker's.
+        That is done at once, after a step for each of its replicas. Raises ``LookupError``, ``TypeError`` or
+        ``ValueError`` if it is not a worker's.
         """
         host = HostInfo.parse(status["host"])
         worker = self.workers.setdefault(host, WorkerView(host))
@@ -217,8 +220,12 @@ class Cluster:
             return False
         if not worker.live:
             log.info("worker %s is up", host)
+        reports = yield from worker.reading(status, polled_boot_ms)
+        if self.workers.get(host) is not worker or not (another or worker.is_newer(status)):
+            # Given up, or overtaken by another status, meanwhile.
+            return False
         before, ceiling = worker.replicas.keys(), worker.ceiling
-        worker.take(body, status, polled_boot_ms)
+        worker.take(body, status, reports, polled_boot_ms)
         self._holds(worker, before)
         if worker.ceiling != ceiling:
             self._find_ceiling()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forebay.metadata import HostInfo
@@ -12,8 +12,9 @@ _FIGURES = ("record_lag", "time_lag_ms", "age_ms")
 _BOUNDS = frozenset({"max_record_lag", "max_time_lag_ms", "max_age_ms"})
 
 
-def require_status(status: Any) -> None:
-    """Raise ``ValueError``, naming what is wrong, unless a document is a worker's whole status.
+def requiring_status(status: Any) -> Iterator[None]:
+    """Raise ``ValueError``, naming what is wrong, unless a document is a worker's whole status: a step for each of
+    its replicas.
 
     One bad row would otherwise fail every read that it concerns, even where an honest replica exists.
     """
@@ -29,6 +30,7 @@ def require_status(status: Any) -> None:
         _require_figures(status, ("acceptable_recovery_lag",))
         for row in status["tasks"]:
             _require_row(row)
+            yield
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(f"{error!r}") from None
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay.process_identity import Identity
+from forebay.rest.json_parts import elements_of
 from forebay_router.cluster.slow_start import SlowStart
 
 _SLOW_READS_TO_SUSPECT = 3
@@ -101,8 +101,23 @@ class WorkerView:
         self.slow_reads = max(self.slow_reads, _SLOW_READS_TO_SUSPECT)
         self.slow_start.lose()
 
-    def take(self, body: bytes, status: Mapping[str, Any], polled_boot_ms: float) -> None:
-        """Adopt a status, given both raw and parsed, and when it was asked for."""
+    def reading(
+        self, status: Mapping[str, Any], polled_boot_ms: float
+    ) -> Generator[None, None, dict[Held, Report]]:
+        """Read the reports of the replicas in a status, one with each step."""
+        acceptable = status.get("acceptable_recovery_lag")
+        reports: dict[Held, Report] = {}
+        for row in status["tasks"]:
+            held = sys.intern(row["store"]), row["partition"]
+            lag = Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"])
+            reports[held] = self._report(held, sys.intern(row["role"]), lag, polled_boot_ms, acceptable)
+            yield
+        return reports
+
+    def take(
+        self, body: bytes, status: Mapping[str, Any], reports: dict[Held, Report], polled_boot_ms: float
+    ) -> None:
+        """Adopt a status, given both raw and parsed, with its reports, and when it was asked for."""
         self.process_id = status.get("process_id", "")
         self.incarnation, self.sequence = status["incarnation"], status["sequence"]
         generation = status["generation"]
@@ -112,38 +127,33 @@ class WorkerView:
         self.rack = status.get("rack")
         self.acceptable_recovery_lag = status.get("acceptable_recovery_lag")
         rows = status["tasks"]
-        self.replicas = {
-            (held := (sys.intern(row["store"]), row["partition"])): self.report(
-                held,
-                sys.intern(row["role"]),
-                Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]),
-                polled_boot_ms,
-            )
-            for row in rows
-        }
+        self.replicas = reports
         self.failures = {_held(row): str(row["failure"]) for row in rows if "failure" in row}
         self.restores = {_held(row): _restore(row) for row in rows if "restored_records" in row}
         self._status, self._status_boot_ms = body, polled_boot_ms
 
     def report(self, held: Held, role: str, lag: Lag, at_boot_ms: float) -> Report:
         """A replica's report, given what was reported of it before."""
-        acceptable, record_lag = self.acceptable_recovery_lag, lag.record_lag
+        return self._report(held, role, lag, at_boot_ms, self.acceptable_recovery_lag)
+
+    def _report(self, held: Held, role: str, lag: Lag, at_boot_ms: float, acceptable: int | None) -> Report:
+        record_lag = lag.record_lag
         if acceptable is None or record_lag is None or record_lag <= acceptable * _RECOVERED:
             return Report(role, lag, at_boot_ms)
         before = self.replicas.get(held)
         lagging = record_lag > acceptable or (before is not None and before.lagging)
         return Report(role, lag, at_boot_ms, lagging)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, Any]]:
         """The ``tasks`` of its last status, their lag as of now.
 
         They are seldom needed, and take ten times the memory when parsed.
         """
-        rows: list[dict[str, Any]] = json.loads(self._status)["tasks"] if self._status else []
-        since_ms = boot_ms() - self._status_boot_ms
+        rows = elements_of(self._status.decode(), "tasks") if self._status else ()
+        status_boot_ms = self._status_boot_ms
         for row in rows:
-            row.update(Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]).aged(since_ms).document())
-        return rows
+            lag = Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"])
+            yield row | lag.aged(boot_ms() - status_boot_ms).document()
 
 
 def _held(row: Mapping[str, Any]) -> Held:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay_router.cluster.statuses import require_status
+from forebay_router.cluster.statuses import requiring_status
 
 STATUS: dict[str, Any] = {
     "application_id": "app",
@@ -24,8 +24,8 @@ STATUS: dict[str, Any] = {
 
 
 def test_a_workers_status_is_accepted():
-    require_status(STATUS)
-    require_status({**STATUS, "tasks": []})
+    list(requiring_status(STATUS))
+    list(requiring_status({**STATUS, "tasks": []}))
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_anything_else_is_refused_as_a_whole(path, value):
         place = place[step]
     place[path[-1]] = value
     with pytest.raises(ValueError, match=r"."):
-        require_status(status)
+        list(requiring_status(status))
 
 
 @pytest.mark.parametrize("document", [None, [], "x", {}])
 def test_no_status_at_all_is_refused(document):
     with pytest.raises(ValueError, match=r"."):
-        require_status(document)
+        list(requiring_status(document))

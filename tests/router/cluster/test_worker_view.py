@@ -1,7 +1,9 @@
+import asyncio
 import json
 
 from forebay.lag import Lag, Tolerance
 from forebay.metadata import HostInfo
+from forebay.rest.turns import result_in_turns
 from forebay_router.cluster import worker_view
 from forebay_router.cluster.worker_view import Report, WorkerView
 
@@ -16,7 +18,8 @@ def status(sequence, *tasks, **more):
 
 
 def taken(view, document, polled_boot_ms=1000.0):
-    view.take(json.dumps(document).encode(), document, polled_boot_ms)
+    reports = asyncio.run(result_in_turns(view.reading(document, polled_boot_ms)))
+    view.take(json.dumps(document).encode(), document, reports, polled_boot_ms)
     return view
 
 
@@ -37,7 +40,7 @@ def test_a_status_says_who_holds_what_and_how_far_behind():
 def test_its_rows_are_those_of_the_last_status_with_the_lag_that_they_may_have_by_now(monkeypatch):
     monkeypatch.setattr(worker_view, "boot_ms", lambda: 3000.0)
     view = WorkerView(HostInfo("a", 1))
-    assert view.rows() == []
+    assert list(view.rows()) == []
     taken(view, status(1, ("counts", 0, "active")))
     last = status(2, ("counts", 1, "standby"))
     [row] = taken(view, last, polled_boot_ms=1400.0).rows()
