@@ -56,6 +56,12 @@ async def in_turns(items: Iterable[T], clock: Callable[[], float] = perf_counter
             await asyncio.sleep(0)
 
 
+async def in_turn(work: Callable[[], T]) -> T:
+    """The result of some work, done when it is its turn."""
+    [result] = await in_turns(work() for _ in range(1))
+    return result
+
+
 async def result_in_turns(steps: Generator[None, None, T]) -> T:
     """What a generator returns, whose steps are work."""
     results: list[T] = []
@@ -69,6 +75,4 @@ async def result_in_turns(steps: Generator[None, None, T]) -> T:
 
 async def decoded_in_turn(decode: Callable[[bytes], T], parts: Sequence[bytes]) -> T:
     """What was received in some parts, decoded when it is its turn."""
-    wholes = (b"".join(received) for received in [parts])
-    [decoded] = await in_turns(map(decode, wholes))
-    return decoded
+    return await in_turn(lambda: decode(b"".join(parts)))

@@ -31,7 +31,7 @@ from forebay.rest.scans import (
     window_end,
 )
 from forebay.rest.statuses import TRANSIENT
-from forebay.rest.turns import decoded_in_turn, in_turns
+from forebay.rest.turns import decoded_in_turn, in_turn
 from forebay_router.reads.attempts import nothing_read
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer, time_reserved_for_retry_ms
@@ -252,7 +252,7 @@ class Gather:
         head: bytes | None = list_head(self.scan)
         left = self.parameters.limit
         while True:
-            [(items, key_at, up_to)] = await in_turns(self._merge() for _ in range(1))
+            items, key_at, up_to = await in_turn(self._merge)
             if len(items) > left:
                 items, up_to = items[:left], key_at(left - 1)
             sent = 0
