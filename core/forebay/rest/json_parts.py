@@ -12,8 +12,8 @@ from forebay.rest.answers import JSON_HEAD, NO_STORE, HttpAnswer
 from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
 from forebay.rest.turns import in_turns
 
-_TOGETHER = 32
-"""Elements of an array that are written with one call."""
+_TOGETHER = 16
+"""Elements of an array that are written, or read, in one step."""
 _MOST_AT_ONCE_BYTES = 16 << 10
 """A longer document is read in steps."""
 _DECODER = json.JSONDecoder()
@@ -29,14 +29,10 @@ async def json_answer_in_turns(document: Any) -> HttpAnswer | LargeAnswer:
 
 
 def json_parts(value: Any) -> Iterator[bytes]:
-    """The JSON of a value; an iterator is an array whose elements are written one by one."""
-    if isinstance(value, Iterator):
-        yield from _array(map(json_parts, value))
-    elif isinstance(value, list) and len(value) > _TOGETHER:
-        together = iter(value)
-        chunks = iter(lambda: list(islice(together, _TOGETHER)), [])
-        yield from _array([_text(chunk)[1:-1]] for chunk in chunks)
-    elif isinstance(value, dict) and any(isinstance(member, list | Iterator) for member in value.values()):
+    """The JSON of a value; an iterator is an array, too."""
+    if isinstance(value, Iterator) or (isinstance(value, list) and len(value) > _TOGETHER):
+        yield from _array(_chunks(iter(value)))
+    elif _is_long(value):
         between = b"{"
         for name, member in value.items():
             yield between + _text(name) + b":"
@@ -45,6 +41,19 @@ def json_parts(value: Any) -> Iterator[bytes]:
         yield b"}"
     else:
         yield _text(value)
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(member, list | Iterator) for member in value.values())
+
+
+def _chunks(elements: Iterator[Any]) -> Iterator[Iterable[bytes]]:
+    """The JSON of some short elements together, or of a long one."""
+    for element in elements:
+        if _is_long(element):
+            yield json_parts(element)
+        else:
+            yield [_text([element, *islice(elements, _TOGETHER - 1)])[1:-1]]
 
 
 def _array(elements: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
@@ -80,7 +89,6 @@ def _reading(text: str, at: int, depth: int) -> Generator[None, None, tuple[Any,
     """The value that begins somewhere, and where what follows it begins."""
     if not depth or text[at] not in "[{":
         value, at = _DECODER.raw_decode(text, at)
-        yield
         return value, _after(text, at)
     closing = "]" if text[at] == "[" else "}"
     elements: list[Any] = []
@@ -92,8 +100,14 @@ def _reading(text: str, at: int, depth: int) -> Generator[None, None, tuple[Any,
         if closing == "}":
             name, at = _DECODER.raw_decode(text, at)
             at = _after_one(text, _after(text, at), ":")
-        value, at = yield from _reading(text, at, depth - 1)
+        if depth == 1:
+            value, at = _DECODER.raw_decode(text, at)
+            at = _after(text, at)
+        else:
+            value, at = yield from _reading(text, at, depth - 1)
         elements.append(value if name is None else (name, value))
+        if len(elements) % _TOGETHER == 0:
+            yield
     return elements if closing == "]" else dict(elements), _after(text, at + 1)
 
 

@@ -204,7 +204,7 @@ class Cluster:
     ) -> Generator[None, None, bool]:
         """Adopt the status that a worker gave at an address, raw and parsed, if it is news; whether it is.
 
-        That is done at once, after a step for each of its replicas. Raises ``LookupError``, ``TypeError`` or
+        That is done at once, after steps in which its replicas are read. Raises ``LookupError``, ``TypeError`` or
         ``ValueError`` if it is not a worker's.
         """
         host = HostInfo.parse(status["host"])
