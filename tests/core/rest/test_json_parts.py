@@ -25,7 +25,7 @@ def lazy(value: Any) -> Any:
     return {name: lazy(member) for name, member in value.items()} if isinstance(value, dict) else value
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(JSON)
 def test_parts_are_the_document(value):
     whole = json_answer(value).body
@@ -46,7 +46,7 @@ def read(text: str, depth: int) -> Any:
     return asyncio.run(result_in_turns(reading_json(" " * 20_000 + text, depth)))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(JSON, st.integers(0, 4), st.sampled_from([None, 1]))
 def test_a_long_document_is_read_as_a_short_one(value, depth, indent):
     assert read(json.dumps(value, indent=indent), depth) == value
