@@ -37,7 +37,7 @@ FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
 results with their statuses. Another version of the format has another name."""
 
 
-_MERGED_AT_ONCE, _LEAST_OF_A_PAGE = 4_096, 16
+_MERGED_AT_ONCE, _LEAST_OF_A_PAGE = 4_096, 32
 """Items merged within a turn of the event loop: of all pages together, but for those of a page."""
 _MOST_CURSOR_IN_URL = 8 << 10
 """Characters of a cursor that is part of a URL: a longer one, which follows a long key, is posted."""
@@ -276,6 +276,8 @@ class ScanPage:
         """The items up to and including a stored key, all of them without one; they are removed from the page."""
         keys, items = self.keys, self.items
         count = len(keys) if bound is None else _count_to(keys, bound, reverse)
+        if not count:
+            return [], []
         self.keys, self.items = keys[count:], items[count:]
         return keys[:count], items[:count]
 
