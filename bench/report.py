@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
 from bench.figures import Row, Series, number
+from bench.limits import limit
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,10 @@ def _target(row: Row) -> str:
 
 
 def _verdict(row: Row) -> str:
-    return "" if row.met is None else "met" if row.met else "**missed**"
+    if row.met is None:
+        return ""
+    stands_in_the_way = limit(row)
+    return "met" if row.met else "**missed**" + (f": {stands_in_the_way}" if stands_in_the_way else "")
 
 
 def _listed(items: Mapping[str, str]) -> list[str]:

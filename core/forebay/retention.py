@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 from forebay.stored_keys import MIN_TIME_MS
-from forebay.topology import StoreSpec
 
 
-def oldest_kept_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
+class Retention(Protocol):
+    """How long a store keeps what; durations in milliseconds, None where its kind has none."""
+
+    @property
+    def window_size_ms(self) -> int | None:
+        """How long its windows last."""
+        ...
+
+    @property
+    def retention_ms(self) -> int | None:
+        """How long a window or session is kept after its end."""
+        ...
+
+    @property
+    def gap_ms(self) -> int | None:
+        """The gap after which its sessions end."""
+        ...
+
+    @property
+    def history_retention_ms(self) -> int | None:
+        """How long a version is kept after it was replaced."""
+        ...
+
+
+class LogRetention(NamedTuple):
+    """What a log has to keep, so that a store rebuilt from it lacks nothing; in milliseconds."""
+
+    records_ms: int | None = None
+    """How long it keeps a record that no other has replaced; None for ever."""
+    replaced_ms: int | None = None
+    """How long it keeps a record after another has replaced it; None if not at all."""
+
+    @property
+    def longest_ms(self) -> int:
+        """The longer of both, without what is kept for ever."""
+        return max(self.records_ms or 0, self.replaced_ms or 0)
+
+
+def oldest_kept_ms(spec: Retention, stream_time_ms: int | None) -> int | None:
     """The first time in the key of the oldest entry still kept: a window's start, a session's end.
 
     None if all are. An entry is kept until its end is ``retention_ms`` behind stream time, the largest end.
@@ -16,7 +55,7 @@ def oldest_kept_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
     return stream_time_ms - spec.retention_ms - (spec.window_size_ms or 0) + 1
 
 
-def history_begins_ms(spec: StoreSpec, stream_time_ms: int | None) -> int | None:
+def history_begins_ms(spec: Retention, stream_time_ms: int | None) -> int | None:
     """The time since which a versioned store has all versions that were in force; None if it has all of history.
 
     A version is expired once another of its key has been in force for ``history_retention_ms`` of stream time, the

@@ -65,11 +65,7 @@ class CommittedOffset(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """The offset as JSON values by name, as stores keep it; what is as by default is left out."""
-        return {
-            _STORED_NAMES.get(name, name): value
-            for name, value in self._asdict().items()
-            if name not in self._field_defaults or value != self._field_defaults[name]
-        }
+        return {name: value for (name, default), value in zip(_STORED, self, strict=True) if value != default}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> CommittedOffset:
@@ -85,6 +81,11 @@ class CommittedOffset(NamedTuple):
 
 _STORED_NAMES = {"restored": "complete", "last_caught_up_epoch_ms": "current_until_epoch_ms"}
 """Why: the names that 0.1 wrote, so that each version opens the other's stores."""
+_STORED = tuple(
+    (_STORED_NAMES.get(name, name), CommittedOffset._field_defaults.get(name, ...))
+    for name in CommittedOffset._fields
+)
+"""The fields as they are stored, and when they need not be; each commit has them."""
 
 
 class StateStore(Protocol):

@@ -1,8 +1,7 @@
 """The layout of keys in a store, which makes stored order logical order.
 
 A stored key is one tag byte, the key in its codec's ordered form, then the store kind's timestamps: window start;
-session end and start; version valid-from. The layout of key-value stores with ``latest_by`` is that of versions,
-with the order in place of the timestamp. If timestamps follow, keys of varying length are escaped (``00`` becomes
+session end and start; version valid-from. If timestamps follow, keys of varying length are escaped (``00`` becomes
 ``00 FF``) and end in ``00 01``, so one key's windows never interleave with another's. Timestamps are big-endian
 milliseconds with the sign bit flipped.
 """
@@ -10,12 +9,11 @@ milliseconds with the sign bit flipped.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from forebay.codecs import KeyCodec
-from forebay.record_orders import split_order, split_order_bytes
-from forebay.store_kinds import STORE_KINDS
 
 RESERVED_TAG = b"\x00"
 """Tag of keys that a store keeps for itself, such as its offset."""
@@ -30,10 +28,6 @@ _SIGN = 1 << 63
 MIN_TIME_MS = -_SIGN
 MAX_TIME_MS = _SIGN - 1
 
-LATEST = "latest"
-"""The layout of key-value stores with ``latest_by``."""
-_TIMES_BY_KIND = {name: kind.times for name, kind in STORE_KINDS.items()} | {LATEST: 1}
-
 
 class LogicalKey(NamedTuple):
     """A stored key's parts: the key's plain bytes, and its timestamps in stored order."""
@@ -47,17 +41,50 @@ def stored_time(time_ms: int) -> bytes:
     return (time_ms + _SIGN).to_bytes(TIME_SIZE, "big")
 
 
+class KeyLayout(Protocol):
+    """How one kind of store lays out its keys."""
+
+    name: str
+    """The kind's name in the topology."""
+    layout_name: str
+    """The layout's name in the identity of stores on disk: with another one, a store is rebuilt."""
+    times: int
+    """How many timestamps follow a key in the store: 0, 1 or 2. If two, the end comes before the start."""
+
+    def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
+        """User key and timestamps of a changelog record's key; raises ``ValueError`` if it cannot have them."""
+        ...
+
+    def encoder(self, keys: StoredKeys) -> Callable[[bytes, int], bytes]:
+        """What makes stored keys of changelog records' keys and timestamps; it raises ``ValueError``."""
+        split, stored = self.split_changelog, keys.stored
+
+        def encode(key: bytes, timestamp_ms: int) -> bytes:
+            plain, times_ms = split(key, timestamp_ms)
+            return stored(plain, *times_ms)
+
+        return encode
+
+
 @dataclass(frozen=True)
 class StoredKeys:
-    """Translates between changelog keys and stored keys for one store kind and key codec."""
+    """Translates between changelog keys and stored keys for one layout and key codec."""
 
-    kind: str
+    layout: KeyLayout
     codec: KeyCodec
+    times: int = field(init=False, repr=False, compare=False)
+    """How many timestamps follow the key: 0, 1 or 2."""
+    from_changelog: Callable[[bytes, int], bytes] = field(init=False, repr=False, compare=False)
+    """Makes the stored key of a changelog record's key and timestamp; raises ``ValueError`` if the key is too
+    short for its kind."""
+    split_changelog: Callable[[bytes, int], LogicalKey] = field(init=False, repr=False, compare=False)
+    """Takes user key and timestamps from a changelog record's key and timestamp; raises ``ValueError``."""
 
-    @property
-    def times(self) -> int:
-        """How many timestamps follow the key: 0, 1 or 2."""
-        return _TIMES_BY_KIND[self.kind]
+    def __post_init__(self) -> None:
+        # Why no cached properties: these would make every attribute slower to read (CPython 3.11).
+        object.__setattr__(self, "times", self.layout.times)
+        object.__setattr__(self, "split_changelog", self.layout.split_changelog)
+        object.__setattr__(self, "from_changelog", self.layout.encoder(self))
 
     def stored(self, plain: bytes, *times_ms: int) -> bytes:
         """The stored key; with fewer times than the kind has, a prefix of one key's entries."""
@@ -68,13 +95,13 @@ class StoredKeys:
         """The common prefix of one key's entries; if timestamps follow the key, no other key's entries share
         it."""
         ordered = self.codec.ordered(plain)
-        if self.kind != "key-value" and self.codec.fixed_size is None:
+        if self.times and self.codec.fixed_size is None:
             ordered = ordered.replace(b"\x00", b"\x00\xff") + b"\x00\x01"
         return USER_TAG + ordered
 
     def beginning(self, plain: bytes) -> bytes:
         """What all stored keys begin with whose keys, of varying length, begin with ``plain``."""
-        return USER_TAG + (plain if self.kind == "key-value" else plain.replace(b"\x00", b"\x00\xff"))
+        return USER_TAG + (plain.replace(b"\x00", b"\x00\xff") if self.times else plain)
 
     def prefix_of(self, stored: bytes) -> bytes:
         """The prefix for a stored key's key: the stored key without its timestamps."""
@@ -105,30 +132,6 @@ class StoredKeys:
         tails = b"".join([key[-TIME_SIZE * count :] for key in stored])
         found = [time - _SIGN for time in struct.unpack(f">{count * len(stored)}Q", tails)]
         return [tuple(found[at::count]) for at in range(count)]
-
-    def from_changelog(self, key: bytes, timestamp_ms: int) -> bytes:
-        """The stored key of a changelog record; raises ``ValueError`` if the key is too short for its kind."""
-        if self.kind == "key-value":
-            return USER_TAG + self.codec.ordered(key)
-        if self.kind == LATEST:
-            plain, order = split_order_bytes(key)
-            return self.prefix(plain) + order
-        plain, times = self.split_changelog(key, timestamp_ms)
-        return self.stored(plain, *times)
-
-    def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
-        """User key and timestamps of a changelog record's key, as Kafka's windowed serializers write it."""
-        if self.kind == "key-value":
-            return LogicalKey(key, ())
-        if self.kind == "versioned":
-            return LogicalKey(key, (timestamp_ms,))
-        if self.kind == LATEST:
-            user_key, number = split_order(key)
-            return LogicalKey(user_key, (number,))
-        cut = len(key) - TIME_SIZE * self.times
-        if cut < 0:
-            raise ValueError(f"a {self.kind} changelog key of {len(key)} bytes has no room for its timestamps")
-        return LogicalKey(key[:cut], struct.unpack(f">{self.times}q", key[cut:]))
 
 
 def successor(prefix: bytes) -> bytes:

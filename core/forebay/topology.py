@@ -19,7 +19,7 @@ from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
 from forebay.spark_state import SparkState, parse_spark_state
 from forebay.store_kinds import STORE_KINDS, StoreKind
-from forebay.stored_keys import LATEST, StoredKeys
+from forebay.stored_keys import StoredKeys
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.toml_tables import (
     NAME,
@@ -93,8 +93,9 @@ class StoreSpec:
 
     @cached_property
     def store_kind(self) -> StoreKind:
-        """The kind named by ``kind``."""
-        return STORE_KINDS[self.kind]
+        """The kind named by ``kind``, which ``latest_by`` changes."""
+        kind = STORE_KINDS[self.kind]
+        return kind if self.latest_by is None or kind.with_latest_by is None else kind.with_latest_by
 
     @cached_property
     def name_bytes(self) -> bytes:
@@ -141,7 +142,7 @@ class StoreSpec:
     @cached_property
     def stored_keys(self) -> StoredKeys:
         """The layout of the store's keys."""
-        return StoredKeys(self.kind if self.latest_by is None else LATEST, self.key_codec)
+        return StoredKeys(self.store_kind, self.key_codec)
 
     @cached_property
     def stream_partitioner(self) -> StreamPartitioner | None:
@@ -360,8 +361,9 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
             raise TopologyError(f"{where} is of kind {kind.name!r}, which has no {extra!r}; remove it.")
     given = [*kind.required, *(field_name for field_name in kind.optional if field_name in table)]
     durations = {field_name: integer_field(table, field_name, where, least=1) for field_name in given}
-    if "window_size_ms" in durations and durations["retention_ms"] < durations["window_size_ms"]:
-        raise TopologyError(f"{where} keeps windows for less than their own length; raise retention_ms.")
+    fault = kind.durations_fault(durations)
+    if fault is not None:
+        raise TopologyError(f"{where} {fault}.")
     topic = table.get("topic", f"{application_id}-{name}-changelog")
     if not isinstance(topic, str) or not NAME.fullmatch(topic) or len(topic) > 249:
         raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({NAME_RULE}).")
@@ -402,7 +404,7 @@ def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | N
     if column is None:
         return None
     others = ("external", "accept_uncompacted", "spark_state")
-    if kind.times or any(table.get(other) for other in others):
+    if kind.with_latest_by is None or any(table.get(other) for other in others):
         raise TopologyError(
             f"{where} has latest_by, which only key-value stores have that the sink writes, without "
             f"{', '.join(others[:-1])} or {others[-1]}."

@@ -169,8 +169,9 @@ class WorkerMetrics(Collector):
             labels = [store, str(partition)]
             # One that is being rebuilt may be closed, or closing just now.
             with contextlib.suppress(DbClosedError, RuntimeError):
-                if isinstance(replica.store, RocksDbStore):
-                    size = replica.store.size()
+                store_held = replica.view.store
+                if isinstance(store_held, RocksDbStore):
+                    size = store_held.size()
                     disk.add_metric(labels, size.disk_bytes)
                     buffers.add_metric(labels, size.write_buffer_bytes)
                     keys.add_metric(labels, size.keys)

@@ -160,7 +160,7 @@ class Worker:
             behind = [
                 f"{replica.spec.name}-{replica.task.partition}"
                 for replica in self.tasks.replicas.values()
-                if not replica.consistent or not self._is_near(self.admission.proven_lag(replica)[1])
+                if not replica.view.consistent or not self._is_near(self.admission.proven_lag(replica)[1])
             ]
             if behind:
                 return NotReady(f"{len(behind)} replicas are not caught up yet.", retry_after_s=1, behind=behind)
@@ -201,17 +201,18 @@ class Worker:
         """Every replica held: role, lag, the offset to apply next, and the end offset."""
         for (store, partition), replica in sorted(self.tasks.replicas.items()):
             role, lag = self.admission.proven_lag(replica)
+            view = replica.served.view
             row = {
                 "store": store,
                 "partition": partition,
                 "task": str(replica.task),
                 "role": role,
                 "host": str(self.host),
-                "offset": replica.served.progress.position,
-                "end_offset": replica.served.progress.end_offset,
-                "high_watermark": replica.served.progress.high_watermark,
-                "open_transaction_records": replica.served.progress.open_transaction_records,
-                "restored": replica.served.restored,
+                "offset": view.progress.position,
+                "end_offset": view.progress.end_offset,
+                "high_watermark": view.progress.high_watermark,
+                "open_transaction_records": view.progress.open_transaction_records,
+                "restored": view.restored,
                 **lag.document(),
             }
             if replica.stopped_by is not None:
@@ -303,19 +304,19 @@ class Worker:
         """How far the tasks of which a store is still being restored are, if the log was found to be theirs."""
         replicas = self.tasks.replicas
         offsets: dict[TaskId, tuple[int, ...]] = {}
-        for task in {replica.task for replica in replicas.values() if not replica.restored}:
+        for task in {replica.task for replica in replicas.values() if not replica.view.restored}:
             held = [replicas[spec.name, task.partition] for spec in self.topology.stores_of(task)]
-            if all(replica.checked and not replica.diverged for replica in held):
-                offsets[task] = tuple(replica.progress.position for replica in held)
+            if all(replica.view.checked and not replica.view.diverged for replica in held):
+                offsets[task] = tuple(replica.view.progress.position for replica in held)
         return offsets
 
     def _reported_position(self, replica: Replica) -> int:
         """What the group is told of a store. Of a running active whose lag is proven to be acceptable that is no
         position: the log may have gone on by the time it is read."""
-        if not replica.restored:
+        if not replica.view.restored:
             return INCOMPLETE
         role, lag = self.admission.proven_lag(replica)
-        return CAUGHT_UP if role == "active" and self._is_near(lag) else replica.progress.position
+        return CAUGHT_UP if role == "active" and self._is_near(lag) else replica.view.progress.position
 
     @property
     def _rack(self) -> str:

@@ -35,7 +35,7 @@ from forebay.client import (
     Version,
     Window,
 )
-from forebay.client.asynchronous import AsyncDriver
+from forebay.client.async_connections import AsyncConnections
 from forebay.client.changes import Following
 from forebay.client.exchange import Close, Exchange, Opened, Pause, Receive, Request, Send
 from forebay.client.positions import Positions
@@ -1052,9 +1052,9 @@ async def test_a_read_waits_for_no_other_of_its_client():
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=readers)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    driver = AsyncDriver()
-    http = (await driver.connections()).http
-    async with server, contextlib.aclosing(driver):
+    connections = AsyncConnections()
+    http = (await connections.of_loop()).http
+    async with server, contextlib.aclosing(connections):
         answers = await asyncio.gather(*(http.get(url, timeout=10) for _ in range(readers)))
     assert [one.status_code for one in answers] == [200] * readers
 
@@ -1108,7 +1108,7 @@ def test_a_client_trusts_the_authorities_that_it_is_given_and_no_others(served, 
 
 async def test_reads_that_are_cancelled_keep_no_connection(served):
     async with AsyncClient(f"http://{served[1]}") as client:
-        pool = (await client._driver.connections()).http._transport._pool
+        pool = (await client._driver.connections.of_loop()).http._transport._pool
 
         async def read(within_s: float) -> bool:
             try:

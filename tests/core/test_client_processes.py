@@ -162,7 +162,7 @@ def test_an_asynchronous_stream_is_connected_anew_in_a_child(server):
 
 
 def test_a_child_waits_for_no_thread_that_it_does_not_have(server):
-    """A thread of the parent waits for a change, another holds a session's positions and the client's lock."""
+    """A thread of the parent waits for a change, another holds a session's positions and the client's locks."""
     with Client(server.url) as client:
         changes, session = client.changes("s", "a"), client.session()
         next(changes)
@@ -174,7 +174,7 @@ def test_a_child_waits_for_no_thread_that_it_does_not_have(server):
             changes.close()
             return [session.get("s", "b").key, client.get("s", "c").key]
 
-        with session._positions._lock, client._driver._lock:
+        with session._positions._lock, client._driver._lock, client._driver.connections._lock:
             child = Child(use_all)
         assert child.result() == ["b", "c"]
         changes.close()

@@ -93,6 +93,35 @@ def test_a_batch_is_one_request_to_each_active(served, connect):
     assert asked == {worker: int(worker in active.values()) for worker in cluster.workers}
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [{}, {"page_size": 7}, {"reverse": True, "limit": 30}, {"prefix": "k1"}, {"start": "k2", "end": "k7"}],
+)
+def test_a_list_over_all_keys_is_that_of_a_router(served, connect, bounds):
+    """Each partition's part is read from its active, and no worker holds all."""
+    cluster, router, _ = served
+    with connect(f"http://{next(iter(cluster.workers))}") as client, Client(f"http://{router}") as other:
+        listed = client.entries("counts", max_record_lag=0, **bounds)
+        assert list(listed) == list(other.entries("counts", **bounds))
+        assert {source.partition: source.host for source in listed.partitions} == actives(cluster, router)
+        assert (listed.complete, listed.lag.record_lag) == (True, 0)
+        # Also where a key is unknown, it is in some partition.
+        assert list(client.entries("elsewhere")) == []
+        assert [(window.key, window.start_ms) for window in client.windows("hours")] == [("jfk", 1000)]
+
+
+def test_a_list_over_all_keys_keeps_its_bounds(served, connect):
+    cluster, _, _ = served
+    with connect(f"http://{next(iter(cluster.workers))}") as client:
+        with pytest.raises(LagExceedsTolerance) as refused:
+            next(client.entries("counts", max_age_ms=0))
+        assert len(refused.value.members["attempts"]) == 2
+        session = client.session()
+        assert len(list(session.entries("counts"))) == len(KEYS)
+        token = session.position("counts")
+        assert len(list(client.entries("counts", min_position=token))) == len(KEYS)
+
+
 def batches(worker: str) -> int:
     lines = httpx.get(f"http://{worker}/metrics").text.splitlines()
     counts = [line for line in lines if line.startswith("forebay_reads_total") and 'batch-get"' in line]
@@ -131,8 +160,11 @@ def test_a_worker_behind_a_socket_is_read_through_it_also_after_a_fork(served, c
 def test_where_a_key_is_must_be_known(served, connect):
     cluster, _, _ = served
     seed = f"http://{next(iter(cluster.workers))}"
-    with connect(seed) as client, pytest.raises(UnknownPartitioner, match="Ask a router"):
-        client.get("elsewhere", "k")
+    with connect(seed) as client:
+        with pytest.raises(UnknownPartitioner, match="Ask a router"):
+            client.get("elsewhere", "k")
+        with pytest.raises(TypeError, match="make a client of routers"):
+            next(client.changes("counts", prefix="k"))
 
 
 @pytest.mark.parametrize("connect", ["blocking"], indirect=True)
@@ -150,6 +182,9 @@ def test_reads_go_on_when_a_worker_dies_and_follow_the_map(tmp_path, connect):
                 answers = [client.get("counts", KEYS[0]), *client.get_many("counts", KEYS)]
                 assert [one.value for one in answers] == [0, *range(len(KEYS))]
                 assert dying not in {one.host for one in answers}
+                listed = client.entries("counts")
+                assert [entry.key for entry in listed] == sorted(KEYS)
+                assert dying not in {source.host for source in listed.partitions}
                 cluster.put("counts", {KEYS[0].encode(): b"-1"})
                 assert any(isinstance(one, Answer) and one.value == -1 and one.host != dying for one in changes)
 

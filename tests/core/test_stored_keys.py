@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.codecs import KEY_CODECS
+from forebay.store_kinds import STORE_KINDS
 from forebay.stored_keys import (
     END_OF_USER_KEYS,
     MAX_TIME_MS,
@@ -21,6 +22,7 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=150)
 
 TIMED_KINDS = ("window", "session", "versioned")
 KINDS = ("key-value", *TIMED_KINDS)
+WINDOWED_BYTES = StoredKeys(STORE_KINDS["window"], KEY_CODECS["bytes"])
 
 # Few symbols, so that keys are often prefixes of each other and look like the escapes.
 nasty_bytes = st.lists(st.sampled_from([0x00, 0x01, 0x02, 0xFE, 0xFF, 0x61]), max_size=4).map(bytes)
@@ -45,7 +47,7 @@ class Layout(NamedTuple):
 def layouts(kinds: tuple[str, ...], least: int = 0) -> st.SearchStrategy[Layout]:
     def of(kind_and_codec: tuple[str, str]) -> st.SearchStrategy[Layout]:
         kind, codec = kind_and_codec
-        keys = StoredKeys(kind, KEY_CODECS[codec])
+        keys = StoredKeys(STORE_KINDS[kind], KEY_CODECS[codec])
         entry = st.builds(LogicalKey, plain_keys[codec], st.tuples(*[times_ms] * keys.times))
         return st.builds(Layout, st.just(keys), st.lists(entry, min_size=least, max_size=8, unique=True))
 
@@ -64,7 +66,7 @@ def test_every_codec_is_laid_out_here() -> None:
 
 @repeatable
 @given(layouts(KINDS))
-@example(Layout(StoredKeys("window", KEY_CODECS["bytes"]), [LogicalKey(k, (0,)) for k in (b"\0\xff", b"\0", b"")]))
+@example(Layout(WINDOWED_BYTES, [LogicalKey(k, (0,)) for k in (b"\0\xff", b"\0", b"")]))
 def test_stored_order_is_the_order_of_keys_then_times(layout: Layout) -> None:
     keys, entries = layout
     by_storage = sorted(entries, key=lambda entry: keys.stored(entry.plain, *entry.times_ms))
@@ -132,25 +134,25 @@ def test_user_keys_stay_apart_from_reserved_ones(layout: Layout) -> None:
 def test_a_changelog_record_is_stored_under_its_own_key_and_times(layout: Layout) -> None:
     keys, entries = layout
     for plain, times in entries:
-        in_key = times if keys.kind in ("window", "session") else ()
+        in_key = times if keys.layout.name in ("window", "session") else ()
         changelog_key = plain + b"".join(time.to_bytes(8, "big", signed=True) for time in in_key)
-        timestamp_ms = times[0] if keys.kind == "versioned" else 123
+        timestamp_ms = times[0] if keys.layout.name == "versioned" else 123
         assert keys.split_changelog(changelog_key, timestamp_ms) == (plain, times)
         assert keys.from_changelog(changelog_key, timestamp_ms) == keys.stored(plain, *times)
 
 
 def test_windowed_changelog_keys_are_laid_out_as_kafka_writes_them() -> None:
-    window = StoredKeys("window", KEY_CODECS["string"])
+    window = StoredKeys(STORE_KINDS["window"], KEY_CODECS["string"])
     assert window.split_changelog(b"AA" + (1000).to_bytes(8, "big"), 7) == (b"AA", (1000,))
 
-    session = StoredKeys("session", KEY_CODECS["string"])
+    session = StoredKeys(STORE_KINDS["session"], KEY_CODECS["string"])
     end, start = (2000).to_bytes(8, "big"), (1000).to_bytes(8, "big")
     assert session.split_changelog(b"AA" + end + start, 7) == (b"AA", (2000, 1000))
 
 
 @pytest.mark.parametrize(("kind", "size"), [("window", 7), ("session", 15), ("window", 0)])
 def test_a_changelog_key_without_room_for_its_times_is_refused(kind: str, size: int) -> None:
-    keys = StoredKeys(kind, KEY_CODECS["string"])
+    keys = StoredKeys(STORE_KINDS[kind], KEY_CODECS["string"])
     with pytest.raises(ValueError, match=f"{kind} changelog key of {size} bytes"):
         keys.from_changelog(bytes(size), 0)
 

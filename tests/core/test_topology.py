@@ -97,7 +97,7 @@ def test_a_store_that_names_only_itself_gets_the_defaults() -> None:
 def test_a_store_finds_its_codecs_key_layout_and_partitioner() -> None:
     spec = topology().stores["departures"]
     assert (spec.key_codec.name, spec.value_codec.name) == ("int64", "double")
-    assert (spec.stored_keys.kind, spec.stored_keys.codec) == ("window", spec.key_codec)
+    assert (spec.stored_keys.layout.name, spec.stored_keys.codec) == ("window", spec.key_codec)
     assert spec.stream_partitioner is None
     assert isinstance(topology().stores["carrier_delays"].stream_partitioner, Murmur2Partitioner)
 

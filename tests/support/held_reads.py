@@ -31,7 +31,8 @@ def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[A
     rocksdb.commit({TopicPartition(spec.topic, partition): CommittedOffset(1, 1)})
     now = boot_ms()
     progress = Progress(1, 1, 1, 0, 1, now, now, now, 1, now)
-    replica = Replica(spec, TaskId(0, partition), rocksdb, "log", progress, restored=True)
+    replica = Replica.opened(spec, TaskId(0, partition), rocksdb, "log")
+    replica.publish(progress=progress, restored=True)
     metadata = StreamsMetadataState(topology.stores, local_lags=dict)
     replicas = {("counts", partition): replica}
     tasks, membership = SimpleNamespace(replicas=replicas), SimpleNamespace(lease_until_boot_ms=now + 60_000)

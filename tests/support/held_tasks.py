@@ -110,7 +110,7 @@ def fill(tmp_path: Path, changelog: SqliteChangelog) -> None:
 
 def applied(manager: TaskManager) -> dict[TaskId, int]:
     """By task on disk, the records applied to its complete stores."""
-    copies = manager.copies(lambda replica: replica.progress.position if replica.restored else 0)
+    copies = manager.copies(lambda replica: replica.view.progress.position if replica.view.restored else 0)
     return {task: sum(copy.positions) for task, copy in copies.items()}
 
 

@@ -53,16 +53,9 @@ def _key_members(spec: StoreSpec, key: bytes, timestamp_ms: int) -> dict[str, An
 
 def _times(spec: StoreSpec, times_ms: tuple[int, ...]) -> dict[str, int]:
     """The times of a key, named as in answers, or the order that it has in their place."""
-    if spec.latest_by is not None:
-        return {"order": times_ms[0]}
-    match spec.kind:
-        case "window":
-            return {"start_ms": times_ms[0], "end_ms": times_ms[0] + (spec.window_size_ms or 0)}
-        case "session":
-            return {"start_ms": times_ms[1], "end_ms": times_ms[0]}
-        case "versioned":
-            return {"valid_from_ms": times_ms[0]}
-    return {}
+    kind = spec.store_kind
+    shown_ms = kind.shown_times_ms(spec, [(time_ms,) for time_ms in times_ms])
+    return {name: time_ms for name, (time_ms,) in zip(kind.time_names, shown_ms, strict=True)}
 
 
 def _value_members(spec: StoreSpec, value: bytes | None) -> dict[str, Any]:

@@ -1,243 +1,34 @@
-"""The asynchronous client; requests and results are as in ``forebay.client.blocking``."""
+"""The asynchronous client, of which ``forebay.client.blocking`` is generated."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ssl
-import threading
-import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
-from forebay.bearer_tokens import token_headers
-from forebay.client import processes
+from forebay.client.async_connections import AsyncConnections, AsyncTurn
+from forebay.client.async_driver import AsyncDriver
 from forebay.client.changes import C, Following
 from forebay.client.descriptions import Descriptions
-from forebay.client.exchange import (
-    Close,
-    Discard,
-    Open,
-    Opened,
-    Pause,
-    Plan,
-    Receive,
-    Reply,
-    Send,
-    Step,
-    server_urls,
-)
+from forebay.client.exchange import server_urls
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.partitioned_exchange import exchange_of
 from forebay.client.positions import Positions
-from forebay.client.proxies import Proxy, proxies_of
+from forebay.client.proxies import proxies_of
 from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
 from forebay.client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
 from forebay.client.store_changes import StoreChange, StoreChangesRequest
-from forebay.client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin, shut_down
 from forebay.client.unix_sockets import socket_paths
-from forebay.errors import ClientUnusable, Problem
+from forebay.errors import Problem
 from forebay.metadata import StreamsMetadataState
 from forebay.rest.parameters import DEFAULT_LIMIT
 from forebay.topology import StoreSpec
 
 T = TypeVar("T")
-
-
-class AsyncDriver:
-    """Takes the steps of plans, one after the other, over connections of the running event loop."""
-
-    def __init__(
-        self,
-        token: str | None = None,
-        verify: ssl.SSLContext | bool = True,
-        transport: httpx.AsyncBaseTransport | None = None,
-        proxies: Mapping[str, Proxy] | None = None,
-        sockets: Mapping[str, Path] | None = None,
-    ) -> None:
-        self._headers = token_headers(token)
-        self._own_transport = transport
-        self._proxies = proxies or {}
-        self._sockets = sockets or {}
-        self._verify = None if transport is not None else httpx.create_ssl_context(verify)
-        self._lock = threading.Lock()
-        self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-        self._unusable: str | None = None
-        """Why there are no connections any more."""
-        self._following: weakref.WeakSet[AsyncChanges[Any]] = weakref.WeakSet()
-        """What the client's closing ends."""
-        processes.renew_on_fork(self)
-
-    def _connections(self) -> httpx.AsyncClient:
-        if self._verify is None:
-            return httpx.AsyncClient(headers=self._headers, transport=self._own_transport)
-        mounts = {origin(url): async_pool(self._verify, proxy) for url, proxy in self._proxies.items()}
-        mounts |= {url: async_pool(self._verify, None, path) for url, path in self._sockets.items()}
-        return httpx.AsyncClient(
-            headers=self._headers, transport=async_pool(self._verify), mounts=mounts, trust_env=False
-        )
-
-    async def connections(self) -> LoopConnections:
-        """Those of the running event loop; raises ``ClientUnusable``."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            raise ClientUnusable(NO_LOOP) from None
-        with self._lock:
-            if self._unusable is not None:
-                raise ClientUnusable(self._unusable)
-            connections = self._loops.get(loop)
-            if connections is None:
-                if self._loops and self._own_transport is not None:
-                    raise ClientUnusable(OTHER_LOOP)
-                self._loops = {loop: one for loop, one in self._loops.items() if not loop.is_closed()}
-                connections = self._loops[loop] = LoopConnections(loop, self._connections())
-                # Never suspends, or the lock would have to be another.
-                await connections.end_with_loop()
-        return connections
-
-    def on_fork(self) -> None:
-        """Leave the parent its connections, and have others made when they are needed.
-
-        They are not closed: that would remove them from the selector, which parent and child share.
-        """
-        processes.leave_to_parent(self._loops)
-        self._lock, self._loops = threading.Lock(), {}
-        if self._own_transport is not None:
-            self._unusable = OTHER_PROCESS
-
-    async def run(self, plan: Plan[T]) -> T:
-        """The plan's result; raises what the plan raises."""
-        reply: Reply = None
-        while True:
-            try:
-                step = plan.send(reply)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            try:
-                reply = await self._take(step)
-            except httpx.RequestError as error:
-                reply = error
-
-    async def _take(self, step: Step) -> Reply:
-        match step:
-            case Pause(seconds):
-                await asyncio.sleep(seconds)
-                return None
-            case Receive(opened):
-                return await anext(opened.pieces, b"") if _is_here(opened) else b""
-            case Close(opened):
-                await self._close(opened)
-                return None
-            case Discard(response):
-                shut_down(response)
-                return None
-        connections = await self.connections()
-        response = await connections.to_its_end(_sent(connections.http, step))
-        if isinstance(step, Open) and response.status_code == 200:
-            return Opened(response, response.aiter_bytes(), connections)
-        return response
-
-    async def _close(self, opened: Opened) -> None:
-        connections = opened.connections
-        assert isinstance(connections, LoopConnections)
-        if _is_here(opened):
-            await connections.to_its_end(opened.response.aclose())
-        elif not connections.loop.is_closed():
-            asyncio.run_coroutine_threadsafe(opened.response.aclose(), connections.loop)
-
-    def follow(self, changes: AsyncChanges[Any]) -> None:
-        """Have the client's closing end it."""
-        with self._lock:
-            self._following.add(changes)
-
-    async def aclose(self) -> None:
-        """End what follows keys, close the connections, and end what was left."""
-        with self._lock:
-            following = list(self._following)
-        for changes in following:
-            await changes.aclose()
-        with self._lock:
-            loops, self._loops = self._loops, {}
-            self._unusable = CLOSED
-        here = loops.pop(asyncio.get_running_loop(), None)
-        for loop, connections in loops.items():
-            if not loop.is_closed():
-                asyncio.run_coroutine_threadsafe(connections.aclose(), loop)
-        if here is not None:
-            await here.aclose()
-
-
-class LoopConnections:
-    """The connections of one event loop, which end with it."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, http: httpx.AsyncClient) -> None:
-        self.loop = loop
-        self.http = http
-        self._left: set[asyncio.Task[None]] = set()
-        """What goes on after its caller was cancelled."""
-        self._end = self._ended()
-
-    async def end_with_loop(self) -> None:
-        """Have the connections closed before the loop is: ``asyncio.run`` ends asynchronous generators."""
-        await anext(self._end)
-
-    async def _ended(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            await self.http.aclose()
-
-    async def to_its_end(self, doing: Coroutine[Any, Any, T]) -> T:
-        """What ``httpx`` does, which goes on without a caller who is cancelled, until its own time-out.
-
-        Cancelled in the middle of taking or giving back a connection, ``httpcore`` would keep it for ever.
-        """
-        task = asyncio.ensure_future(doing)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            left = asyncio.ensure_future(_abandon(task))
-            self._left.add(left)
-            left.add_done_callback(self._left.discard)
-            raise
-
-    async def aclose(self) -> None:
-        """Close the connections, and end what was left."""
-        await self._end.aclose()
-        for left in self._left:
-            left.cancel()
-        await asyncio.gather(*self._left, return_exceptions=True)
-
-
-def _is_here(opened: Opened) -> bool:
-    """Whether a stream belongs to the running event loop."""
-    connections = opened.connections
-    return isinstance(connections, LoopConnections) and connections.loop is asyncio.get_running_loop()
-
-
-async def _sent(http: httpx.AsyncClient, step: Send) -> httpx.Response:
-    request = http.build_request(
-        step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
-    )
-    response = await http.send(request, stream=isinstance(step, Open))
-    if isinstance(step, Open) and response.status_code != 200:
-        await response.aread()
-    return response
-
-
-async def _abandon(task: asyncio.Task[Any]) -> None:
-    """Close the response that comes, if any; nobody is there to be told what else happens."""
-    with contextlib.suppress(Exception):
-        response = await task
-        if isinstance(response, httpx.Response):
-            await response.aclose()
 
 
 class AsyncItems(Listing[T], AsyncIterator[T]):
@@ -265,10 +56,18 @@ class AsyncChanges(Following[C], AsyncIterator[C]):
     ) -> None:
         super().__init__(reads, wanted)
         self._driver = driver
+        self._taking = AsyncTurn()
+        """Held while a change is waited for."""
         driver.follow(self)
 
+    def on_fork(self) -> None:
+        """The stream in hand is the parent's."""
+        super().on_fork()
+        self._taking = AsyncTurn()
+
     async def __anext__(self) -> C:
-        change = await self._driver.run(self._next_change())
+        async with self._taking:
+            change = await self._driver.run(self._next_change())
         if change is None:
             raise StopAsyncIteration
         return change
@@ -276,7 +75,11 @@ class AsyncChanges(Following[C], AsyncIterator[C]):
     async def aclose(self) -> None:
         """Close the connection; there are no more changes."""
         self._closed = True
-        await self._driver.run(self._close())
+        opened = self._opened
+        if opened is not None:
+            self._driver.connections.interrupt(opened)
+        async with self._taking:
+            await self._driver.run(self._close())
 
     async def __aenter__(self) -> Self:
         return self
@@ -471,7 +274,8 @@ class AsyncClient(AsyncReader):
         exchange = exchange_of(urls, timeout_ms, proxies, partition_aware=partition_aware)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
-        super().__init__(AsyncDriver(token, verify, transport, proxies, socket_paths(servers)), reads)
+        connections = AsyncConnections(token, verify, transport, proxies, socket_paths(servers))
+        super().__init__(AsyncDriver(connections), reads)
 
     def session(self) -> AsyncSession:
         """A session: its reads never go back in time. It ends when the client is closed."""

@@ -1,161 +1,34 @@
-"""The blocking client."""
+"""The blocking client, generated from ``forebay.client.asynchronous`` by ``python -m core.generate``."""
 
 from __future__ import annotations
 
 import ssl
-import threading
-import time
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
-from forebay.bearer_tokens import token_headers
-from forebay.client import processes
 from forebay.client.changes import C, Following
+from forebay.client.connections import Connections, Turn
 from forebay.client.descriptions import Descriptions
-from forebay.client.exchange import (
-    Close,
-    Discard,
-    Open,
-    Opened,
-    Pause,
-    Plan,
-    Receive,
-    Reply,
-    Step,
-    server_urls,
-)
+from forebay.client.driver import Driver
+from forebay.client.exchange import server_urls
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.partitioned_exchange import exchange_of
 from forebay.client.positions import Positions
-from forebay.client.proxies import Proxy, proxies_of
+from forebay.client.proxies import proxies_of
 from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
 from forebay.client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
 from forebay.client.store_changes import StoreChange, StoreChangesRequest
-from forebay.client.transports import CLOSED, OTHER_PROCESS, origin, pool, shut_down
 from forebay.client.unix_sockets import socket_paths
-from forebay.errors import ClientUnusable, Problem
+from forebay.errors import Problem
 from forebay.metadata import StreamsMetadataState
 from forebay.rest.parameters import DEFAULT_LIMIT
 from forebay.topology import StoreSpec
 
 T = TypeVar("T")
-
-
-class Driver:
-    """Takes the steps of plans, one after the other, over connections of this process."""
-
-    def __init__(
-        self,
-        token: str | None = None,
-        verify: ssl.SSLContext | bool = True,
-        transport: httpx.BaseTransport | None = None,
-        proxies: Mapping[str, Proxy] | None = None,
-        sockets: Mapping[str, Path] | None = None,
-    ) -> None:
-        self._headers = token_headers(token)
-        self._own_transport = transport
-        self._proxies = proxies or {}
-        self._sockets = sockets or {}
-        self._verify = None if transport is not None else httpx.create_ssl_context(verify)
-        self._lock = threading.Lock()
-        self._pools: list[httpx.HTTPTransport] = []
-        self._http: httpx.Client | None = self._connections()
-        self._unusable: str | None = None
-        """Why there are no connections any more."""
-        self._following: weakref.WeakSet[Changes[Any]] = weakref.WeakSet()
-        """What the client's closing ends."""
-        processes.renew_on_fork(self)
-
-    @property
-    def http(self) -> httpx.Client:
-        """The connections; raises ``ClientUnusable``."""
-        with self._lock:
-            if self._unusable is not None:
-                raise ClientUnusable(self._unusable)
-            if self._http is None:
-                self._http = self._connections()
-            return self._http
-
-    def _connections(self) -> httpx.Client:
-        if self._verify is None:
-            return httpx.Client(headers=self._headers, transport=self._own_transport)
-        direct = pool(self._verify)
-        mounts = {origin(url): pool(self._verify, proxy) for url, proxy in self._proxies.items()}
-        mounts |= {url: pool(self._verify, None, path) for url, path in self._sockets.items()}
-        self._pools = [direct, *mounts.values()]
-        return httpx.Client(headers=self._headers, transport=direct, mounts=mounts, trust_env=False)
-
-    def on_fork(self) -> None:
-        """Leave the parent its connections, and have others made when they are needed."""
-        processes.leave_to_parent(self._http)
-        self._lock, self._http = threading.Lock(), None
-        if self._own_transport is not None:
-            self._unusable = OTHER_PROCESS
-        for inherited in self._pools:
-            for connection in inherited._pool.connections:
-                # Closes the descriptor of this process. The server sees nothing of it.
-                connection.close()
-
-    def run(self, plan: Plan[T]) -> T:
-        """The plan's result; raises what the plan raises."""
-        reply: Reply = None
-        while True:
-            try:
-                step = plan.send(reply)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            try:
-                reply = self._take(step)
-            except httpx.RequestError as error:
-                reply = error
-
-    def _take(self, step: Step) -> Reply:
-        match step:
-            case Pause(seconds):
-                time.sleep(seconds)
-                return None
-            case Receive(opened):
-                return next(opened.pieces, b"")
-            case Close(opened):
-                opened.response.close()
-                return None
-            case Discard(response):
-                shut_down(response)
-                return None
-        request = self.http.build_request(
-            step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
-        )
-        response = self.http.send(request, stream=isinstance(step, Open))
-        if not isinstance(step, Open):
-            return response
-        if response.status_code == 200:
-            return Opened(response, response.iter_bytes())
-        response.read()
-        return response
-
-    def follow(self, changes: Changes[Any]) -> None:
-        """Have the client's closing end it."""
-        with self._lock:
-            self._following.add(changes)
-
-    def close(self) -> None:
-        """End what follows keys, then close the connections."""
-        with self._lock:
-            following = list(self._following)
-        for changes in following:
-            changes.close()
-        with self._lock:
-            http, self._http = self._http, None
-            self._unusable = CLOSED
-        if http is not None:
-            http.close()
 
 
 class Items(Listing[T], Iterator[T]):
@@ -181,14 +54,14 @@ class Changes(Following[C], Iterator[C]):
     def __init__(self, driver: Driver, reads: ClientReads, wanted: ChangesRequest | StoreChangesRequest) -> None:
         super().__init__(reads, wanted)
         self._driver = driver
-        self._taking = threading.Lock()
+        self._taking = Turn()
         """Held while a change is waited for."""
         driver.follow(self)
 
     def on_fork(self) -> None:
         """The stream in hand, and a thread that waits for a change, are the parent's."""
         super().on_fork()
-        self._taking = threading.Lock()
+        self._taking = Turn()
 
     def __next__(self) -> C:
         with self._taking:
@@ -202,8 +75,7 @@ class Changes(Following[C], Iterator[C]):
         self._closed = True
         opened = self._opened
         if opened is not None:
-            # A thread that waits for a change sees the end of its stream.
-            shut_down(opened.response)
+            self._driver.connections.interrupt(opened)
         with self._taking:
             self._driver.run(self._close())
 
@@ -403,7 +275,8 @@ class Client(Reader):
         exchange = exchange_of(urls, timeout_ms, proxies, partition_aware=partition_aware)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
-        super().__init__(Driver(token, verify, transport, proxies, socket_paths(servers)), reads)
+        connections = Connections(token, verify, transport, proxies, socket_paths(servers))
+        super().__init__(Driver(connections), reads)
 
     def session(self) -> Session:
         """A session: its reads never go back in time. It ends when the client is closed."""

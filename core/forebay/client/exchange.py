@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import httpx
 
 from forebay.client.options import query_string
+from forebay.client.partition_page import is_page, page_document, page_headers
 from forebay.client.problems import problem_of_response
 from forebay.client.proxies import Proxy
 from forebay.client.target_partition import TargetPartition
@@ -56,11 +57,14 @@ class Send:
     body: bytes | None
     timeout: httpx.Timeout
     last_event_id: str | None = None
+    page_bytes: int = 0
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers beyond the usual."""
         headers = {} if self.body is None else {"content-type": "application/json"}
+        if self.page_bytes:
+            headers |= page_headers(self.page_bytes)
         return headers if self.last_event_id is None else {**headers, "last-event-id": self.last_event_id}
 
 
@@ -134,6 +138,8 @@ class Request:
     """The partition whose workers are asked by a partition-aware client; any server may be asked without one."""
     patient: bool = True
     """Whether to ask again after a pause, if the problem may pass."""
+    page_bytes: int = 0
+    """How large the answer may become, if it is a partition's page of a list."""
 
 
 RefusalIn: TypeAlias = Callable[[dict[str, Any]], Problem | None]
@@ -296,7 +302,8 @@ def request_step(request: Request, url: str, left_ms: float, urls_left: int) -> 
     timeout = httpx.Timeout((server_timeout_ms + grace_ms) / 1000, connect=connect_s)
     if request.streamed:
         return Open("GET", url, None, timeout, request.last_event_id)
-    return Send("GET" if request.body is None else "POST", url, request.body, timeout)
+    method = "GET" if request.body is None else "POST"
+    return Send(method, url, request.body, timeout, page_bytes=request.page_bytes)
 
 
 def content_of(request: Request, response: httpx.Response, via: str = "") -> dict[str, Any] | Problem | str:
@@ -356,7 +363,9 @@ def _unix_address(url: str) -> UnixAddress:
 
 
 def _document(response: httpx.Response) -> dict[str, Any] | None:
-    """A response's JSON object, None if it is something else."""
+    """A response's JSON object or page, None if it is something else."""
+    if is_page(response):
+        return page_document(response)
     try:
         document = json.loads(response.content)
     except ValueError:

@@ -55,6 +55,11 @@ class PartitionedExchange:
         """The deadline of a call that begins now, in milliseconds of the clock: waits are beside the default."""
         return self._seeds.deadline(timeout_ms, wait_ms)
 
+    @property
+    def now_ms(self) -> float:
+        """The time, in milliseconds of the clock of deadlines."""
+        return self._clock() * 1000
+
     def target(self, spec: StoreSpec, plain: bytes) -> TargetPartition:
         """The partition of a key; raises ``PartitionerMissing``, or ``UnknownPartitioner``."""
         if spec.stream_partitioner is None:
@@ -107,6 +112,13 @@ class PartitionedExchange:
         target = request.target
         if target is None:
             return (yield from self._any.ask(request, deadline_ms, refusal_in))
+        document, _ = yield from self.ask_timed(request, target, deadline_ms, refusal_in)
+        return document
+
+    def ask_timed(
+        self, request: Request, target: TargetPartition, deadline_ms: float, refusal_in: RefusalIn = no_refusal
+    ) -> Plan[tuple[dict[str, Any], float]]:
+        """The same, and as of when the lag in it is right, on the boot-time clock."""
         while True:
             yield from self.refresh(deadline_ms)
             read = self._read(request, target, deadline_ms, refusal_in)
@@ -114,7 +126,7 @@ class PartitionedExchange:
             if found is not None:
                 document, _ = found
                 assert isinstance(document, dict)
-                return document
+                return document, read.as_of_boot_ms
             yield from self._pause(read, deadline_ms)
 
     def _read(
@@ -131,8 +143,14 @@ class PartitionedExchange:
         self.workers.on_outdated()
 
     def open(self, request: Request, deadline_ms: float) -> Plan[tuple[Opened, Server]]:
-        """The stream of the first candidate that provides one, and that worker; raises ``Problem``."""
-        assert request.target is not None
+        """The stream of the first candidate that provides one, and that worker; raises ``Problem``.
+
+        Raises ``TypeError`` for the changes of many keys, which several workers hold.
+        """
+        if request.target is None:
+            raise TypeError(
+                "A partition-aware client follows single keys. To follow many, make a client of routers."
+            )
         yield from self.refresh(deadline_ms)
         read = self._read(request, request.target, deadline_ms, no_refusal)
         found = yield from read.run()

@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -23,20 +23,30 @@ from forebay.client.server import Server, server_options
 from forebay.errors import ForebayError, Problem
 from forebay.output import Output, json_output, printable
 from forebay.rest.scans import posted_cursor
+from forebay.store_kinds import STORE_KINDS
 from forebay.topology import StoreSpec
 
-_KINDS = ("windows", "sessions", "versions")
+_OF_KEYS = tuple(kind for kind in STORE_KINDS.values() if kind.lists_each_key)
+_KINDS = tuple(kind.items for kind in _OF_KEYS)
+"""The lists that a key may have."""
 _OF_LISTS = ("from", "to", "prefix", "reverse", "limit", "cursor", "allow_partial")
 """What only lists take."""
+
+
+def _list_options(command: Callable[..., None]) -> Callable[..., None]:
+    """An option for each list that a key may have."""
+    for kind in reversed(_OF_KEYS):
+        of_all = ", or those of all keys" if kind.lists_all_keys else ""
+        option = click.option(f"--{kind.items}", is_flag=True, help=f"List the key's {kind.items}{of_all}.")
+        command = option(command)
+    return command
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("store")
 @click.argument("key", required=False)
 @server_options
-@click.option("--windows", is_flag=True, help="List the key's windows, or those of all keys.")
-@click.option("--sessions", is_flag=True, help="List the key's sessions, or those of all keys.")
-@click.option("--versions", is_flag=True, help="List the key's versions.")
+@_list_options
 @click.option("--from", metavar="KEY|TIME", help="Begin of the list: the least key, or the earliest time.")
 @click.option("--to", metavar="KEY|TIME", help="End of the list, which does not belong to it.")
 @click.option("--prefix", metavar="KEY", help="List keys that begin with this.")
@@ -98,8 +108,9 @@ def _listed(key: str | None, follow: bool, given: Mapping[str, Any]) -> str | No
         raise ForebayError(
             f"--{single} works on a key's single value; leave out either --{single} or --{kinds[0]}."
         )
-    if key is None and (single or "versions" in kinds):
-        raise ForebayError(f"--{single or 'versions'} needs a key; name it after the store.")
+    of_one_key = single or next((of.items for of in _OF_KEYS if of.items in kinds and not of.lists_all_keys), None)
+    if key is None and of_one_key:
+        raise ForebayError(f"--{of_one_key} needs a key; name it after the store.")
     if key is not None and not kinds and of_lists:
         flag = of_lists.replace("_", "-")
         raise ForebayError(

@@ -36,7 +36,8 @@ from forebay.client.partitioned_exchange import PartitionedExchange
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
 from forebay.client.requested import Requested, spec_mismatch
-from forebay.client.results import Answer, Change, Entry, Page, SessionWindow, Version, Window, answer_of, page_of
+from forebay.client.results import ITEM_TYPES, Answer, Change, Page, answer_of, page_of
+from forebay.client.scattered_page import scattered_page
 from forebay.client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
 from forebay.client.target_partition import TargetPartition
 from forebay.codecs import to_segment
@@ -45,6 +46,7 @@ from forebay.position import later_position
 from forebay.rest.answers import ReplicaInfo
 from forebay.rest.scans import posted_cursor
 from forebay.rest.statuses import OF_THE_SERVER, TRANSIENT
+from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.topology import StoreSpec
 
 REWRITTEN = ("", ".", "..")
@@ -52,13 +54,8 @@ REWRITTEN = ("", ".", "..")
 _LONGEST_SEGMENT = 4_096
 """Longer ones go in a body: proxies accept 8 kB of request head, and no server more than 64."""
 
-_ITEMS: dict[type, str] = {
-    Entry: "entries",
-    Window: "windows",
-    SessionWindow: "sessions",
-    Version: "versions",
-}
-"""The list routes' last segment, and the member that holds the items, by what the items are."""
+_KINDS: dict[type, StoreKind] = {ITEM_TYPES[name]: kind for name, kind in STORE_KINDS.items()}
+"""The kinds of stores, by what the items of their lists are."""
 
 T = TypeVar("T")
 
@@ -79,6 +76,11 @@ class ListRequest(Generic[T]):
 
     def __post_init__(self) -> None:
         check(self.options)
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether every partition has a part of it."""
+        return self.key is ALL_KEYS and _KINDS[self.kind].lists_all_keys
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ class ClientReads:
 
     def page(self, wanted: ListRequest[T], cursor: str | None, limit: int) -> Plan[Page[T]]:
         """One page of a list; raises ``Problem``."""
-        store, items = wanted.store, _ITEMS[wanted.kind]
+        store, items = wanted.store, _KINDS[wanted.kind].items
         deadline_ms = _deadline(self._exchange, wanted.options)
         path, partition, requested, target = _path(store), None, Requested(store), None
         if wanted.key is not ALL_KEYS:
@@ -270,7 +272,6 @@ class ClientReads:
             path, target = _key_path(spec, plain), self._target(spec, plain)
             requested = Requested(store, wanted.key, spec.key_codec)
         start, end = yield from self._bounds(wanted, deadline_ms)
-        body = None if cursor is None else posted_cursor(cursor)
         parameters = self._parameters(
             store,
             wanted.options,
@@ -280,10 +281,16 @@ class ClientReads:
             reverse=wanted.reverse,
             allow_partial=wanted.allow_partial,
             limit=limit,
-            cursor=cursor if body is None else None,
+            cursor=cursor,
         )
-        request = Request(f"{path}/{items}", parameters, requested.mismatch, body, target=target)
-        document = yield from self._exchange.ask(request, deadline_ms)
+        if self._workers is not None and wanted.is_scattered:
+            spec = yield from self._spec(store, deadline_ms)
+            document = yield from scattered_page(self._workers, spec, path, items, parameters, deadline_ms)
+        else:
+            body = None if cursor is None else posted_cursor(cursor)
+            parameters["cursor"] = cursor if body is None else None
+            request = Request(f"{path}/{items}", parameters, requested.mismatch, body, target=target)
+            document = yield from self._exchange.ask(request, deadline_ms)
         page = _understood(lambda document: page_of(document, items, wanted.kind), document)
         if self._positions is not None:
             for source in page.partitions:
@@ -292,7 +299,7 @@ class ClientReads:
 
     def _bounds(self, wanted: ListRequest[T], deadline_ms: float) -> Plan[tuple[bytes | int | None, ...]]:
         bounds = {"from": wanted.start, "to": wanted.end}
-        if wanted.kind is not Entry:
+        if _KINDS[wanted.kind].lists_by_time:
             return tuple(epoch_ms_of(name, time) for name, time in bounds.items())
         codec = (yield from self._spec(wanted.store, deadline_ms)).key_codec
         return tuple(None if key is None else codec.to_text(codec.from_json(key)) for key in bounds.values())

@@ -92,6 +92,15 @@ class ReplicaLag:
     """Why records are not applied, None while they are."""
 
 
+ITEM_TYPES: Mapping[str, type[Any]] = {
+    "key-value": Entry,
+    "window": Window,
+    "session": SessionWindow,
+    "versioned": Version,
+}
+"""What the items of lists are, by the kind of store."""
+
+
 @dataclass(frozen=True)
 class Page(Generic[T]):
     """One answer of a list: its items, the cursor of the next page if any, and where they came from.

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from forebay.client.options import ReadOptions, check, epoch_ms_of
 from forebay.client.problems import problem_of
-from forebay.client.results import Entry, SessionWindow, Window, lag_of, provenance_of
+from forebay.client.results import ITEM_TYPES, Entry, SessionWindow, Window, lag_of, provenance_of
 from forebay.errors import BadParameter, Problem
 from forebay.lag import Lag
 from forebay.rest.answers import ReplicaInfo
 from forebay.rest.events import Event
+from forebay.store_kinds import STORE_KINDS
 from forebay.topology import StoreSpec
 
 Item: TypeAlias = Entry | Window | SessionWindow
-_KINDS: Mapping[str, type[Item]] = {"entries": Entry, "windows": Window, "sessions": SessionWindow}
-_TIMED = frozenset({"window", "session"})
+_ITEM_TYPES = {kind.items: ITEM_TYPES[kind.name] for kind in STORE_KINDS.values() if kind.lists_all_keys}
+"""Single values are followed as entries."""
+_TIMED = frozenset(kind.name for kind in STORE_KINDS.values() if not kind.has_single_values)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ class StoreChangesRequest:
         document = json.loads(event.data)
         match event.name:
             case "values" | "absent":
-                member, kind = next((name, kind) for name, kind in _KINDS.items() if name in document)
+                member = next(name for name in _ITEM_TYPES if name in document)
+                kind = _ITEM_TYPES[member]
                 names = kind.__match_args__
                 items = tuple([kind(*(item.get(name) for name in names)) for item in document[member]])
                 result = Values if event.name == "values" else Absent

@@ -30,6 +30,7 @@ from forebay.client.exchange import (
 from forebay.client.problems import problem_of_response
 from forebay.client.target_partition import TargetPartition
 from forebay.client.unix_sockets import http_url
+from forebay.clock import boot_ms
 from forebay.errors import (
     DeadlineExceeded,
     NoReplica,
@@ -41,6 +42,7 @@ from forebay.errors import (
 )
 from forebay.lag import UNKNOWN_LAG
 from forebay.metadata import Generation, HostInfo
+from forebay.rest.aging import as_of_waited
 from forebay.rest.changes import is_transient
 from forebay.rest.events import EVENTS_MEDIA_TYPE
 from forebay.rest.statuses import TRANSIENT
@@ -115,6 +117,8 @@ class WorkerRead:
         self._resent: set[HostInfo] = set()
         self._has_mismatched = self._late = False
         self._answer: Answer | None = None
+        self.as_of_boot_ms = 0.0
+        """As of when the lag in the last answer is right."""
 
     def run(self) -> Plan[tuple[Answer, HostInfo] | None]:
         """The first final answer and who gave it, None if nobody has one; raises ``Problem``."""
@@ -180,7 +184,10 @@ class WorkerRead:
         left_ms = max(1.0, self._deadline_ms - self._now_ms())
         hosts_left = 1 + sum(other != host and other not in self._attempts for other in self._replicas.newest)
         workers.on_request(host)
+        sent_boot_ms = boot_ms()
         reply = yield request_step(request, http_url(workers.url(host)), left_ms, hosts_left)
+        if isinstance(reply, httpx.Response):
+            self.as_of_boot_ms = as_of_waited(_waited_ms(reply), sent_boot_ms, boot_ms())
         if isinstance(reply, httpx.Response | Opened):
             return (yield from self._on_reply(request, host, reply))
         assert isinstance(reply, httpx.RequestError)
@@ -250,6 +257,12 @@ class WorkerRead:
 
     def _now_ms(self) -> float:
         return self._clock() * 1000
+
+
+def _waited_ms(response: httpx.Response) -> int:
+    """For how long a worker waited before it read anything."""
+    waited_ms = response.headers.get("forebay-waited-ms", "")
+    return int(waited_ms) if waited_ms.isdecimal() else 0
 
 
 def _answers_in(document: dict[str, Any]) -> list[dict[str, Any]]:

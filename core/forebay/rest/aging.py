@@ -15,6 +15,8 @@ IN_TRANSIT_MS = 100.0
 """An answer that took no longer is passed on with the lag that it states; of one that took longer nobody knows how
 long it was under way, or waited to be received."""
 _WAITED = re.compile(rb"forebay-waited-ms: (\d+)\r\n")
+_RESERVED_FOR_RETRY = 0.1
+"""Fraction of the time of a read with time bounds."""
 _LEAST_MS = 1.0
 """Figures are whole milliseconds, rounded up."""
 
@@ -42,8 +44,19 @@ def as_of(answer: HttpAnswer, requested_boot_ms: float, received_boot_ms: float)
     before it read anything.
     """
     found = _WAITED.search(answer.head)
-    begun = requested_boot_ms + (0 if found is None else int(found[1]))
+    return as_of_waited(0 if found is None else int(found[1]), requested_boot_ms, received_boot_ms)
+
+
+def as_of_waited(waited_ms: int, requested_boot_ms: float, received_boot_ms: float) -> float:
+    """The same for an answer whose worker waited for this long."""
+    begun = requested_boot_ms + waited_ms
     return begun if received_boot_ms - begun > IN_TRANSIT_MS else received_boot_ms
+
+
+def time_reserved_for_retry_ms(tolerance: Tolerance, time_ms: float) -> float:
+    """How much of a read's time is reserved for re-reading answers that left their bounds while waiting."""
+    in_time = tolerance.max_time_lag_ms is not None or tolerance.max_age_ms is not None
+    return _RESERVED_FOR_RETRY * time_ms if in_time else 0.0
 
 
 def answer_by_now(

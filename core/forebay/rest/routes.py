@@ -48,10 +48,10 @@ class ReadRoute:
 
 def _scan_route(scan: ScanRoute) -> ReadRoute:
     known = SCAN_PARAMETERS if scan.keyed else ALL_KEYS_SCAN_PARAMETERS
-    if scan.items == "entries":
+    if not scan.store_kind.lists_by_time:
         known = ENTRIES_PARAMETERS
     of = "of one key" if scan.keyed else "of all keys"
-    return ReadRoute(scan.path, f"Read {scan.items} {of}", known, list_schema(scan.items, scan.keyed), scan)
+    return ReadRoute(scan.path, f"Read {scan.items} {of}", known, list_schema(scan.store_kind, scan.keyed), scan)
 
 
 READ_ROUTES = (

@@ -19,17 +19,15 @@ from forebay.errors import BadParameter, WrongStoreKind
 from forebay.lag import Lag
 from forebay.position import Position, decode_position
 from forebay.rest.parameters import ReadParameters, parse_time
-from forebay.store_kinds import STORE_KINDS
+from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.stored_keys import (
     END_OF_USER_KEYS,
     MAX_TIME_MS,
     MIN_TIME_MS,
-    TIME_SIZE,
     USER_TAG,
     stored_time,
     successor,
 )
-from forebay.stored_versions import decode_version
 from forebay.topology import StoreSpec
 
 FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
@@ -39,6 +37,8 @@ results with their statuses. Another version of the format has another name."""
 
 _MERGED_AT_ONCE, _LEAST_OF_A_PAGE = 4_096, 32
 """Items merged within a turn of the event loop: of all pages together, but for those of a page."""
+SCAN_HEADER = "forebay-scan"
+"""Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""
 _MOST_CURSOR_IN_URL = 8 << 10
 """Characters of a cursor that is part of a URL: a longer one, which follows a long key, is posted."""
 
@@ -54,6 +54,11 @@ class ScanRoute(NamedTuple):
     def path(self) -> str:
         """The route's path."""
         return "/v1/stores/{store}/" + ("keys/{key}/" if self.keyed else "") + self.items
+
+    @property
+    def store_kind(self) -> StoreKind:
+        """The store kind it reads."""
+        return STORE_KINDS[self.kind]
 
 
 SCAN_ROUTES = tuple(
@@ -105,44 +110,31 @@ class Scan:
 
     def selected(self, pairs: list[tuple[bytes, bytes]], oldest_ms: int | None) -> list[tuple[bytes, bytes]]:
         """Those stored keys and values whose times match, and are not before the oldest that is kept."""
-        if self.route.items == "entries":
+        kind = self.route.store_kind
+        if not kind.lists_by_time:
             return pairs
-        # Times sort as they are stored, so keys need not be parsed.
         first = stored_time(self.first_ms if oldest_ms is None else max(self.first_ms, oldest_ms))
-        last = stored_time(self.last_ms)
-        size = TIME_SIZE
-        if self.route.items == "sessions":
-            return [pair for pair in pairs if pair[0][-2 * size : -size] >= first and pair[0][-size:] < last]
-        return [pair for pair in pairs if first <= pair[0][-size:] < last]
+        return kind.selected(pairs, first, stored_time(self.last_ms))
 
     def items(self, keys: list[bytes], values: list[bytes]) -> list[bytes]:
         """The JSON of each item, of its stored key and its value."""
-        spec, listed = self.spec, self.route.items
-        if listed == "versions":
-            return self._versions(keys, values)
-        value, texts = all_to_json(spec.value_codec, values)
-        key, names = (b"", []) if self.route.keyed else all_to_json(spec.key_codec, spec.stored_keys.plains(keys))
-        if listed == "entries":
-            form = b'{"key":' + key + b',"value":' + value + b"}"
-            return [form % item for item in zip(names, texts, strict=True)]
-        times = spec.stored_keys.times_ms(keys)
-        if listed == "windows":
-            size = spec.window_size_ms or 0
-            times.append(tuple(start + size for start in times[0]))
-        else:
-            times.reverse()
+        spec, kind = self.spec, self.route.store_kind
+        value, texts = kind.values_json(spec.value_codec, values)
+        times = kind.shown_times_ms(spec, spec.stored_keys.times_ms(keys)) if kind.time_names else []
         if self.route.keyed:
-            form = b'{"start_ms":%d,"end_ms":%d,"value":' + value + b"}"
+            form = item_form(kind, None, value)
             return [form % item for item in zip(*times, texts, strict=True)]
-        form = b'{"key":' + key + b',"start_ms":%d,"end_ms":%d,"value":' + value + b"}"
+        key, names = all_to_json(spec.key_codec, spec.stored_keys.plains(keys))
+        form = item_form(kind, key, value)
         return [form % item for item in zip(names, *times, texts, strict=True)]
 
-    def _versions(self, keys: list[bytes], values: list[bytes]) -> list[bytes]:
-        to_json = self.spec.value_codec.to_json
-        versions = map(decode_version, values)
-        texts = [b"null" if version is None else to_json(version) for version in versions]
-        [since] = self.spec.stored_keys.times_ms(keys)
-        return [b'{"valid_from_ms":%d,"value":%b}' % item for item in zip(since, texts, strict=True)]
+
+def item_form(kind: StoreKind, key: bytes | None, value: bytes | None) -> bytes:
+    """The form of an item's JSON, from the forms of its key and its value where it has them."""
+    members = [] if key is None else [b'"key":' + key]
+    members += [b'"%b":%%d' % name.encode() for name in kind.time_names]
+    members += [] if value is None else [b'"value":' + value]
+    return b"{" + b",".join(members) + b"}"
 
 
 def make_scan(route: ScanRoute, spec: StoreSpec, segment: bytes | None, parameters: ReadParameters) -> Scan:
@@ -150,15 +142,21 @@ def make_scan(route: ScanRoute, spec: StoreSpec, segment: bytes | None, paramete
     require_kind(spec, route.kind)
     plain = None if segment is None else from_segment(spec.key_codec, segment)
     first_ms, last_ms = MIN_TIME_MS, MAX_TIME_MS
-    if route.items == "entries":
+    kind = route.store_kind
+    if not kind.lists_by_time:
         start, end = entry_range(spec, parameters)
     else:
         first_ms = first_ms if parameters.start is None else parse_time("from", parameters.start)
         last_ms = last_ms if parameters.end is None else parse_time("to", parameters.end)
         start, end = USER_TAG, END_OF_USER_KEYS
         if plain is not None:
-            start, end = _key_range(spec, plain, first_ms, last_ms)
+            start, end = kind.key_range(spec.stored_keys, plain, first_ms, last_ms)
     return Scan(route, spec, plain, start, max(start, end), first_ms, last_ms, parameters.reverse)
+
+
+def scan_head(scan: Scan) -> bytes:
+    """The header line that names a scan."""
+    return f"{SCAN_HEADER}: {scan.digest.hex()}\r\n".encode()
 
 
 def require_kind(spec: StoreSpec, *kinds: str) -> None:
@@ -196,16 +194,6 @@ def entry_range(spec: StoreSpec, parameters: ReadParameters) -> tuple[bytes, byt
     if parameters.end is not None:
         end = min(end, keys.prefix(codec.from_text(parameters.end)))
     return start, end
-
-
-def _key_range(spec: StoreSpec, plain: bytes, first_ms: int, last_ms: int) -> tuple[bytes, bytes]:
-    keys = spec.stored_keys
-    everything = successor(keys.prefix(plain))
-    start = keys.prefix(plain) if first_ms == MIN_TIME_MS else keys.stored(plain, first_ms)
-    if spec.store_kind.stored_by_end:
-        # Stored by end: sessions that end at or after the first time, wherever they begin.
-        return start, everything
-    return start, everything if last_ms == MAX_TIME_MS else keys.stored(plain, last_ms)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.store_kinds import STORE_KINDS
+from forebay.store_kinds import STORE_KINDS, StoreKind
 
 Schema = dict[str, Any]
 
@@ -48,23 +48,16 @@ PROBLEM_REFERENCE: Schema = {"$ref": "#/components/schemas/Problem"}
 BATCH_SCHEMA = _object(
     {"results": _array({"oneOf": [KEY_SCHEMA, _object({"key": {}, "problem": PROBLEM_REFERENCE})]})}
 )
-_SPAN = {"start_ms": _NUMBER, "end_ms": _NUMBER, "value": {}}
-_ITEMS: dict[str, dict[str, Any]] = {
-    "entries": {"key": {}, "value": {}},
-    "windows": _SPAN,
-    "sessions": _SPAN,
-    "versions": {"valid_from_ms": _NUMBER, "value": {}},
-}
 
 
-def list_schema(items: str, keyed: bool) -> Schema:
+def list_schema(kind: StoreKind, keyed: bool) -> Schema:
     """The schema of a list answer: for one key, or for all."""
-    item = _ITEMS[items] if keyed or items == "entries" else {"key": {}, **_ITEMS[items]}
+    item = {**({} if keyed else {"key": {}}), **dict.fromkeys(kind.time_names, _NUMBER), "value": {}}
     return _object(
         {
             "store": _STRING,
             **({"key": {}} if keyed else {}),
-            items: _array(_object(item)),
+            kind.items: _array(_object(item)),
             "next": {
                 "type": ["string", "null"],
                 "description": "The cursor of the next page, null at the end. A list may end before its limit, "
@@ -93,10 +86,7 @@ STORE_SCHEMA = _object(
         "accept_uncompacted": _BOOLEAN,
     },
     {
-        "window_size_ms": _NATURAL,
-        "retention_ms": _NATURAL,
-        "gap_ms": _NATURAL,
-        "history_retention_ms": _NATURAL,
+        **{duration: _NATURAL for kind in STORE_KINDS.values() for duration in kind.required},
         "latest_by": _STRING,
         "max_record_lag": _NATURAL,
         "max_time_lag_ms": _NATURAL,

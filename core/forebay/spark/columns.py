@@ -13,9 +13,9 @@ from pyspark.sql import types as T
 
 from forebay.codecs import TOTAL_KEYS
 from forebay.errors import SinkError
-from forebay.record_orders import LOWEST_ORDER, ORDER_MARK
 from forebay.spark.executor import KeyColumns
-from forebay.spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
+from forebay.spark.expressions import hex64, quoted
+from forebay.spark.kind_columns import columns_of
 from forebay.topology import StoreSpec
 
 _TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
@@ -31,7 +31,6 @@ NullKeys = Literal["refuse", "drop", "keep"]
 _MAP_KEYS = (T.StringType, T.BooleanType, T.IntegralType)
 _UNORDERED = (T.MapType, T.VariantType, T.CalendarIntervalType, T.YearMonthIntervalType)
 """By the last, Arrow cannot carry what Spark could order."""
-_TYPES_OF_ORDERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.TimestampType)
 _JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
@@ -133,12 +132,11 @@ class Layout:
         if self.delete is not None:
             value = F.when(F.col(quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
         columns = [self._key().alias("key")]
-        if self.window is not None:
-            columns.append(self._suffix(self.window).alias("suffix"))
-        if self.spec.latest_by is not None:
-            column = F.col(quoted(self.spec.latest_by))
-            columns.append(_order_suffix(column, self.latest_type).alias("suffix"))
-        columns += [value.alias("value"), self._timestamp().alias("timestamp_ms")]
+        of_kind = columns_of(self.spec)
+        suffix = of_kind.suffix(self.spec, self.window, self.latest_type)
+        if suffix is not None:
+            columns.append(suffix.alias("suffix"))
+        columns += [value.alias("value"), of_kind.timestamp(self.order_by).alias("timestamp_ms")]
         columns += [
             self._order(name).alias(order) for name, order in zip(self.order_by, self.order_types, strict=True)
         ]
@@ -170,45 +168,6 @@ class Layout:
             return F.unhex(hex64(column))
         return column.cast("binary")
 
-    def _timestamp(self) -> Column:
-        """A version's valid-from is its record's timestamp (KIP-889); otherwise it is the time of writing."""
-        if self.spec.store_kind.keeps_versions:
-            return F.unix_millis(F.col(quoted(self.order_by[0])))
-        return F.unix_millis(F.current_timestamp())
-
-    def _suffix(self, window: str) -> Column:
-        start, end = (F.unix_millis(F.col(quoted(window))[name]) for name in ("start", "end"))
-        if self.spec.store_kind.stored_by_end:
-            return F.unhex(F.concat(hex64(end), hex64(start)))
-        size_ms = self.spec.window_size_ms
-        assert size_ms is not None
-        # The store keeps only a window's start, and computes its end.
-        refusal = F.format_string(
-            f"WriteRefused: a window of %d ms was written, but window_size_ms of the store is {size_ms}. Make "
-            "them equal; a different length needs a new store.",
-            end - start,
-        )
-        return F.when((end - start).eqNullSafe(size_ms), F.unhex(hex64(start))).otherwise(
-            F.raise_error(refusal).cast("binary")
-        )
-
-
-def _order_suffix(column: Column, kind: T.DataType | None) -> Column:
-    """The end of a key with its order (``with_order``), null if that is null."""
-    order = F.unix_micros(column) if isinstance(kind, T.TimestampType) else column.cast("long")
-    # As bytes, the lowest sorts first.
-    return F.unhex(F.concat(F.lit(ORDER_MARK.hex()), hex64(order.bitwiseXOR(F.lit(LOWEST_ORDER)))))
-
-
-def hex64(column: Column) -> Column:
-    """The 16 hexadecimal digits of a 64-bit two's complement integer."""
-    return F.lpad(F.hex(column.cast("long")), 16, "0")
-
-
-def quoted(name: str) -> str:
-    """A column's name as Spark reads it, whatever characters it has."""
-    return "`" + name.replace("`", "``") + "`"
-
 
 def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
     """Check a write's columns against the DataFrame and the store; raises ``SinkError`` naming the column."""
@@ -226,11 +185,7 @@ def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
     _check_key(df, spec, chosen)
     if delete is not None and not isinstance(df.schema[delete].dataType, T.BooleanType):
         raise SinkError(f"The column {delete!r} must be boolean; it marks the rows that delete.")
-    if spec.store_kind.keeps_versions:
-        _check_valid_from(df, spec, order if order == chosen.order_by else ())
-    for name in latest:
-        _check_latest_by(spec, df.schema[name].dataType)
-    window = _window_column(df, spec, (*latest, *order))
+    window = columns_of(spec).window(df, spec, chosen.order_by)
     used = {*chosen.key, window, delete}
     value = chosen.value if chosen.value is not None else tuple(name for name in names if name not in used)
     repeated = next((name for name in value if value.count(name) > 1), None)
@@ -331,86 +286,6 @@ def _check_key(df: DataFrame, spec: StoreSpec, chosen: Selection) -> None:
                 f"The key column {name!r} of {spec.name!r} is {found.simpleString()}, which the key codec "
                 f"{spec.key!r} does not take ({fitting}). Cast it, or change the codec of a new store."
             )
-
-
-def _check_valid_from(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> None:
-    if len(order) != 1 or not isinstance(df.schema[order[0]].dataType, T.TimestampType):
-        raise SinkError(
-            f"{spec.name!r} is a versioned store: order_by= must name one timestamp column, from which each "
-            "version is valid."
-        )
-
-
-def _check_latest_by(spec: StoreSpec, kind: T.DataType) -> None:
-    if not isinstance(kind, _TYPES_OF_ORDERS):
-        raise SinkError(
-            f"{spec.name!r} has latest_by = {spec.latest_by!r}, but that column is {kind.simpleString()}: an "
-            "order is an integer of up to 64 bits, or a timestamp. Make a column of that name which is one."
-        )
-
-
-def _window_column(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> str | None:
-    if spec.kind == "key-value":
-        _check_no_window(df, spec, order)
-    if spec.kind not in ("window", "session"):
-        return None
-    made_by, other = {
-        "window": ("window()", (SESSION_WINDOW, "session_window()")),
-        "session": ("session_window()", (TIME_WINDOW, "window()")),
-    }[spec.kind]
-    starts = {
-        field.name: field.dataType["start"].dataType
-        for field in df.schema.fields
-        if isinstance(field.dataType, T.StructType) and field.dataType.fieldNames() == ["start", "end"]
-    }
-    windows = [name for name, start in starts.items() if isinstance(start, T.TimestampType)]
-    of_local_time = [name for name, start in starts.items() if isinstance(start, T.TimestampNTZType)]
-    if not windows and of_local_time:
-        raise SinkError(
-            f"The windows in {of_local_time[0]!r} for {spec.name!r} are of times without a zone (timestamp_ntz), "
-            "which are no points in time: cast the event time to timestamp before window() or session_window()."
-        )
-    if len(windows) != 1:
-        raise SinkError(
-            f"{spec.name!r} is a {spec.kind} store and needs one column made by {made_by}; there are "
-            f"{len(windows)}."
-        )
-    mark, made_by_other = other
-    if mark in df.schema[windows[0]].metadata:
-        raise SinkError(
-            f"The column {windows[0]!r} was made by {made_by_other}, but {spec.name!r} is a {spec.kind} store, "
-            f"which needs one made by {made_by}."
-        )
-    if spec.kind == "window":
-        _check_length(df, spec, windows[0])
-    return windows[0]
-
-
-def _check_no_window(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> None:
-    for field in df.schema.fields:
-        for mark, kind, made_by in (
-            (TIME_WINDOW, "window", "window()"),
-            (SESSION_WINDOW, "session", "session_window()"),
-        ):
-            if mark in field.metadata and isinstance(field.dataType, T.StructType) and field.name not in order:
-                raise SinkError(
-                    f"The column {field.name!r} was made by {made_by}, but {spec.name!r} is a "
-                    f'key-value store, which keeps one row of each key. Give the store kind = "{kind}" in the '
-                    f"topology, or keep each key's latest window with order_by={field.name!r}."
-                )
-
-
-def _check_length(df: DataFrame, spec: StoreSpec, window: str) -> None:
-    """The store keeps only a window's start, and computes its end."""
-    # Spark Connect does not show the plan: there each row is checked only.
-    shown = TIME_WINDOW in df.schema[window].metadata and hasattr(df, "_jdf")
-    lengths_ms = window_lengths_ms(df) if shown else frozenset()
-    if lengths_ms and spec.window_size_ms not in lengths_ms:
-        found = " and ".join(f"{length} ms" for length in sorted(lengths_ms))
-        raise SinkError(
-            f"The windows in {window!r} for {spec.name!r} last {found}, but window_size_ms of the store is "
-            f"{spec.window_size_ms}. Make them equal; a different length needs a new store."
-        )
 
 
 def _names(argument: str, given: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from forebay.spark.compaction import Compaction
 from forebay.spark.fill import fill
 from forebay.spark.heartbeats import HeartbeatListener
 from forebay.spark.kafka_columns import kafka_columns
+from forebay.spark.kind_columns import columns_of
 from forebay.spark.query_runs import QUERY_RUNS, QueryRun
 from forebay.spark.sink_writer import SinkWriter, complete_mode
 from forebay.spark.slots import Slots
@@ -161,14 +162,9 @@ class Sink:
         if df.isStreaming:
             raise SinkError("sink.fill writes batch DataFrames; for this one, which is streaming, use sink.write.")
         spec = self._writable(store, session)
-        if snapshot and spec.store_kind.keeps_versions:
-            raise SinkError(
-                f"{store!r} is a versioned store: a snapshot cannot say since when other keys are gone."
-            )
-        if snapshot and spec.latest_by is not None:
-            raise SinkError(
-                f"{store!r} has latest_by: a snapshot cannot say of which order it is that other keys are gone."
-            )
+        refusal = columns_of(spec).snapshot_refusal
+        if snapshot and refusal is not None:
+            raise SinkError(f"{store!r} {refusal}.")
         layout = lay_out(df, spec, Selection.of(columns))
         writer = StoreWriter(self._log, spec, f"fill-{name}", begins_here=True)
         fill(Write(writer, layout, Slots(spec.partitions)), df, snapshot=snapshot)

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from forebay.errors import SinkError
 from forebay.spark.bootstrap import bootstrap
+from forebay.spark.kind_columns import columns_of
 from forebay.spark.plan import mode_refusal
 from forebay.spark.query_checkpoint import continued_query
 from forebay.spark.query_runs import QUERY_RUNS
@@ -30,7 +31,7 @@ class SinkWriter(DataStreamWriter):
         self._name = write.writer.name
         self._checkpoint: str | None = None
         self.queryName(write.writer.name)
-        by_update = write.writer.spec.kind != "session" and mode_refusal(df, "update") is None
+        by_update = columns_of(write.writer.spec).updates and mode_refusal(df, "update") is None
         self.outputMode("update" if by_update else "append")
         super().foreachBatch(write.batch)
 

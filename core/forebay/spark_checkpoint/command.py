@@ -20,6 +20,7 @@ from forebay.spark_checkpoint.description import (
 )
 from forebay.spark_checkpoint.errors import CheckpointMissing, StateUnsupported, VersionPurged
 from forebay.spark_checkpoint.store_files import CHANGELOG_SETTING
+from forebay.store_kinds import STORE_KINDS
 
 _MICROSECONDS = 1_000
 _KNOWN_AGE = "known to a tap that is given the sources, by --source kafka://…"
@@ -123,7 +124,7 @@ def _window_size_ms(
     checkpoint: Checkpoint, description: OperatorDescription, table: Table, batch: int
 ) -> int | None:
     """The length of the windows, from any that is held; None without one."""
-    if table.kind != "window" or table.window_path is None:
+    if "window_size_ms" not in STORE_KINDS[table.kind].required or table.window_path is None:
         return None
     for partition in range(table.partitions):
         for entry in checkpoint.snapshot(description.operator, partition, batch + 1, table.store):

@@ -11,6 +11,7 @@ from forebay.spark_checkpoint.errors import CheckpointFormatUnknown
 from forebay.spark_checkpoint.finishers import buffer_width, functions_at
 from forebay.spark_checkpoint.operators import DEFAULT_STORE, Operator, StateVariable, Store
 from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, ColumnFamily
+from forebay.store_kinds import DEFAULT_KIND, STORE_KINDS
 
 TableKind = Literal["key-value", "window", "session"]
 Path = tuple[int, ...]
@@ -26,6 +27,11 @@ _KEY_CODECS = {
     "integer": "int32",
     "long": "int64",
     "binary": "bytes",
+}
+_DURATIONS = {
+    "window_size_ms": "0  # that of the query",
+    "gap_ms": "0  # that of the query",
+    "retention_ms": "604_800_000  # a week: how long reads shall find it",
 }
 _JSON_KEYS = ("string", "boolean", "byte", "short", "integer", "long")
 
@@ -123,16 +129,12 @@ def topology_snippet(name: str, operator: int, table: Table, window_size_ms: int
         "[[subtopology.store]]",
         f'name = "{name}"',
     ]
-    if table.kind != "key-value":
+    if table.kind != DEFAULT_KIND:
         lines.append(f'kind = "{table.kind}"')
     if table.key_codec not in (None, "string"):
         lines.append(f'key = "{table.key_codec}"')
-    if table.kind == "window":
-        lines.append(f"window_size_ms = {window_size_ms or '0  # that of the query'}")
-    if table.kind == "session":
-        lines.append("gap_ms = 0  # that of the query")
-    if table.kind != "key-value":
-        lines.append("retention_ms = 604_800_000  # a week: how long reads shall find it")
+    durations = {**_DURATIONS, "window_size_ms": str(window_size_ms)} if window_size_ms else _DURATIONS
+    lines += [f"{duration} = {durations[duration]}" for duration in STORE_KINDS[table.kind].required]
     lines += ["", "[subtopology.store.spark_state]", f"operator = {operator}"]
     if table.family != DEFAULT_FAMILY:
         lines.append(f'variable = "{table.family}"')

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from forebay.spark_checkpoint.changes import Change, StateEntry
+from forebay.spark_checkpoint.description import TableKind
 from forebay.spark_checkpoint.unsafe_row import Row
 from forebay.state_tap.mapping import KeyUnfit, TableMapping
 from forebay.state_tap.scratch import Kept, SessionIndex, SessionState, ValueIndex
@@ -61,11 +62,17 @@ class Conversion(Protocol):
 
 def open_conversion(mapping: TableMapping) -> Conversion:
     """The conversion that a table needs."""
-    if mapping.table.kind == "session":
-        return SessionConversion(mapping)
+    return CONVERSIONS[mapping.table.kind](mapping)
+
+
+def _of_keys(mapping: TableMapping) -> Conversion:
     if mapping.table.is_list or (mapping.table.expires_path is not None and mapping.deletes):
         return ValueConversion(mapping)
-    return PlainConversion(mapping)
+    return PlainConversion(mapping, lambda plain, _: plain)
+
+
+def _of_windows(mapping: TableMapping) -> Conversion:
+    return PlainConversion(mapping, lambda plain, key: plain + _time(mapping.window_start_ms(key)))
 
 
 class _Keys:
@@ -94,10 +101,10 @@ class PlainConversion:
 
     remembers = False
 
-    def __init__(self, mapping: TableMapping) -> None:
+    def __init__(self, mapping: TableMapping, log_key: Callable[[bytes, Row], bytes]) -> None:
         self.mapping = mapping
         self._keys = _Keys(mapping)
-        self._windowed = mapping.table.kind == "window"
+        self._log_key = log_key
 
     def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
         for _, key, value in entries:
@@ -126,9 +133,6 @@ class PlainConversion:
 
     def clear(self) -> None:
         pass
-
-    def _log_key(self, plain: bytes, key: Row) -> bytes:
-        return plain + _time(self.mapping.window_start_ms(key)) if self._windowed else plain
 
 
 class SessionConversion:
@@ -262,6 +266,14 @@ class ValueConversion:
         else:
             text = bytes(live[0]) if live else None
         return StoreRecord(plain, plain, text)
+
+
+CONVERSIONS: Mapping[TableKind, Callable[[TableMapping], Conversion]] = {
+    "key-value": _of_keys,
+    "window": _of_windows,
+    "session": SessionConversion,
+}
+"""What opens the conversion of a table, by the kind of store that it can be."""
 
 
 class _Element(msgspec.Struct, array_like=True, frozen=True):

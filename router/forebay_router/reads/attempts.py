@@ -11,9 +11,8 @@ from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Ove
 from forebay.lag import Lag
 from forebay.metadata import HostInfo
 from forebay.rest.answers import HttpAnswer, problem_answer, problem_name
+from forebay.routing.scattered_list import attempts_at_all, unread
 
-_MOST_ATTEMPTS = 256
-"""In one problem, of a list over many partitions."""
 _MISPLACED = f"urn:forebay:problem:{PartitionerMismatch.name}"
 
 
@@ -75,19 +74,11 @@ def nothing_read(store: str, refused: Sequence[HttpAnswer]) -> HttpAnswer:
 
     Its attempts are those at all partitions.
     """
-    problems = [_problem_of(answer) for answer in refused]
-    attempts = [
-        {"partition": problem.get("partition"), **attempt}
-        for problem in problems
-        for attempt in problem.get("attempts", ())
-    ][:_MOST_ATTEMPTS]
+    attempts = attempts_at_all(map(_problem_of, refused))
     statuses = {answer.status for answer in refused}
     if statuses == {LagExceedsTolerance.status}:
         return _passed_on(refused[0], attempts)
-    text = f"No partition of {store!r} could be read"
-    if statuses == {DeadlineExceeded.status}:
-        return problem_answer(DeadlineExceeded(f"{text} in time.", store=store, attempts=attempts))
-    return problem_answer(NoReplica(f"{text}.", retry_after_s=1, store=store, attempts=attempts))
+    return problem_answer(unread(store, statuses, attempts))
 
 
 def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> HttpAnswer:

@@ -17,6 +17,7 @@ from forebay.clock import boot_ms
 from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
 from forebay.lag import UNLIMITED, Tolerance
 from forebay.metadata import HostInfo
+from forebay.rest.aging import time_reserved_for_retry_ms
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.batches import (
     BatchKeys,
@@ -50,7 +51,6 @@ from forebay_router.reads.replica_request import (
     ReplicaRequest,
     TimedAnswer,
     may_be_elsewhere,
-    time_reserved_for_retry_ms,
 )
 from forebay_router.router import Router
 

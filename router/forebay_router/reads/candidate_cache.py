@@ -12,6 +12,7 @@ from forebay.lag import Tolerance
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.routing.candidates import equally_good, less_loaded
 from forebay.routing.hedging import MOST_DELAY_MS
+from forebay.store_kinds import STORE_KINDS
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.reads.named_key import NamedKey
@@ -19,6 +20,9 @@ from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections
 
 _CHOICE_MAX_AGE_MS = 25.0
+_PREPARED_KINDS = frozenset(
+    kind.name for kind in STORE_KINDS.values() if kind.has_single_values and not kind.keeps_versions
+)
 _MOST_READS = 4096
 _MOST_CHOICES = 32_768
 """Entries of some hundred bytes each."""
@@ -100,7 +104,7 @@ class CandidateCache:
         if found is not None:
             return found
         spec = stores.get(template.store)
-        if spec is None or spec.kind != "key-value" or spec.stream_partitioner is None:
+        if spec is None or spec.kind not in _PREPARED_KINDS or spec.stream_partitioner is None:
             return None
         parameters = parse_parameters(template.query, KEY_PARAMETERS)
         if parameters.wait_ms or self._router.timeout_ms(parameters) < MOST_DELAY_MS:

@@ -14,7 +14,7 @@ from forebay.clock import boot_ms
 from forebay.codecs import from_segment
 from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
-from forebay.rest.aging import aged, answer_by_now, bounds_exceeded
+from forebay.rest.aging import aged, answer_by_now, bounds_exceeded, time_reserved_for_retry_ms
 from forebay.rest.answers import HttpAnswer, ReplicaInfo, lag_head, problem_answer
 from forebay.rest.limits import Peer
 from forebay.rest.lists import joined_position
@@ -27,7 +27,6 @@ from forebay_router.reads.replica_request import (
     ReplicaRequest,
     TimedAnswer,
     answered_by_now,
-    time_reserved_for_retry_ms,
 )
 from forebay_router.router import Router
 

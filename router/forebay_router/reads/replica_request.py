@@ -17,9 +17,6 @@ from forebay.topology import StoreSpec
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import Admit
 
-_RESERVED_FOR_RETRY = 0.1
-"""Fraction of the time of a read with time bounds."""
-
 
 @dataclass(frozen=True)
 class ReplicaRequest:
@@ -112,9 +109,3 @@ def answered_by_now(timed: TimedAnswer, store: str, tolerance: Tolerance) -> Htt
 def may_be_elsewhere(parameters: ReadParameters) -> bool:
     """Whether a replica that would have to wait may not be the only one to ask."""
     return parameters.wait_ms > 0 and not parameters.require_active
-
-
-def time_reserved_for_retry_ms(tolerance: Tolerance, time_ms: float) -> float:
-    """How much of a read's time is reserved for re-reading answers that left their bounds while waiting."""
-    in_time = tolerance.max_time_lag_ms is not None or tolerance.max_age_ms is not None
-    return _RESERVED_FOR_RETRY * time_ms if in_time else 0.0

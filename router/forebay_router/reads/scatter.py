@@ -6,35 +6,25 @@ Memory is bounded whatever the limit: two pages per partition and list, and over
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from forebay.clock import boot_ms
-from forebay.codecs import from_segment
-from forebay.lag import Lag, Tolerance, worst_lag
-from forebay.rest.aging import bounds_exceeded
+from forebay.lag import Lag, Tolerance
+from forebay.rest.aging import bounds_exceeded, time_reserved_for_retry_ms
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import HeldMemory
-from forebay.rest.lists import joined_position, list_head, list_tail
+from forebay.rest.lists import list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
-from forebay.rest.scans import (
-    FRAMES_MEDIA_TYPE,
-    Cursor,
-    Scan,
-    ScanPage,
-    ScanRoute,
-    make_scan,
-    merge,
-    posted_cursor,
-    window_end,
-)
+from forebay.rest.scans import FRAMES_MEDIA_TYPE, Scan, ScanPage, ScanRoute, make_scan, posted_cursor
 from forebay.rest.statuses import TRANSIENT
 from forebay.rest.turns import decoded_in_turn, in_turn
+from forebay.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of
 from forebay_router.reads.attempts import nothing_read
 from forebay_router.reads.replica_read import ask
-from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer, time_reserved_for_retry_ms
+from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer
 from forebay_router.router import Router
 
 _FIRST_PAGE = 1_000
@@ -43,10 +33,6 @@ _LARGEST_PAGE = 4_000
 _MOST_AT_ONCE = 64
 """Partitions asked at once: one scan of a large store must not use up a worker's request limit."""
 _PIECE_BYTES = 256 << 10
-_FIRST_PAGES_BYTES = 2 << 20
-"""What the first pages of a list may take together, unless its partitions are many: dozens of small lists that one
-client has in flight, behind a worker that hangs, are no reason to refuse it."""
-_LEAST_PAGE_BYTES = 64 << 10
 _PART_FOR_ROOM = 0.25
 """Fraction of its time that a list may wait for memory."""
 _LEFT_FOR_A_PAGE = 0.25
@@ -68,57 +54,23 @@ class ScanBroken(Exception):
 
 
 @dataclass
-class _PartitionScan:
-    """One partition's part of a scan: the current page, one on its way, and where it starts."""
+class _Fetch:
+    """The fetching of one partition's pages: how large the next one is, one on its way, and the bytes held."""
 
-    partition: int
-    first: tuple[bytes | None, str | None]
-    """Where it starts: after this stored key, and at this position at least."""
-    page: ScanPage | None = None
-    last: bytes | None = field(init=False)
-    at: str | None = field(init=False)
-    coming: asyncio.Task[TimedAnswer] | None = None
     size: int = _FIRST_PAGE
-    lag: Lag | None = None
-    """The largest lag of any of its pages on arrival."""
-    as_of_boot_ms: float = 0.0
+    coming: asyncio.Task[TimedAnswer] | None = None
     page_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.last, self.at = self.first
-
-    def take(self, page: ScanPage, as_of_boot_ms: float) -> None:
-        """Continue with the next page; the lag of earlier ones remains part of the answer's lag."""
-        lag = Lag(**page.source["lag"])
-        if self.lag is not None:
-            lag = worst_lag([self.lag.aged(as_of_boot_ms - self.as_of_boot_ms), lag])
-        self.lag, self.as_of_boot_ms = lag, as_of_boot_ms
-        self.page, self.at = page, page.source["position"]
-        self.last = page.last
-
-    def source(self) -> dict[str, Any]:
-        """Its provenance, from its last page, with the answer's present lag."""
-        assert self.page is not None
-        return {**self.page.source, "lag": self.lag_now.document()}
-
-    @property
-    def lag_now(self) -> Lag:
-        """Its present lag."""
-        assert self.lag is not None
-        return self.lag.aged(boot_ms() - self.as_of_boot_ms)
 
     def begin_again(self) -> None:
         """Forget the first page."""
-        if self.coming is not None:
-            self.coming.cancel()
-        self.page = self.lag = self.coming = None
-        self.last, self.at = self.first
+        self.cancel()
         self.size = _FIRST_PAGE
 
-    @property
-    def drained(self) -> bool:
-        """Whether the current page is used up and there is another."""
-        return self.page is not None and self.page.more and not self.page.keys
+    def cancel(self) -> None:
+        """Stop the request for a page that is on its way."""
+        if self.coming is not None:
+            self.coming.cancel()
+        self.coming = None
 
 
 @dataclass
@@ -126,7 +78,7 @@ class Gather:
     """A scan under way through the router."""
 
     router: Router
-    scan: Scan
+    listed: ScatteredList
     parameters: ReadParameters
     path: bytes
     query: bytes
@@ -134,19 +86,12 @@ class Gather:
     no_page_after_boot_ms: float
     """When to stop requesting pages: a list that ends with a cursor is better than one that is cut."""
     memory: HeldMemory
-    parts: dict[int, _PartitionScan] = field(default_factory=dict)
-    missing: set[int] = field(default_factory=set)
-    lost: list[_PartitionScan] = field(default_factory=list)
-    """Partitions lost on the way: some of their items are in the list."""
+    fetches: dict[int, _Fetch] = field(default_factory=lambda: defaultdict(_Fetch))
     refused: list[HttpAnswer] = field(default_factory=list)
     """Why partitions are missing."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_AT_ONCE))
-    page_bytes: int = _LEAST_PAGE_BYTES
+    page_bytes: int = 0
     """How large a page may become."""
-    _sent_up_to: bytes | None = None
-    """The stored key up to which everything was sent."""
-    _sources: list[dict[str, Any]] = field(default_factory=list)
-    """What the list states of its partitions, with their lag as of the last item sent."""
 
     @classmethod
     async def begin(
@@ -167,21 +112,16 @@ class Gather:
         scan = make_scan(route, parameters.written(router.spec(store)), segment, parameters)
         deadline = router.deadline(parameters)
         no_page_after = deadline - _LEFT_FOR_A_PAGE * (deadline - boot_ms())
-        gather = cls(router, scan, parameters, path, query, deadline, no_page_after, memory)
-        cursor = None if parameters.cursor is None else Cursor.decode(parameters.cursor, scan)
-        gather.missing.update(cursor.missing if cursor else ())
-        for partition in gather._partitions(segment):
-            if partition not in gather.missing:
-                first = (None, None) if cursor is None else (cursor.last, cursor.at)
-                gather.parts[partition] = _PartitionScan(partition, first)
-        at_once = min(len(gather.parts), _MOST_AT_ONCE)
-        gather.page_bytes = max(_LEAST_PAGE_BYTES, _FIRST_PAGES_BYTES // max(1, at_once))
+        listed = ScatteredList.begin(scan, _partitions(router, scan), parameters.cursor)
+        gather = cls(router, listed, parameters, path, query, deadline, no_page_after, memory)
+        at_once = min(len(listed.parts), _MOST_AT_ONCE)
+        gather.page_bytes = page_bytes_of(at_once)
         reserved_bytes = at_once * gather.page_bytes
         await memory.reserve(reserved_bytes, _PART_FOR_ROOM * (deadline - boot_ms()))
         try:
             left_ms = time_reserved_for_retry_ms(router.tolerance(scan.spec, parameters), deadline - boot_ms())
             gather.deadline_boot_ms -= left_ms
-            await gather._fetch(list(gather.parts.values()))
+            await gather._fetch(list(listed.parts.values()))
             gather.deadline_boot_ms += left_ms
             await gather._renew_early()
             gather._require_any()
@@ -195,7 +135,7 @@ class Gather:
 
     def _require_any(self) -> None:
         """Raise the combined problem if no partition could be read."""
-        if not self.parts:
+        if not self.listed.parts:
             raise ScanRefused(nothing_read(self.scan.spec.name, self.refused))
 
     async def _renew_early(self) -> None:
@@ -207,40 +147,41 @@ class Gather:
                 self._leave_out(part, bounds_exceeded(self.scan.spec.name, self._tolerance, lag))
 
     @property
+    def scan(self) -> Scan:
+        """What is listed."""
+        return self.listed.scan
+
+    @property
     def _tolerance(self) -> Tolerance:
         """The bounds, which may become stricter while the list is sent."""
         return self.router.tolerance(self.scan.spec, self.parameters)
 
-    def _begin_again(self) -> list[tuple[_PartitionScan, Lag]]:
+    def _begin_again(self) -> list[tuple[PartitionPages, Lag]]:
         """Drop the first pages that have left their bounds; returns how far behind they are."""
-        early = [(part, part.lag_now) for part in self.parts.values()]
-        early = [(part, lag) for part, lag in early if not self._tolerance.met_by(lag)]
+        early = self.listed.begin_again(self._tolerance, boot_ms())
         for part, _ in early:
-            self._count(part, 0)
-            part.begin_again()
+            self._count(part.partition, 0)
+            self.fetches[part.partition].begin_again()
         return early
 
-    def _leave_out(self, part: _PartitionScan, answer: HttpAnswer) -> None:
+    def _leave_out(self, part: PartitionPages, answer: HttpAnswer) -> None:
         """Continue without a partition if that is allowed; raises ``ScanRefused`` otherwise."""
         if not (self.parameters.allow_partial and answer.status in TRANSIENT):
             raise ScanRefused(answer)
         self.refused.append(answer)
-        self.missing.add(part.partition)
-        del self.parts[part.partition]
-        self._count(part, 0)
-        if part.page is not None:
-            self.lost.append(part)
+        self.listed.leave_out(part)
+        self._count(part.partition, 0)
 
     def drop(self) -> None:
         """Stop all requests and drop all pages."""
-        for part in [*self.parts.values(), *self.lost]:
-            if part.coming is not None:
-                part.coming.cancel()
-            self._count(part, 0)
+        for partition, fetch in self.fetches.items():
+            fetch.cancel()
+            self._count(partition, 0)
 
-    def _count(self, part: _PartitionScan, page_bytes: int) -> None:
-        self.memory.adjust(page_bytes - part.page_bytes)
-        part.page_bytes = page_bytes
+    def _count(self, partition: int, page_bytes: int) -> None:
+        fetch = self.fetches[partition]
+        self.memory.adjust(page_bytes - fetch.page_bytes)
+        fetch.page_bytes = page_bytes
 
     async def body(self) -> AsyncGenerator[bytes, None]:
         """The answer's body, piece by piece; raises ``ScanBroken`` if a partition is lost on the way.
@@ -249,10 +190,11 @@ class Gather:
         while the list's lag, as it is then, is within the bounds. A list that leaves them ends with a cursor after
         what was sent, and states the lag as of its last piece.
         """
+        listed = self.listed
         head: bytes | None = list_head(self.scan)
         left = self.parameters.limit
         while True:
-            items, key_at, up_to = await in_turn(self._merge)
+            items, key_at, up_to = await in_turn(listed.merge_some)
             if len(items) > left:
                 items, up_to = items[:left], key_at(left - 1)
             sent = 0
@@ -262,17 +204,17 @@ class Gather:
                 yield b"," + piece if head is None else head + piece
                 head = None
                 sent += count
-                self._sent_up_to = key_at(sent - 1)
+                listed.sent_up_to = key_at(sent - 1)
                 if sent < len(items):
                     # A client that reads as fast as this sends would leave no turn to others.
                     await asyncio.sleep(0)
             left -= sent
             if not items and up_to is not None and self._keeps_bounds():
                 # Nothing matches up to there, which is as old as the pages.
-                self._sent_up_to = up_to
+                listed.sent_up_to = up_to
             if sent < len(items) or up_to is None or not left:
                 break
-            drained = [part for part in self.parts.values() if part.drained]
+            drained = [part for part in listed.parts.values() if part.drained]
             if not drained:
                 await asyncio.sleep(0)
                 continue
@@ -286,63 +228,43 @@ class Gather:
                 raise ScanBroken(f"a partition answered {refused.answer.status} in the middle of a scan") from None
         # The end of a list says that nothing follows, which is as old as everything else in it.
         if sent < len(items) or not self._keeps_bounds():
-            if self._sent_up_to is None:
+            if listed.sent_up_to is None:
                 raise ScanRefused(bounds_exceeded(self.scan.spec.name, self._tolerance, self.lag()))
-            up_to = self._sent_up_to
-        yield (head or b"") + list_tail(self._sources, self._cursor(up_to), self.missing)
+            up_to = listed.sent_up_to
+        yield (head or b"") + list_tail(listed.sources, listed.cursor(up_to), listed.missing)
 
     def _keeps_bounds(self) -> bool:
         """Whether the list's present lag is within its bounds; it is then what the list states."""
-        sources = [part.source() for part in [*self.parts.values(), *self.lost] if part.page is not None]
-        if self._tolerance.met_by(_worst(sources)):
-            self._sources = sources
-            return True
-        if self._sent_up_to is None:
-            # For the refusal.
-            self._sources = sources
-        return False
+        return self.listed.keeps_bounds(self._tolerance, boot_ms())
 
     def lag(self) -> Lag:
         """The largest lag of any partition that the list states."""
-        return _worst(self._sources)
+        return self.listed.lag
 
-    def _partitions(self, segment: bytes | None) -> Sequence[int]:
-        if segment is None:
-            return range(self.scan.spec.partitions)
-        return self.router.partitions(self.scan.spec, from_segment(self.scan.spec.key_codec, segment))
-
-    def _merge(self) -> tuple[list[bytes], Callable[[int], bytes], bytes | None]:
-        """Some thousand current items that no later page can precede, in order; removed from the pages.
-
-        Items, the stored key of each by its place, and the one up to which they are complete, None for the end.
-        """
-        reverse = self.scan.reverse
-        pages = [part.page for part in self.parts.values() if part.page is not None]
-        bound = window_end(pages, reverse=reverse)
-        return *merge([page.take_to(bound, reverse=reverse) for page in pages], reverse=reverse), bound
-
-    async def _fetch(self, parts: list[_PartitionScan]) -> None:
+    async def _fetch(self, parts: list[PartitionPages]) -> None:
         """Get the next page of some partitions at once; a refused one is left out if that is allowed."""
-        answers = await asyncio.gather(*(part.coming or self._ask(part) for part in parts))
-        for part, (answer, as_of_boot_ms, page, page_bytes) in zip(parts, answers, strict=True):
-            part.coming = None
+        fetches = [self.fetches[part.partition] for part in parts]
+        pages = (fetch.coming or self._ask(part) for part, fetch in zip(parts, fetches, strict=True))
+        answers = await asyncio.gather(*pages)
+        for part, fetch, (answer, as_of_boot_ms, page, page_bytes) in zip(parts, fetches, answers, strict=True):
+            fetch.coming = None
             if answer.status == 200:
                 part.take(page, as_of_boot_ms)
-                self._count(part, page_bytes)
+                self._count(part.partition, page_bytes)
                 if page.more and self.memory.may_grow(self.page_bytes):
                     # The next one is read while this one is merged and sent.
-                    part.coming = asyncio.create_task(self._ask(part))
+                    fetch.coming = asyncio.create_task(self._ask(part))
             else:
                 self._leave_out(part, answer)
 
-    async def _ask(self, part: _PartitionScan) -> TimedAnswer:
-        limit = min(part.size, self.parameters.limit + 1)
-        part.size = min(2 * part.size, _LARGEST_PAGE)
+    async def _ask(self, part: PartitionPages) -> TimedAnswer:
+        fetch = self.fetches[part.partition]
+        limit = min(fetch.size, self.parameters.limit + 1)
+        fetch.size = min(2 * fetch.size, _LARGEST_PAGE)
         query = [item.received for item in split_query(self.query) if item.name not in _NOT_FORWARDED]
         query.append(b"limit=%d" % limit)
-        body = None
-        if part.last is not None:
-            cursor = Cursor(self.scan.digest, part.last, part.at).encode()
+        body, cursor = None, part.cursor(self.scan)
+        if cursor is not None:
             body = posted_cursor(cursor)
             if body is None:
                 query.append(b"cursor=" + cursor.encode())
@@ -359,14 +281,9 @@ class Gather:
         async with self.turns:
             return await ask(self.router, request, self.parameters, self.deadline_boot_ms)
 
-    def _cursor(self, up_to: bytes | None) -> Cursor | None:
-        if up_to is None:
-            return None
-        return Cursor(self.scan.digest, up_to, joined_position(self._sources), tuple(sorted(self.missing)))
 
-
-def _worst(sources: list[dict[str, Any]]) -> Lag:
-    return worst_lag([Lag(**source["lag"]) for source in sources])
+def _partitions(router: Router, scan: Scan) -> Sequence[int]:
+    return range(scan.spec.partitions) if scan.plain is None else router.partitions(scan.spec, scan.plain)
 
 
 def _in_pieces(items: list[bytes]) -> Iterator[tuple[int, bytes]]:

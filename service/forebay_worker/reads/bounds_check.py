@@ -22,7 +22,7 @@ from forebay.errors import (
     UnknownPartitioner,
     UnknownStore,
 )
-from forebay.lag import UNLIMITED, Lag, Progress, Tolerance, lag_of, provable
+from forebay.lag import UNLIMITED, Lag, Tolerance, lag_of, provable
 from forebay.metadata import StreamsMetadataState
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import (
@@ -34,10 +34,11 @@ from forebay.rest.answers import (
     provenance_members,
 )
 from forebay.rest.parameters import ReadParameters
-from forebay.task_ids import TopicPartition
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_view import ReplicaView
 
 
 class Refused(Exception):
@@ -65,7 +66,7 @@ class Refused(Exception):
 
 @dataclass(slots=True, eq=False)
 class Admitted:
-    """A replica that may answer a read, as it was before its content was read.
+    """A replica that may answer a read, and what was known of it before its content was read.
 
     It is valid for all reads of one millisecond, unless something it was made from changes.
     """
@@ -74,9 +75,7 @@ class Admitted:
     moment_boot_ms: int
     lease_until_boot_ms: float
     designated_boot_ms: float | None
-    progress: Progress
-    log: str | None
-    knows_all_keys: bool
+    view: ReplicaView
     role: str
     lag: Lag
     replica_info: EncodedReplicaInfo
@@ -174,17 +173,18 @@ class Admission:
     def lag(self, replica: Replica) -> tuple[str, Lag]:
         """Role and lag of a replica's answers now."""
         now, served = boot_ms(), replica.served
-        return served.role(self._membership.lease_until_boot_ms, now), lag_of(served.progress, now)
+        view, lease = served.view, self._membership.lease_until_boot_ms
+        return view.role(served.designated_boot_ms, lease, now), lag_of(view.progress, now)
 
     def proven_lag(self, replica: Replica) -> tuple[str, Lag]:
         """Role of a replica now, and its lag as it may be checked against a bound."""
-        progress, (role, lag) = replica.progress, self.lag(replica)
+        progress, (role, lag) = replica.view.progress, self.lag(replica)
         return role, provable(lag, progress, boot_ms(), self._end_offset_max_age_ms)
 
     def admit(self, replica: Replica, parameters: ReadParameters) -> Admitted:
         """Check a replica against what the read tolerates; raises ``Refused``."""
         admitted = self._find(replica)
-        if replica.diverged:
+        if admitted.view.diverged:
             raise self.refusal(
                 admitted,
                 LogDiverged("What the replica held is not trusted; it is being rebuilt.", retry_after_s=1),
@@ -221,62 +221,65 @@ class Admission:
         """A replica's present state; times are rounded up to the millisecond, so that no lag is understated."""
         lease = self._membership.lease_until_boot_ms
         moment = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000 + 1
-        progress, designated, replayed = replica.progress, replica.designated_boot_ms, replica.log
+        view, designated = replica.view, replica.designated_boot_ms
         kept: Admitted | None = replica.admitted
         if (
             kept is not None
             and kept.moment_boot_ms == moment
-            and kept.progress is progress
+            and kept.view is view
             and kept.lease_until_boot_ms == lease
             and kept.designated_boot_ms == designated
-            and kept.log is replayed
         ):
             return kept
         now = float(moment)
-        role, lag = replica.role(lease, now), lag_of(progress, now)
-        replica_info = encode_replica_info(self._replica_info(replica, role, lag))
-        admitted = Admitted(
-            replica, moment, lease, designated, progress, replayed, replica.knows_all_keys, role, lag, replica_info
-        )
+        role, lag = view.role(designated, lease, now), lag_of(view.progress, now)
+        replica_info = encode_replica_info(self._replica_info(replica.task, view, role, lag))
+        admitted = Admitted(replica, moment, lease, designated, view, role, lag, replica_info)
         replica.admitted = admitted
         return admitted
 
     def _provable(self, admitted: Admitted) -> Lag:
-        return provable(admitted.lag, admitted.progress, admitted.moment_boot_ms, self._end_offset_max_age_ms)
+        return provable(admitted.lag, admitted.view.progress, admitted.moment_boot_ms, self._end_offset_max_age_ms)
 
     def require_position(self, admitted: Admitted, wanted: Position) -> None:
         """Raise ``PositionOfAnotherLog``, or ``Refused`` if the replica has not reached a position."""
-        replica = admitted.replica
-        if replica.log is None:
+        view = admitted.view
+        if view.log is None:
             raise self.refusal(
                 admitted, NotReady("The identity of this replica's log is not known yet.", retry_after_s=1)
             )
-        if wanted.log != log_digest(replica.log):
+        if wanted.log != log_digest(view.log):
             raise PositionOfAnotherLog(
-                f"The position does not belong to the present log of {replica.spec.name!r}; read without it.",
-                store=replica.spec.name,
+                f"The position does not belong to the present log of {view.spec.name!r}; read without it.",
+                store=view.spec.name,
             )
-        offset = wanted.offsets.get(replica.task.partition, 0)
-        if (replica.progress.consistent_position or 0) < offset:
+        offset = wanted.offsets.get(admitted.replica.task.partition, 0)
+        if (view.progress.consistent_position or 0) < offset:
             raise self.refusal(
                 admitted, PositionNotReached(f"The replica has not reached offset {offset} of its partition.")
             )
 
     def replica_info(self, admitted: Admitted) -> EncodedReplicaInfo:
-        """An answer's provenance; taken after its content, so that the position is an upper bound for it."""
-        replica = admitted.replica
-        if replica.progress is admitted.progress:
-            return admitted.replica_info
-        return encode_replica_info(self._replica_info(replica, admitted.role, admitted.lag))
+        """An answer's provenance; taken after its content, so that the position is an upper bound for it.
 
-    def _replica_info(self, replica: Replica, role: str, lag: Lag) -> ReplicaInfo:
-        partition = replica.task.partition
-        token = _token(replica.log or "", partition, replica.progress.applying_to)
-        return ReplicaInfo(partition, token, role, self._host, lag)
+        Raises ``Refused`` if the replica was rebuilt meanwhile: how far the content was, cannot be known any more.
+        """
+        view = admitted.replica.view
+        if view is admitted.view:
+            return admitted.replica_info
+        if view.diverged or view.store is not admitted.view.store:
+            raise self.refusal(
+                admitted, NotReady("The replica's store was replaced while it was read.", retry_after_s=1)
+            )
+        return encode_replica_info(self._replica_info(admitted.replica.task, view, admitted.role, admitted.lag))
+
+    def _replica_info(self, task: TaskId, view: ReplicaView, role: str, lag: Lag) -> ReplicaInfo:
+        token = _token(view.log or "", task.partition, view.progress.applying_to)
+        return ReplicaInfo(task.partition, token, role, self._host, lag)
 
     def refusal(self, admitted: Admitted, problem: Problem) -> Refused:
         """What to raise where an admitted replica cannot answer after all."""
-        return Refused(problem, self.replica_info(admitted).source)
+        return Refused(problem, admitted.replica_info.source)
 
 
 @lru_cache(maxsize=4096)

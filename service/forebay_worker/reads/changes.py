@@ -74,7 +74,7 @@ class KeyChanges:
         try:
             replica = self._admission.replica(self._spec, self._partition)
             with replica.key_watchers.watching(self._key.stored, self._woken.set):
-                self._store = replica.store
+                self._store = replica.view.store
                 while True:
                     event = await self._due(replica)
                     if event is not None or boot_ms() - self._sent_boot_ms >= KEEP_ALIVE_MS:
@@ -107,7 +107,7 @@ class KeyChanges:
     def _lookup(self, replica: Replica) -> Event | None:
         self._require_same(replica)
         lag_due = boot_ms() >= self._lag_due_boot_ms
-        progress = replica.progress
+        progress = replica.view.progress
         # A lag event describes the position in it: nothing may have been applied unnoticed in between.
         behind = progress.position != self._read_at or progress.applying_to != self._read_at
         if self._stale or (lag_due and behind):
@@ -123,7 +123,7 @@ class KeyChanges:
 
     def _changed(self, replica: Replica) -> Event | None:
         """The key read again, None if unchanged since last sent."""
-        read_at = replica.progress.position
+        read_at = replica.view.progress.position
         found = self._reads.lookup(replica, self._key, self._parameters)
         self._stale, self._read_at = False, read_at
         # A leading byte distinguishes an empty value from none.
@@ -145,7 +145,7 @@ class KeyChanges:
     def _require_same(self, replica: Replica) -> None:
         """Raise ``NotHostedHere`` or ``LogDiverged`` unless the same replica is still held."""
         held = self._admission.replica(self._spec, self._partition)
-        if held is not replica or held.store is not self._store:
+        if held is not replica or held.view.store is not self._store:
             raise LogDiverged("The replica was rebuilt; reconnect.", store=self._spec.name)
 
     async def _pause(self) -> None:

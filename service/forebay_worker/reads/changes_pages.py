@@ -17,7 +17,6 @@ from forebay_worker.reads.bounds_check import Admission, Admitted
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.values import newest_version, scanned, scanned_in_chunks, stored_values
 from forebay_worker.tasks.recent_changes import ChangedKeys
-from forebay_worker.tasks.replica import Replica
 
 _MOST_ITEMS = 1_000
 _MOST_SCANNED = 4_000
@@ -55,14 +54,14 @@ class ChangesReads:
         admitted = admission.admit(replica, parameters)
         if (problem := why_unproven(admitted, selection.spec, None)) is not None:
             raise admission.refusal(admitted, problem)
-        if replica.log is None:
+        if admitted.view.log is None:
             unknown = "The identity of this replica's log is not known yet."
             raise admission.refusal(admitted, NotReady(unknown, retry_after_s=1))
-        log = log_digest(replica.log)
+        log = log_digest(admitted.view.log)
         if cursor is not None and cursor.log == log:
             admission.require_position(admitted, Position(log, {partition: cursor.upper}))
-        read = _PageRead(selection, partition, replica, page_bytes)
-        if read.recent.end < admitted.progress.position:
+        read = _PageRead(selection, partition, admitted, page_bytes)
+        if read.recent.end < admitted.view.progress.position:
             # Records come in bulk, of which no keys are noted.
             raise admission.refusal(
                 admitted, NotReady("The replica is being restored; its changes are not known.", retry_after_s=1)
@@ -82,7 +81,7 @@ class ChangesReads:
     def _stated(self, page: ChangesPage, before: ChangesCursor | None, admitted: Admitted) -> ChangesPage:
         """The page with its provenance, and an upper bound of what any page so far may contain."""
         source = self._admission.replica_info(admitted).source
-        upper = max(page.cursor.since, admitted.replica.progress.applying_to)
+        upper = max(page.cursor.since, admitted.replica.view.progress.applying_to)
         if before is not None and before.log == page.cursor.log:
             upper = max(upper, before.upper)
         cursor = page.cursor._replace(upper=upper)
@@ -92,12 +91,12 @@ class ChangesReads:
 class _PageRead:
     """One read of one replica."""
 
-    def __init__(self, selection: KeySelection, partition: int, replica: Replica, page_bytes: int) -> None:
+    def __init__(self, selection: KeySelection, partition: int, admitted: Admitted, page_bytes: int) -> None:
         self._selection = selection
         self._partition = partition
-        self._replica = replica
+        self._admitted = admitted
         self._page_bytes = page_bytes
-        self.recent = replica.recent_changes
+        self.recent = admitted.view.recent_changes
         self._items: list[bytes] = []
         self._gone: list[bytes] = []
         self._size_bytes = 0
@@ -141,7 +140,7 @@ class _PageRead:
         return ChangesPage(cursor, {}, self._items, self._gone, more)
 
     def _add(self, pairs: Pairs) -> None:
-        selected = self._selection.scan.selected(pairs, self._replica.oldest_kept_ms)
+        selected = self._selection.scan.selected(pairs, self._admitted.replica.view.oldest_kept_ms)
         if selected:
             keys, values = map(list, zip(*selected, strict=True))
             items = self._selection.scan.items(keys, values)
@@ -162,14 +161,14 @@ class _PageRead:
         if not keys:
             return
         if self._selection.versioned:
-            found = [(key, newest_version(self._replica, key)) for key in keys]
+            found = [(key, newest_version(self._admitted, key)) for key in keys]
             gone = [key for key, pair in found if pair is None]
             self._add([pair for _, pair in found if pair is not None])
         else:
-            values = stored_values(self._replica, keys)
+            values = stored_values(self._admitted, keys)
             gone = [key for key, value in zip(keys, values, strict=True) if value is None]
             self._add([(key, value) for key, value in zip(keys, values, strict=True) if value is not None])
-            oldest_ms = self._replica.oldest_kept_ms
+            oldest_ms = self._admitted.replica.view.oldest_kept_ms
             gone = [key for key, _ in self._selection.scan.selected([(key, b"") for key in gone], oldest_ms)]
         if gone:
             names = self._selection.names(gone)
@@ -185,7 +184,7 @@ class _PageRead:
                 yield from self._newest_versions(start, end, after)
             else:
                 begin, up_to = max(start, after + b"\x00") if after else start, max(start, after)
-                for pairs in scanned_in_chunks(self._replica, begin, end, reverse=False, most=_CHUNK):
+                for pairs in scanned_in_chunks(self._admitted, begin, end, reverse=False, most=_CHUNK):
                     up_to = pairs[-1][0]
                     yield pairs, up_to
                 yield [], up_to
@@ -193,9 +192,9 @@ class _PageRead:
     def _newest_versions(self, start: bytes, end: bytes, after: bytes) -> Iterator[tuple[Pairs, bytes]]:
         at = max(start, successor(after[:-TIME_SIZE])) if after else start
         up_to = max(after, start + bytes(TIME_SIZE))
-        while (first := next(scanned(self._replica, at, end), None)) is not None:
+        while (first := next(scanned(self._admitted, at, end), None)) is not None:
             prefix = first[0][:-TIME_SIZE]
-            newest = newest_version(self._replica, prefix)
+            newest = newest_version(self._admitted, prefix)
             up_to = first[0]
             yield [] if newest is None else [newest], up_to
             at = successor(prefix)

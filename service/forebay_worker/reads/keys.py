@@ -70,7 +70,7 @@ class KeyRead:
         key = self._key_form(segment)
         partition = admission.agreed_partition(self._spec, key.partition, parameters.partition)
         admitted = admission.admit(admission.replica(self._spec, partition), parameters)
-        value = value_of(admitted.replica, key, parameters)
+        value = value_of(admitted, key, parameters)
         replica_info = admission.replica_info(admitted)
         if value is None:
             raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)
@@ -101,7 +101,7 @@ class Reads:
     def lookup(self, replica: Replica, key: KeyForm, parameters: ReadParameters) -> Found:
         """A replica's result for a key, including a proven miss; raises ``Refused``."""
         admitted = self._admission.admit(replica, parameters)
-        found = Found(value_of(replica, key, parameters), self._admission.replica_info(admitted))
+        found = Found(value_of(admitted, key, parameters), self._admission.replica_info(admitted))
         if found.value is None:
             problem = why_unproven(admitted, parameters.written(replica.spec), key.plain)
             if problem is not None:
@@ -183,10 +183,12 @@ class Reads:
         except Problem as problem:
             return _refused(len(plains), problem_answer(problem), False)
         try:
-            values = values_of(admitted.replica, plains, parameters, most_bytes)
+            values = values_of(admitted, plains, parameters, most_bytes)
+            replica_info = self._admission.replica_info(admitted)
         except NotReady as problem:
             return _refused(len(plains), problem_answer(problem), True)
-        replica_info = self._admission.replica_info(admitted)
+        except Refused as refused:
+            return _refused(len(plains), refused.answer(), refused.may_wait)
         documents = key_documents(spec, plains[: len(values)], values, replica_info.tail)
         batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:

@@ -28,38 +28,38 @@ def why_unproven(
 
     Without a key it is about all that a list leaves out.
     """
-    replica = admitted.replica
+    # As it is now, after its content was read; ``admitted`` is as it was before.
+    view = admitted.replica.view
     members: dict[str, Any] = {"store": spec.name}
     if plain is not None:
         members["key"] = _key_of(spec, plain)
-    if replica.repartitioned:
+    if view.repartitioned:
         return PartitionerMismatch(
-            f"The log of {spec.name!r} has {replica.partitions_found} partitions now, the topology "
+            f"The log of {spec.name!r} has {view.partitions_found} partitions now, the topology "
             f"has {spec.partitions}: keys may be in others, so a missing one proves nothing.",
             **members,
         )
-    if replica.misplaced_key is not None:
+    if view.misplaced_key is not None:
         return PartitionerMismatch(
             f"Keys of {spec.name!r} are not where the partitioner {spec.partitioner!r} puts "
             "them, so a missing one proves nothing: set it to the writer's, or to 'unknown'.",
             **members,
         )
-    if replica.filling:
+    if view.filling:
         return NotReady(
             f"The log of {spec.name!r} is still being filled with what its source holds, so a missing key proves "
             "nothing.",
             retry_after_s=1,
             **members,
         )
-    # As it was before the content was read, and as it is now.
-    if not admitted.knows_all_keys or not replica.consistent:
+    if not admitted.view.knows_all_keys or not view.consistent:
         return NotReady(
             "The replica is in the middle of a replay, where a missing key proves nothing.",
             retry_after_s=1,
             **members,
         )
     try:
-        forgotten = plain is not None and is_forgotten(replica, plain, as_of_ms)
+        forgotten = plain is not None and is_forgotten(admitted, plain, as_of_ms)
     except NotReady as problem:
         return problem
     if forgotten:

@@ -29,13 +29,13 @@ from forebay.rest.scans import (
     first_end,
     make_scan,
     merging,
+    scan_head,
 )
 from forebay.rest.turns import in_turns
 from forebay_worker.reads.bounds_check import Admission, Admitted
 from forebay_worker.reads.latest_entries import Entries, latest_entries
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.values import oldest_version, scanned_in_chunks
-from forebay_worker.tasks.replica import Replica
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 MOST_PAGE_BYTES = 4 << 20
@@ -79,7 +79,8 @@ class Scans:
                 return bounds_exceeded(store, tolerance, lag, "the list had been read")
             page.source = {**page.source, "lag": lag.document()}
         if frames:
-            return HttpAnswer(200, _FRAMES_HEAD + NO_STORE + _source_head(pages[0]), pages[0].encode())
+            head = _FRAMES_HEAD + NO_STORE + _source_head(pages[0]) + scan_head(scan)
+            return HttpAnswer(200, head, pages[0].encode())
         head = JSON_HEAD + NO_STORE + _source_head(*pages)
         parts = await in_turns(_merged(scan, pages, parameters.limit))
         if sum(map(len, parts)) > MOST_AT_ONCE_BYTES:
@@ -116,21 +117,21 @@ class Scans:
         if problem is not None:
             raise admission.refusal(admitted, problem)
         page = ScanPage()
-        await in_turns(_read_page(page, scan, replica, cursor, parameters.limit, page_bytes))
+        await in_turns(_read_page(page, scan, admitted, cursor, parameters.limit, page_bytes))
         page.source = _source(admission, admitted)
         return page
 
 
 def _read_page(
-    page: ScanPage, scan: Scan, replica: Replica, cursor: Cursor | None, limit: int, page_bytes: int
+    page: ScanPage, scan: Scan, admitted: Admitted, cursor: Cursor | None, limit: int, page_bytes: int
 ) -> Iterator[None]:
     """Read the next matching items into a page, at most this many; fewer if they are large or sparse."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
-    if scan.route.items == "versions" and scan.plain is not None:
-        start = max(start, oldest_version(replica, scan.plain) or start)
-    oldest_ms = replica.oldest_kept_ms
+    if scan.route.store_kind.keeps_versions and scan.plain is not None:
+        start = max(start, oldest_version(admitted, scan.plain) or start)
+    oldest_ms = admitted.replica.view.oldest_kept_ms
     scanned = size = 0
-    for pairs, stored, last in _entries(scan, replica, start, end, limit):
+    for pairs, stored, last in _entries(scan, admitted, start, end, limit):
         scanned += stored
         page.last = last or page.last
         selected = scan.selected(pairs, oldest_ms)
@@ -150,9 +151,9 @@ def _read_page(
         page.last = page.keys[-1]
 
 
-def _entries(scan: Scan, replica: Replica, start: bytes, end: bytes, limit: int) -> Iterable[Entries]:
+def _entries(scan: Scan, admitted: Admitted, start: bytes, end: bytes, limit: int) -> Iterable[Entries]:
     """What a store has in a range, in parts."""
-    chunks = scanned_in_chunks(replica, start, end, reverse=scan.reverse, most=limit + 1)
+    chunks = scanned_in_chunks(admitted, start, end, reverse=scan.reverse, most=limit + 1)
     if scan.spec.latest_by is not None:
         return latest_entries(chunks, scan.spec.stored_keys, reverse=scan.reverse)
     return (Entries(chunk, len(chunk), chunk[-1][0]) for chunk in chunks)

@@ -126,11 +126,11 @@ class StoreChanges:
     def _has_moved(self, selection: KeySelection, partition: int, cursor: ChangesCursor) -> bool:
         """Whether there may be changes, or the replica is gone."""
         replica = self._admission.held(selection.spec, partition)
-        return replica is None or replica.recent_changes.end != cursor.since
+        return replica is None or replica.view.recent_changes.end != cursor.since
 
     def _seen(self, selection: KeySelection, cursors: Mapping[int, ChangesCursor]) -> Seen:
         held = [(self._admission.held(selection.spec, partition), cursor) for partition, cursor in cursors.items()]
-        return [(replica.recent_changes, cursor.since) for replica, cursor in held if replica is not None]
+        return [(replica.view.recent_changes, cursor.since) for replica, cursor in held if replica is not None]
 
 
 def _is_news(page: ChangesPage) -> bool:

@@ -14,8 +14,8 @@ from forebay.state_store import StateStore, StoreCorrupted
 from forebay.stored_keys import successor
 from forebay.stored_versions import decode_version
 from forebay.topology import StoreSpec
+from forebay_worker.reads.bounds_check import Admitted
 from forebay_worker.reads.key_forms import KeyForm
-from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -31,21 +31,23 @@ _LOGGED = LogThrottle()
 """A store that cannot be read would otherwise be logged with every read of it."""
 
 
-def scanned(replica: Replica, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-    """A scan of the store of a replica; raises ``NotReady``."""
-    store = replica.store
+def scanned(
+    admitted: Admitted, start: bytes, end: bytes, *, reverse: bool = False
+) -> Iterator[tuple[bytes, bytes]]:
+    """A scan of a replica's store; raises ``NotReady``."""
+    store = admitted.view.store
     try:
         yield from store.scan(start, end, reverse=reverse)
     except Exception as error:
-        raise _unreadable(replica, store, error) from error
+        raise _unreadable(admitted, store, error) from error
 
 
 def scanned_in_chunks(
-    replica: Replica, start: bytes, end: bytes, *, reverse: bool, most: int
+    admitted: Admitted, start: bytes, end: bytes, *, reverse: bool, most: int
 ) -> Iterator[list[tuple[bytes, bytes]]]:
     """The same in chunks of a growing number of entries, of which the first has this many at most: each takes a
     fraction of a millisecond, unless a single entry takes longer."""
-    store, size = replica.store, min(_FIRST_CHUNK, most)
+    store, size = admitted.view.store, min(_FIRST_CHUNK, most)
     chunk: list[tuple[bytes, bytes]] = []
     size_bytes = 0
     try:
@@ -58,96 +60,98 @@ def scanned_in_chunks(
         if chunk:
             yield chunk
     except Exception as error:
-        raise _unreadable(replica, store, error) from error
+        raise _unreadable(admitted, store, error) from error
 
 
-def value_of(replica: Replica, key: KeyForm, parameters: ReadParameters) -> bytes | None:
+def value_of(admitted: Admitted, key: KeyForm, parameters: ReadParameters) -> bytes | None:
     """The value of a key, at the requested time if it has versions, of the highest order if it has orders.
 
     Raises ``NotReady``.
     """
-    if replica.spec.stored_keys.kind != "key-value":
-        return _version(replica, key.plain, parameters)
-    store = replica.store
+    if admitted.view.spec.stored_keys.times:
+        return _version(admitted, key.plain, parameters)
+    store = admitted.view.store
     try:
         return store.get(key.stored)
     except Exception as error:
-        raise _unreadable(replica, store, error) from error
+        raise _unreadable(admitted, store, error) from error
 
 
-def _version(replica: Replica, plain: bytes, parameters: ReadParameters) -> bytes | None:
-    keys = replica.spec.stored_keys
+def _version(admitted: Admitted, plain: bytes, parameters: ReadParameters) -> bytes | None:
+    keys = admitted.view.spec.stored_keys
     end = (
         keys.stored(plain, parameters.as_of_ms + 1)
         if parameters.as_of_ms is not None
         else successor(keys.prefix(plain))
     )
-    for _, value in scanned(replica, keys.prefix(plain), end, reverse=True):
-        return None if is_forgotten(replica, plain, parameters.as_of_ms) else decode_version(value)
+    for _, value in scanned(admitted, keys.prefix(plain), end, reverse=True):
+        return None if is_forgotten(admitted, plain, parameters.as_of_ms) else decode_version(value)
     return None
 
 
-def newest_version(replica: Replica, prefix: bytes) -> tuple[bytes, bytes] | None:
+def newest_version(admitted: Admitted, prefix: bytes) -> tuple[bytes, bytes] | None:
     """The stored key of a key's newest version, and its value; None if there is none or it deletes the key."""
-    for stored, version in scanned(replica, prefix, successor(prefix), reverse=True):
+    for stored, version in scanned(admitted, prefix, successor(prefix), reverse=True):
         value = decode_version(version)
         return None if value is None else (stored, value)
     return None
 
 
-def oldest_version(replica: Replica, plain: bytes) -> bytes | None:
+def oldest_version(admitted: Admitted, plain: bytes) -> bytes | None:
     """The stored key of a key's oldest version that is sure to be kept; None if it has none that old.
 
     That is the one in force when the store's history begins; those before it may have been deleted.
     """
-    begins_ms = replica.history_begins_ms
+    begins_ms = admitted.replica.view.history_begins_ms
     if begins_ms is None:
         return None
-    keys = replica.spec.stored_keys
-    versions = scanned(replica, keys.prefix(plain), keys.stored(plain, begins_ms + 1), reverse=True)
+    keys = admitted.view.spec.stored_keys
+    versions = scanned(admitted, keys.prefix(plain), keys.stored(plain, begins_ms + 1), reverse=True)
     return next((stored for stored, _ in versions), None)
 
 
-def is_forgotten(replica: Replica, plain: bytes, as_of_ms: int | None) -> bool:
+def is_forgotten(admitted: Admitted, plain: bytes, as_of_ms: int | None) -> bool:
     """Whether a key's value at a time has expired."""
     if as_of_ms is None:
         return False
-    begins_ms = replica.history_begins_ms
+    begins_ms = admitted.replica.view.history_begins_ms
     if begins_ms is None or as_of_ms >= begins_ms:
         return False
-    oldest = oldest_version(replica, plain)
-    return oldest is not None and replica.spec.stored_keys.parse(oldest).times_ms[0] > as_of_ms
+    oldest = oldest_version(admitted, plain)
+    return oldest is not None and admitted.view.spec.stored_keys.parse(oldest).times_ms[0] > as_of_ms
 
 
-def _unreadable(replica: Replica, store: StateStore, error: Exception) -> Problem:
+def _unreadable(admitted: Admitted, store: StateStore, error: Exception) -> Problem:
     """The problem for a store that cannot be read: it may just be closing, and another replica has it.
 
     A damaged one is rebuilt.
     """
+    replica = admitted.replica
     if isinstance(error, StoreCorrupted):
         replica.on_corrupted(replica, store, str(error))
-    if _LOGGED.allow(f"{replica.spec.name} {replica.task} {error!r}"):
+    name, task = replica.spec.name, replica.task
+    if _LOGGED.allow(f"{name} {task} {error!r}"):
         # As text: a record that keeps the error keeps the read, and so the store, open.
-        log.warning("%s of task %s could not be read: %s", replica.spec.name, replica.task, repr(error))
+        log.warning("%s of task %s could not be read: %s", name, task, repr(error))
     return NotReady("The store could not be read; it may be closing or being reopened.", retry_after_s=1)
 
 
 def values_of(
-    replica: Replica, plains: list[bytes], parameters: ReadParameters, most_bytes: int
+    admitted: Admitted, plains: list[bytes], parameters: ReadParameters, most_bytes: int
 ) -> list[bytes | None]:
     """The values of the first of several keys, at least one: as many as a turn of the event loop has time for.
 
     Raises ``NotReady``, and ``AnswerTooLarge`` if they take more than this.
     """
-    keys = replica.spec.stored_keys
+    keys = admitted.view.spec.stored_keys
     found: list[bytes | None] = []
     size, taken_bytes, key_bytes = 1, 0, 0
     while len(found) < min(len(plains), _TURN_KEYS) and taken_bytes + _KEY_COST * key_bytes < _TURN_BYTES:
         chunk = plains[len(found) : len(found) + size]
-        if keys.kind == "key-value":
-            values = stored_values(replica, [keys.prefix(plain) for plain in chunk])
+        if keys.times:
+            values = [_version(admitted, plain, parameters) for plain in chunk]
         else:
-            values = [_version(replica, plain, parameters) for plain in chunk]
+            values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
         found += values
         taken_bytes += sum([len(value) for value in values if value is not None])
         require_size(taken_bytes, most_bytes)
@@ -156,13 +160,13 @@ def values_of(
     return found
 
 
-def stored_values(replica: Replica, stored: list[bytes]) -> list[bytes | None]:
+def stored_values(admitted: Admitted, stored: list[bytes]) -> list[bytes | None]:
     """The values of several stored keys; raises ``NotReady``."""
-    store = replica.store
+    store = admitted.view.store
     try:
         return store.get_many(stored)
     except Exception as error:
-        raise _unreadable(replica, store, error) from error
+        raise _unreadable(admitted, store, error) from error
 
 
 def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:

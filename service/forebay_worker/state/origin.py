@@ -34,7 +34,7 @@ def store_identity(log: str, spec: StoreSpec, partition: int) -> StoreIdentity:
         log,
         spec.topic,
         partition,
-        spec.stored_keys.kind,
+        spec.store_kind.layout_name,
         spec.key,
         spec.value,
         timestamp_after_max_ms=spec.timestamp_after_max_ms,

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import msgspec
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
@@ -383,7 +384,12 @@ def _close_unread(db: Rdict) -> None:
 
 
 def _offsets_to_json(offsets: Mapping[TopicPartition, CommittedOffset]) -> bytes:
-    return json.dumps([{**tp._asdict(), **committed.document()} for tp, committed in offsets.items()]).encode()
+    return msgspec.json.encode(
+        [
+            {"topic": topic, "partition": partition, **committed.document()}
+            for (topic, partition), committed in offsets.items()
+        ]
+    )
 
 
 def offsets_from_json(raw: bytes | None) -> dict[TopicPartition, CommittedOffset]:

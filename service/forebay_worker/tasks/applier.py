@@ -125,7 +125,7 @@ class Applier:
     def follow(self, replica: Replica) -> None:
         """Apply a replica's log from its committed offset on; in the applier's thread."""
         tp = replica.topic_partition
-        committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+        committed = replica.view.store.committed_offset(tp) or CommittedOffset(0)
         with self._restored_reported(replica):
             resume(replica, committed)
         replica.storage_fault = None
@@ -214,11 +214,11 @@ class Applier:
 
     @contextlib.contextmanager
     def _restored_reported(self, replica: Replica) -> Iterator[None]:
-        restored = replica.restored
+        restored = replica.view.restored
         try:
             yield
         finally:
-            if replica.restored and not restored:
+            if replica.view.restored and not restored:
                 self._handle(EndReached(replica))
 
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
@@ -256,7 +256,7 @@ class Applier:
                 continue
             end = EndOffset(replica.ends.newest.offset, sent_boot_ms)
             replica.ends.observe(end)
-            replica.progress = replica.progress.observed(replica.ends)
+            replica.view = replica.view.at(replica.view.progress.observed(replica.ends))
             if replica.is_checkpoint_due(sent_boot_ms):
                 replica.last_checkpoint_boot_ms = sent_boot_ms
                 try:
@@ -312,7 +312,7 @@ class Applier:
     def _follow_again(self, replica: Replica) -> None:
         tp = replica.topic_partition
         try:
-            committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+            committed = replica.view.store.committed_offset(tp) or CommittedOffset(0)
         except Exception as error:
             replica.failure = str(error) or repr(error)
             self._suspend(replica)

@@ -15,21 +15,24 @@ from forebay_worker.tasks.replica import Replica
 
 def resume(replica: Replica, committed: CommittedOffset) -> None:
     """Publish how far a replica's store is, before anything more is applied to it."""
-    _note_restored(replica, committed)
-    replica.stream_time_ms = committed.stream_time_ms
-    replica.filling = bool(committed.filling)
-    replica.swept_to_ms = swept_to_ms(replica.store)
-    if replica.misplaced_key is None and committed.misplaced_key is not None:
+    if replica.view.misplaced_key is None and committed.misplaced_key is not None:
         # With the topology's present partitioner, it may be in the right partition.
         key = bytes.fromhex(committed.misplaced_key)
         if is_misplaced(replica.spec, replica.task.partition, key):
             replica.refuse_misses(key)
     replica.learn_partitions(committed.partitions_found)
     replica.ends.clear()
-    replica.was_checked = False
-    replica.recent_changes.restart(committed.position)
-    replica.progress = progress_at_open(committed, boot_ms(), epoch_ms())
-    replica.last_checkpoint_boot_ms = replica.progress.end_reached_boot_ms or 0.0
+    replica.view.recent_changes.restart(committed.position)
+    progress = progress_at_open(committed, boot_ms(), epoch_ms())
+    replica.last_checkpoint_boot_ms = progress.end_reached_boot_ms or 0.0
+    replica.publish(
+        progress=progress,
+        was_checked=False,
+        filling=bool(committed.filling),
+        stream_time_ms=committed.stream_time_ms,
+        swept_to_ms=swept_to_ms(replica.view.store),
+        **_restored(replica, committed),
+    )
     replica.key_watchers.wake_all()
 
 
@@ -39,9 +42,9 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     Raises ``StoreCorrupted`` if it cannot follow what is applied already, and ``BadRecord`` once what came before
     the record is applied.
     """
-    before = replica.store.committed_offset(batch.topic_partition) or CommittedOffset(0)
-    end_reached = _epoch(replica.progress.end_reached_boot_ms)
-    fault = continuity_fault(replica.log, before, end_reached, batch)
+    before = replica.view.store.committed_offset(batch.topic_partition) or CommittedOffset(0)
+    end_reached = _epoch(replica.view.progress.end_reached_boot_ms)
+    fault = continuity_fault(replica.view.log, before, end_reached, batch)
     if fault is not None:
         observe_end(replica, batch.end)
         raise fault
@@ -51,7 +54,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
         observe_end(replica.predecessor, batch.end)
     replica.learn_partitions(batch.partitions)
     replica.learn_tombstone_life(batch.tombstone_life_ms)
-    partitions_found = replica.partitions_found if replica.repartitioned else None
+    partitions_found = replica.view.partitions_found if replica.view.repartitioned else None
     settles = batch.end_reached and before.pending_end is not None
     has_news = settles or partitions_found != before.partitions_found
     if not batch.records and batch.position == before.position and before.restored and not has_news:
@@ -65,29 +68,29 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     _check_partition(replica, batch)
     after = advance(before, batch, fold, None, epoch_ms())
     progress = _progress(replica, after, batch, _as_of_after(replica, before, after))
-    misplaced = None if replica.misplaced_key is None else replica.misplaced_key.hex()
+    misplaced = None if replica.view.misplaced_key is None else replica.view.misplaced_key.hex()
     after = after._replace(
         last_caught_up_epoch_ms=_epoch(progress.last_caught_up_boot_ms),
         end_reached_epoch_ms=_epoch(progress.end_reached_boot_ms),
         misplaced_key=misplaced,
         partitions_found=partitions_found,
     )
-    # Before the content that a reader may miss something in, and until after all that it was to have.
-    replica.filling |= bool(after.filling)
     _commit(replica, before, after, fold)
     replica.last_checkpoint_boot_ms = batch.end.sent_boot_ms
-    replica.stream_time_ms = after.stream_time_ms
     # Never behind the progress: whoever sees that finds the changes up to it.
     end_reached = after.position >= batch.end.offset and after.consistent_position == after.position
-    replica.recent_changes.note(fold.changes, after.position, end_reached=end_reached)
-    replica.progress = progress
-    replica.filling = bool(after.filling)
+    replica.view.recent_changes.note(fold.changes, after.position, end_reached=end_reached)
+    replica.publish(
+        progress=progress,
+        filling=bool(after.filling),
+        stream_time_ms=after.stream_time_ms,
+        **_restored(replica, after),
+    )
     replica.key_watchers.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
     replica.records_applied += len(batch.records)
     replica.records_skipped += skipped
     replica.records_unchecked += batch.unchecked
     replica.note_ahead(fold.ahead)
-    _note_restored(replica, after)
     if stopped_by is not None:
         raise stopped_by
     replica.failure = None
@@ -96,15 +99,17 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
 def observe_end(replica: Replica, end: EndOffset) -> None:
     """Publish the log's end while something else brings the replica forward."""
     replica.ends.observe(end)
-    committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
-    replica.progress = replica.progress._replace(
+    view = replica.view
+    committed = view.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
+    observed = view.progress._replace(
         position=committed.position,
-        applying_to=max(committed.content_before, replica.progress.applying_to),
+        applying_to=max(committed.content_before, view.progress.applying_to),
         consistent_position=committed.consistent_position,
         end_offset=end.offset,
         end_sent_boot_ms=end.sent_boot_ms,
         high_watermark=end.written_to,
     )
+    replica.view = view.at(observed)
     if replica.predecessor is not None:
         observe_end(replica.predecessor, end)
 
@@ -112,12 +117,12 @@ def observe_end(replica: Replica, end: EndOffset) -> None:
 def checkpoint_caught_up(replica: Replica) -> None:
     """Commit periodically that an idle log was read to its end: a restart must not look like an absence."""
     tp = replica.topic_partition
-    last_caught_up = _epoch(replica.progress.last_caught_up_boot_ms)
-    end_reached = _epoch(replica.progress.end_reached_boot_ms)
-    before = replica.store.committed_offset(tp)
+    last_caught_up = _epoch(replica.view.progress.last_caught_up_boot_ms)
+    end_reached = _epoch(replica.view.progress.end_reached_boot_ms)
+    before = replica.view.store.committed_offset(tp)
     if before is not None and before.restored and end_reached is not None:
         after = before._replace(last_caught_up_epoch_ms=last_caught_up, end_reached_epoch_ms=end_reached)
-        replica.store.commit({tp: after})
+        replica.view.store.commit({tp: after})
 
 
 def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> Progress:
@@ -149,7 +154,8 @@ def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_m
 
 
 def _note_nothing_new(replica: Replica, committed: CommittedOffset, batch: Batch) -> None:
-    replica.progress = _progress(replica, committed, batch, replica.progress.as_of_boot_ms)
+    view = replica.view
+    replica.view = view.at(_progress(replica, committed, batch, view.progress.as_of_boot_ms))
     # Only a commit can show whether what failed would now succeed.
     if replica.failure is not None or replica.is_checkpoint_due(batch.end.sent_boot_ms):
         replica.last_checkpoint_boot_ms = batch.end.sent_boot_ms
@@ -158,24 +164,32 @@ def _note_nothing_new(replica: Replica, committed: CommittedOffset, batch: Batch
 
 
 def _commit(replica: Replica, before: CommittedOffset, after: CommittedOffset, fold: Fold) -> None:
-    """Write changes and offset; from before the first write, readers know how far the content may be."""
-    replica.progress = replica.progress._replace(applying_to=max(before.content_before, after.content_before))
+    """Write changes and offset; from before the first write, readers know how far the content may be.
+
+    They know of a filling before the content that they may miss something in, and until after all it was to have.
+    """
+    view = replica.view
+    applying = view.progress._replace(applying_to=max(before.content_before, after.content_before))
+    replica.view = view.at(applying)
+    if after.filling and not view.filling:
+        replica.publish(filling=True)
+    store = view.store
     for key, value in fold.changes.items():
         if value is None:
-            replica.store.delete(key)
+            store.delete(key)
         else:
-            replica.store.put(key, value)
-    replica.store.commit({replica.topic_partition: after})
+            store.put(key, value)
+    store.commit({replica.topic_partition: after})
 
 
-def _note_restored(replica: Replica, committed: CommittedOffset) -> None:
-    if committed.restored and not replica.restored:
-        replica.restored = True
-        replica.diverged = False
+def _restored(replica: Replica, committed: CommittedOffset) -> dict[str, bool]:
+    """What changes once an end of the log is reached."""
+    reached = committed.restored and not replica.view.restored
+    return {"restored": True, "diverged": False} if reached else {}
 
 
 def _check_partition(replica: Replica, batch: Batch) -> None:
-    if replica.misplaced_key is None:
+    if replica.view.misplaced_key is None:
         found = misplaced_key(replica.spec, replica.task.partition, batch.records, replica.records_applied)
         if found is not None:
             replica.refuse_misses(found)
@@ -189,10 +203,10 @@ def _progress(replica: Replica, committed: CommittedOffset, batch: Batch, as_of_
         batch.beginning,
         None,
         0.0,
-        replica.progress.last_caught_up_boot_ms,
+        replica.view.progress.last_caught_up_boot_ms,
         as_of_boot_ms,
         None,
-        replica.progress.end_reached_boot_ms,
+        replica.view.progress.end_reached_boot_ms,
     ).observed(replica.ends)
 
 
@@ -201,7 +215,7 @@ def _as_of_after(replica: Replica, before: CommittedOffset, after: CommittedOffs
     as_of_advanced = after.as_of_epoch_ms != before.as_of_epoch_ms or before.pending_end is not None
     if after.pending_end is None and as_of_advanced:
         return _as_of_boot(after, boot_ms(), epoch_ms())
-    return replica.progress.as_of_boot_ms
+    return replica.view.progress.as_of_boot_ms
 
 
 def _as_of_boot(committed: CommittedOffset, now_boot_ms: float, now_epoch_ms: float) -> float | None:

@@ -140,7 +140,7 @@ class BulkRestore:
             if restoration.cancelled:
                 continue
             restoration.begun_boot_ms = boot_ms()
-            restoration.begun_position = restoration.replica.progress.position
+            restoration.begun_position = restoration.replica.view.progress.position
             if child is not None and child.poll() is not None:
                 self._end(child)
                 child = None
@@ -268,7 +268,7 @@ class BulkRestore:
 
     def _job(self, restoration: Restoration) -> RestoreJob:
         replica = restoration.replica
-        committed = replica.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
+        committed = replica.view.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
         self._scratch.mkdir(parents=True, exist_ok=True)
         return RestoreJob(
             restoration.number,
@@ -276,7 +276,7 @@ class BulkRestore:
             replica.spec.document(),
             replica.task.partition,
             committed.document(),
-            replica.log,
+            replica.view.log,
             str(self._scratch),
             MOST_BYTES_IN_MEMORY,
             _PATIENCE_S,

@@ -6,14 +6,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 
 from forebay.clock import boot_ms
-from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.stored_keys import END_OF_USER_KEYS, RESERVED_TAG, USER_TAG
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 from forebay_worker.tasks.events import HandleEvent, StoreDamaged
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.superseded import SupersededSweep
@@ -22,8 +20,6 @@ log = logging.getLogger(__name__)
 
 _SWEPT_KEY = RESERVED_TAG + b"swept"
 _ENTRIES_PER_SWEEP = 2_000
-_PASSES_PER_HISTORY = 16
-"""How much (as a fraction of its retention) a versioned store may exceed its minimum size."""
 _MOST_SWEEPING_MS = 10.0
 _PATIENCE_WHERE_EXPIRED = 6
 """A sweep that deletes may take this many times longer: a store must not grow faster than it is swept."""
@@ -61,12 +57,12 @@ class Expiry:
 
     def sweep(self, replica: Replica) -> int:
         """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
-        spec, store = replica.spec, replica.store
+        spec, store = replica.spec, replica.view.store
         if spec.latest_by is not None:
             return self._superseded.sweep(replica)
-        versioned = spec.kind == "versioned"
-        oldest = (history_begins_ms if versioned else oldest_kept_ms)(spec, replica.stream_time_ms)
-        if oldest is None:
+        rule = spec.store_kind.expiry
+        oldest = None if rule is None else rule.oldest_ms(spec, replica.view.stream_time_ms)
+        if rule is None or oldest is None:
             return 0
         search = self._searches.get(id(replica))
         if search is None or search.store is not store:
@@ -74,51 +70,29 @@ class Expiry:
             search = self._searches[id(replica)] = _Search(store)
         at = search.under_way
         if at is None:
-            step_ms = spec.window_size_ms or spec.gap_ms or _part_of_history_ms(spec)
-            if search.done_to_ms is not None and oldest - search.done_to_ms < step_ms:
+            if search.done_to_ms is not None and oldest - search.done_to_ms < rule.step_ms(spec):
                 return 0
             at = search.under_way = _Pass(oldest)
         seen = [key for key, _ in islice(store.scan(at.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP)]
-        expired = _superseded(spec, seen, at.oldest_ms) if versioned else _ended(spec, seen, at.oldest_ms)
+        expired = rule.expired(spec.stored_keys, seen, at.oldest_ms)
         for key in expired:
             store.delete(key)
         if expired:
-            if replica.swept_to_ms is None or replica.swept_to_ms < at.oldest_ms:
+            if replica.view.swept_to_ms is None or replica.view.swept_to_ms < at.oldest_ms:
                 # With a longer retention, it is still to be known that there was more.
                 store.put(_SWEPT_KEY, b"%d" % at.oldest_ms)
-                replica.swept_to_ms = at.oldest_ms
+                replica.publish(swept_to_ms=at.oldest_ms)
             store.commit({})
         if len(seen) < _ENTRIES_PER_SWEEP:
             search.under_way, search.done_to_ms = None, at.oldest_ms
         else:
-            # Only the next version shows whether one is superseded.
-            at.start = seen[-1] if versioned else seen[-1] + b"\x00"
+            at.start = seen[-1] if rule.by_successor else seen[-1] + b"\x00"
         return len(expired)
 
     def forget(self, replica: Replica) -> None:
         """Drop the state kept for a released replica."""
         self._searches.pop(id(replica), None)
         self._superseded.forget(replica)
-
-
-def _part_of_history_ms(spec: StoreSpec) -> int:
-    return max(1, (spec.history_retention_ms or 0) // _PASSES_PER_HISTORY)
-
-
-def _ended(spec: StoreSpec, seen: list[bytes], oldest_ms: int) -> list[bytes]:
-    """The windows or sessions that ended too long ago."""
-    parse = spec.stored_keys.parse
-    return [key for key in seen if parse(key).times_ms[0] < oldest_ms]
-
-
-def _superseded(spec: StoreSpec, seen: list[bytes], begins_ms: int) -> list[bytes]:
-    """The versions whose successor was already in force when history begins."""
-    keys = spec.stored_keys
-    return [
-        version
-        for version, following in pairwise(seen)
-        if keys.prefix_of(version) == keys.prefix_of(following) and keys.parse(following).times_ms[0] <= begins_ms
-    ]
 
 
 class Sweeper:

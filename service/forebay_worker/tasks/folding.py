@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from forebay.changelog import Batch, Heartbeat, Record
 from forebay.state_store import CommittedOffset
-from forebay.stored_keys import LATEST, USER_TAG
+from forebay.stored_keys import USER_TAG
 from forebay.stored_versions import encode_version
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.record_check import unreadable_key
@@ -58,21 +58,20 @@ class Fold:
 
     def _add_changes(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         keys = spec.stored_keys
-        if keys.kind == "key-value" and spec.key in _PLAIN_AS_STORED:
+        if not keys.times and spec.key in _PLAIN_AS_STORED:
             changes = self.changes
             for _, key, value, _, beat in records:
                 if not beat:
                     changes[USER_TAG + key] = value
         else:
-            # A deletion is kept there: what it prevails over may still come.
-            keeps_deletions = keys.kind in ("versioned", LATEST)
-            timed = keys.times > 0 and keys.kind != LATEST
+            kind, encode = spec.store_kind, keys.from_changelog
+            last_entry_wins, time_to_end_ms = kind.last_entry_wins, kind.time_to_end_ms(spec)
             for _, key, value, timestamp_ms, beat in records:
                 if not beat:
-                    stored = keys.from_changelog(key, timestamp_ms)
-                    self.changes[stored] = encode_version(value) if keeps_deletions else value
-                    if timed:
-                        end_ms = keys.parse(stored).times_ms[0] + (spec.window_size_ms or 0)
+                    stored = encode(key, timestamp_ms)
+                    self.changes[stored] = encode_version(value) if last_entry_wins else value
+                    if time_to_end_ms is not None:
+                        end_ms = keys.parse(stored).times_ms[0] + time_to_end_ms
                         self._advance_stream_time(spec, end_ms, timestamp_ms)
 
     def _advance_stream_time(self, spec: StoreSpec, end_ms: int, timestamp_ms: int) -> None:

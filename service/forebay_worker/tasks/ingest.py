@@ -20,28 +20,34 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     assert report.path is not None
     path = Path(report.path)
     tp = replica.topic_partition
-    committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+    store = replica.view.store
+    committed = store.committed_offset(tp) or CommittedOffset(0)
     fits = not restoration.cancelled and report.position_from == committed.position
-    if not fits or (replica.log is not None and replica.log != report.log):
+    if not fits or replica.view.log not in (None, report.log):
         path.unlink(missing_ok=True)
         return False
-    assert isinstance(replica.store, RocksDbStore)
+    assert isinstance(store, RocksDbStore)
     offset = report.offset
-    if replica.log is None:
+    if replica.view.log is None:
         replica.learn_log(report.log)
-        replica.store.commit({})
-    replica.progress = replica.progress._replace(applying_to=max(committed.content_before, offset.content_before))
-    replica.filling |= bool(offset.filling)
-    replica.store.ingest(path, tp, offset)
-    replica.progress = replica.progress._replace(
-        position=offset.position,
-        applying_to=offset.content_before,
-        consistent_position=offset.consistent_position,
+        store.commit({})
+    progress = replica.view.progress
+    replica.publish(
+        progress=progress._replace(applying_to=max(committed.content_before, offset.content_before)),
+        filling=replica.view.filling or bool(offset.filling),
     )
-    replica.filling = bool(offset.filling)
-    replica.stream_time_ms = offset.stream_time_ms
+    store.ingest(path, tp, offset)
+    replica.publish(
+        progress=progress._replace(
+            position=offset.position,
+            applying_to=offset.content_before,
+            consistent_position=offset.consistent_position,
+        ),
+        filling=bool(offset.filling),
+        stream_time_ms=offset.stream_time_ms,
+    )
     replica.failure = replica.storage_fault = None
-    if offset.misplaced_key is not None and replica.misplaced_key is None:
+    if offset.misplaced_key is not None and replica.view.misplaced_key is None:
         replica.refuse_misses(bytes.fromhex(offset.misplaced_key))
     replica.records_applied += report.records
     replica.records_skipped += report.skipped

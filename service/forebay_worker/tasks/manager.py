@@ -139,7 +139,7 @@ class TaskManager:
     @property
     def checked(self) -> bool:
         """Whether all that was found on disk at the start is open, and was compared with its logs."""
-        return not self._never_opened and all(replica.checked for replica in self.replicas.values())
+        return not self._never_opened and all(replica.view.checked for replica in self.replicas.values())
 
     def copies(self, position: Callable[[Replica], int]) -> dict[TaskId, Copy]:
         """The copy of every task on disk, held or not; ``position`` is asked for those of stores that are held.
@@ -155,7 +155,7 @@ class TaskManager:
         replicas = self.replicas
         for task in {replica.task for replica in replicas.values()}:
             held = [replicas[name, task.partition] for name in self._stores_of(task)]
-            copies[task] = Copy(tuple(map(position, held)), all(replica.checked for replica in held))
+            copies[task] = Copy(tuple(map(position, held)), all(replica.view.checked for replica in held))
         return copies
 
     def _stores_of(self, task: TaskId) -> list[str]:
@@ -273,7 +273,7 @@ class TaskManager:
 
     def _open(self, task: TaskId, spec: StoreSpec) -> Replica:
         opened = self._opener.open(task, spec)
-        replica = Replica(spec, task, opened.store, opened.log, identify=opened.identify)
+        replica = Replica.opened(spec, task, opened.store, opened.log, opened.identify)
         replica.on_corrupted = self._report_damage
         try:
             self._recovery.begin(replica)
@@ -289,8 +289,8 @@ class TaskManager:
 
     def _close(self, replica: Replica) -> None:
         self._sweeper.forget(replica)
-        if replica.store.persistent and replica.restored:
-            self._on_disk.put(replica.task, replica.spec.name, replica.progress.position)
+        if replica.view.store.persistent and replica.view.restored:
+            self._on_disk.put(replica.task, replica.spec.name, replica.view.progress.position)
         # They refer to each other, which nothing collects of what was there when serving began.
         replica.admitted = None
         self._recovery.end(replica)

@@ -37,9 +37,9 @@ class OpenTransactions:
                 "served until its producer ends it, and time lag grows. kafka-transactions.sh describe-producers "
                 "--topic %s --partition %d names the producer; find-hanging and abort end what was left open.",
                 tp,
-                replica.progress.end_offset,
+                replica.view.progress.end_offset,
                 open_ms / 1000,
-                replica.progress.open_transaction_records,
+                replica.view.progress.open_transaction_records,
                 *tp,
             )
 

@@ -102,7 +102,7 @@ class Recovery:
         """Do what follows from an event; events of replicas that have been released since are dropped."""
         match event:
             case StoreDamaged(replica, reason, store, as_it_once_was):
-                if store is None or (replica.store is store and replica.writable):
+                if store is None or (replica.view.store is store and replica.writable):
                     self._rebuild(replica, reason, as_it_once_was=as_it_once_was)
             case PredecessorDamaged(replica, predecessor, reason):
                 if replica.predecessor is predecessor:
@@ -131,7 +131,7 @@ class Recovery:
         self.applier.follow(replica)
         if self._takes_files(replica):
             tp = replica.topic_partition
-            committed = replica.store.committed_offset(tp) or CommittedOffset(0)
+            committed = replica.view.store.committed_offset(tp) or CommittedOffset(0)
             behind = self._changelog.end_offsets([tp]).get(tp, 0) - committed.position
             if behind > BULK_RESTORE_RECORDS and not self._rebuilt_if_replaced(replica):
                 self._restore_in_bulk(replica, behind)
@@ -144,7 +144,7 @@ class Recovery:
         finally:
             replica.enter(ReplicaPhase.CLOSED)
             if is_open:
-                replica.store.close()
+                replica.view.store.close()
 
     def _detach(self, replica: Replica) -> None:
         self.bulk_restore.cancel(replica)
@@ -167,12 +167,12 @@ class Recovery:
         return storage_fault(error, self._directory.path)
 
     def _takes_files(self, replica: Replica) -> bool:
-        return self._in_bulk and isinstance(replica.store, RocksDbStore)
+        return self._in_bulk and isinstance(replica.view.store, RocksDbStore)
 
     def _restore_if_far_behind(self, replica: Replica) -> None:
         """Restore in bulk replicas that fell far behind since they were opened, or whose lag was not known
         then."""
-        progress = replica.progress
+        progress = replica.view.progress
         if progress.end_offset is None or replica.failure is not None or not self._takes_files(replica):
             return
         behind = progress.end_offset - progress.position
@@ -183,7 +183,7 @@ class Recovery:
 
     def _restore_in_bulk(self, replica: Replica, behind: int) -> None:
         try:
-            replica.store.commit({})  # the identity, before any file is ingested
+            replica.view.store.commit({})  # the identity, before any file is ingested
         except StoreCorrupted as corrupted:
             self._rebuild(replica, str(corrupted))
             return
@@ -240,10 +240,10 @@ class Recovery:
     def _rebuilt_if_replaced(self, replica: Replica) -> bool:
         """Rebuild a replica with content of a log that was replaced; nothing follows the log that would notice."""
         topic, partition = replica.topic_partition
-        if replica.progress.position == 0:
+        if replica.view.progress.position == 0:
             return False
         try:
-            replaced = replica.log not in (None, self._changelog.identity(topic, partition))
+            replaced = replica.view.log not in (None, self._changelog.identity(topic, partition))
         except ChangelogError:
             return False
         if replaced:
@@ -260,15 +260,15 @@ class Recovery:
             return
         log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
         self._detach(replica)
-        may_serve = as_it_once_was and replica.restored and isinstance(replica.store, RocksDbStore)
+        may_serve = as_it_once_was and replica.view.restored and isinstance(replica.view.store, RocksDbStore)
         former = self._predecessor_of(replica) if may_serve else None
         replica.invalidate()
         replica.enter(ReplicaPhase.REBUILDING)
         try:
-            replica.store.close()
+            replica.view.store.close()
         except Exception as error:
             log.warning("%s was not closed properly: %s", replica.topic_partition, error)
-        replica.in_place = replica.store.persistent
+        replica.in_place = replica.view.store.persistent
         if former is not None:
             replica.in_place = not self._serve_set_aside(replica, former)
         self._begin_anew(replica)
@@ -290,7 +290,7 @@ class Recovery:
             log.warning("%s cannot be set aside yet: %s", replica.topic_partition, error)
             return False
         try:
-            former.store = self._opener.open_set_aside(path, replica.spec.name)
+            former.publish(store=self._opener.open_set_aside(path, replica.spec.name))
         except Exception as error:
             log.warning("%s is not served while it is rebuilt: %s", replica.topic_partition, error)
         else:
@@ -314,13 +314,14 @@ class Recovery:
             return
         replica.enter(ReplicaPhase.CREATED)
         replica.failure = replica.storage_fault = None
-        replica.store, replica.log, replica.identify = opened.store, opened.log, opened.identify
+        replica.identify = opened.identify
+        replica.publish(store=opened.store, log=opened.log)
         try:
             self._begin(replica)
         except Exception as error:
             self._detach(replica)
             with contextlib.suppress(Exception):
-                replica.store.close()
+                replica.view.store.close()
             self._try_again(replica, error)
 
     def _try_again(self, replica: Replica, error: Exception) -> None:
@@ -352,4 +353,4 @@ def _drop_predecessor(replica: Replica) -> None:
     if predecessor is not None:
         # They refer to each other by way of what reads keep.
         predecessor.admitted = None
-        predecessor.store.close()
+        predecessor.view.store.close()

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.lag import EMPTY_PROGRESS, EndOffsets, Progress
-from forebay.retention import history_begins_ms, oldest_kept_ms
+from forebay.lag import EMPTY_PROGRESS, EndOffsets
 from forebay.state_store import StateStore
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.key_watchers import KeyWatchers
 from forebay_worker.tasks.phases import ReplicaPhase, check_transition
 from forebay_worker.tasks.recent_changes import RecentChanges
+from forebay_worker.tasks.replica_view import ReplicaView
 
 log = logging.getLogger(__name__)
 
@@ -34,30 +34,14 @@ def _ignore_damage(replica: Replica, store: StateStore, reason: str) -> None:
 
 @dataclass
 class Replica:
-    """The state of one store partition that reads need.
+    """One store partition, how far it is, and what brings it forward.
 
-    The applier's thread is the one writer; readers use ``progress`` and ``store`` as they are.
+    The applier's thread is the one writer, but for ``designated_boot_ms`` and ``admitted``. Reads take ``view``.
     """
 
-    spec: StoreSpec
     task: TaskId
-    store: StateStore
-    log: str | None = None
-    """The log's identity, None until known."""
-    progress: Progress = EMPTY_PROGRESS
-    restored: bool = False
-    """Whether an end of the log was ever reached: until then a missing key proves nothing."""
-    filling: bool = False
-    """Whether its log is being filled with what a writer's source already holds: a missing key proves nothing."""
-    diverged: bool = False
-    """Its content was not that of the log, or is lost, and the rebuild is not done."""
-    misplaced_key: bytes | None = None
-    """A key that another partitioner put here: misses then prove nothing."""
-    partitions_found: int | None = None
-    """How many partitions the log was found to have, None if that cannot change."""
-    stream_time_ms: int | None = None
-    swept_to_ms: int | None = None
-    """Up to when its store's entries were deleted as expired, by a shorter retention maybe."""
+    view: ReplicaView
+    """What reads see; ``publish`` replaces it."""
     designated_boot_ms: float | None = None
     """Since when the newest known generation designates this replica active; None if it does not."""
     phase: ReplicaPhase = ReplicaPhase.CREATED
@@ -85,10 +69,7 @@ class Replica:
     """What the machine refuses, and the remedy, if that is why."""
     read_failure: str | None = None
     """Why its log cannot be read; None while it can."""
-    was_checked: bool = False
-    """Whether it was ``checked`` before the log could no longer be read."""
     key_watchers: KeyWatchers = field(default_factory=KeyWatchers)
-    recent_changes: RecentChanges = field(default_factory=RecentChanges)
     identify: Callable[[str], None] = _note_nothing
     """Makes the store record, from its next commit on, which log it was built from."""
 
@@ -100,6 +81,27 @@ class Replica:
 
     admitted: Any = None
     """The replica's state as found by the last read, cached by the queries while valid."""
+
+    @classmethod
+    def opened(
+        cls,
+        spec: StoreSpec,
+        task: TaskId,
+        store: StateStore,
+        log: str | None = None,
+        identify: Callable[[str], None] = _note_nothing,
+    ) -> Replica:
+        """A replica whose store has just been opened: how far that is, is not known yet."""
+        return cls(task, ReplicaView(EMPTY_PROGRESS, spec, store, log, RecentChanges()), identify=identify)
+
+    @property
+    def spec(self) -> StoreSpec:
+        """The store that it is a partition of."""
+        return self.view.spec
+
+    def publish(self, **changes: Any) -> None:
+        """Replace what reads see, with some fields changed at once."""
+        self.view = self.view._replace(**changes)
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -129,44 +131,14 @@ class Replica:
     def note_read_failure(self, reason: str | None, now_boot_ms: float) -> None:
         """Take over whether the log can be read; if its end is not learnt either, it is not known."""
         self.read_failure = reason
-        if reason is None or now_boot_ms - self.progress.end_sent_boot_ms < _END_KNOWN_FOR_MS:
+        view = self.view
+        if reason is None or now_boot_ms - view.progress.end_sent_boot_ms < _END_KNOWN_FOR_MS:
             return
-        self.was_checked = self.checked
         self.ends.clear()
-        self.progress = self.progress._replace(end_offset=None, high_watermark=None)
+        unknown = view.progress._replace(end_offset=None, high_watermark=None)
+        self.publish(was_checked=view.checked, progress=unknown)
         if self.predecessor is not None:
             self.predecessor.note_read_failure(reason, now_boot_ms)
-
-    @property
-    def checked(self) -> bool:
-        """Whether the log was seen since the store was opened, and can continue its content."""
-        return self.progress.end_offset is not None or self.was_checked
-
-    @property
-    def consistent(self) -> bool:
-        """Whether it has reached an end of the log, and is not in the middle of a compacted replay now."""
-        progress = self.progress
-        return self.restored and progress.consistent_position == progress.position
-
-    @property
-    def knows_all_keys(self) -> bool:
-        """Whether an end of the log was reached that had all keys of its source."""
-        return self.restored and not self.filling
-
-    @property
-    def oldest_kept_ms(self) -> int | None:
-        """The first time of the oldest entry that is kept, as in ``forebay.retention``; None if all are."""
-        return self._later(oldest_kept_ms(self.spec, self.stream_time_ms))
-
-    @property
-    def history_begins_ms(self) -> int | None:
-        """The time since which all versions are kept, as in ``forebay.retention``; None if all ever were."""
-        return self._later(history_begins_ms(self.spec, self.stream_time_ms))
-
-    def _later(self, by_retention_ms: int | None) -> int | None:
-        if by_retention_ms is None or self.swept_to_ms is None:
-            return by_retention_ms
-        return max(by_retention_ms, self.swept_to_ms)
 
     def designate(self, since_boot_ms: float | None) -> None:
         """Note since when it is designated active, None if it is not."""
@@ -183,10 +155,10 @@ class Replica:
 
     def learn_log(self, log: str) -> None:
         """Record its log's identity with the next commit, if that was not known when it was opened."""
-        if self.log is None:
+        if self.view.log is None:
             # First: if that fails, it is done again.
             self.identify(log)
-            self.log = log
+            self.publish(log=log)
 
     def learn_tombstone_life(self, life_ms: float | None) -> None:
         """Record how long the log keeps tombstones: a start must find a moment well within that time."""
@@ -204,9 +176,9 @@ class Replica:
 
     def learn_partitions(self, found: int | None) -> None:
         """Record how many partitions the log has: once there are more, keys go to different ones."""
-        if found is not None and found != self.partitions_found:
-            self.partitions_found = found
-            if self.repartitioned:
+        if found is not None and found != self.view.partitions_found:
+            self.publish(partitions_found=found)
+            if self.view.repartitioned:
                 log.error(
                     "%s now has %d partitions, but the topology has %d: new records of a key may be in "
                     "another partition, so misses are refused. Give the store a new name and a log of that size.",
@@ -215,20 +187,11 @@ class Replica:
                     self.spec.partitions,
                 )
 
-    @property
-    def repartitioned(self) -> bool:
-        """Whether the log has another number of partitions than the topology."""
-        return self.partitions_found not in (None, self.spec.partitions)
-
     def invalidate(self) -> None:
         """Its content is not that of the log, or is lost: nothing found out about it holds any more."""
-        self.diverged = True
-        self.restored = self.filling = self.was_checked = False
-        self.misplaced_key = None
-        # Neither a lag nor an active role is told of it, even if the rebuild cannot begin.
-        self.progress = EMPTY_PROGRESS
-        # A predecessor that serves meanwhile keeps its own.
-        self.recent_changes = RecentChanges()
+        self.view = self.view.as_lost()
+        # It would keep the former store.
+        self.admitted = None
         self.records_applied = self.records_skipped = self.records_unchecked = self.records_ahead = 0
 
     def note_ahead(self, records: int) -> None:
@@ -246,7 +209,7 @@ class Replica:
 
     def refuse_misses(self, misplaced_key: bytes) -> None:
         """Stop reporting misses: keys, such as this one, are not where the partitioner puts them."""
-        self.misplaced_key = misplaced_key
+        self.publish(misplaced_key=misplaced_key)
         log.error(
             "%s: the key %r is in partition %d, where the partitioner %r does not put it; misses are refused. Set "
             "the store's partitioner to the writer's, or to 'unknown'.",
@@ -255,15 +218,3 @@ class Replica:
             self.task.partition,
             self.spec.partitioner,
         )
-
-    def role(self, lease_until_boot_ms: float, now_boot_ms: float) -> str:
-        """``active``, ``restoring`` or ``standby``, judged now against the membership lease.
-
-        A running active has once reached an end of the log observed since it was designated; later lag does
-        not change the role.
-        """
-        designated = self.designated_boot_ms
-        if designated is None or now_boot_ms >= lease_until_boot_ms:
-            return "standby"
-        end_reached = self.progress.end_reached_boot_ms
-        return "active" if end_reached is not None and end_reached >= designated else "restoring"

@@ -50,7 +50,7 @@ class Restoration:
 
         Based on offsets: a compacted log has fewer records left than that.
         """
-        progress = self.replica.progress
+        progress = self.replica.view.progress
         done = progress.position - self.begun_position
         if done <= 0 or progress.end_offset is None:
             return None

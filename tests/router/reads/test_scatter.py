@@ -16,6 +16,7 @@ from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import HeldMemory, Limit, Peer
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanPage
+from forebay.routing.scattered_list import FIRST_PAGES_BYTES
 from forebay.topology import StoreSpec
 from forebay_router.reads import scatter
 from forebay_router.reads.attempts import Attempt, late, refusal
@@ -260,17 +261,17 @@ async def test_a_page_is_as_old_as_when_it_came_not_as_when_it_is_taken(monkeypa
 async def test_lists_begin_and_read_ahead_only_while_there_is_memory():
     more = page(b"\x01a", Lag(0, 0, 0), more=True)
     workers = Workers([more, more, more], [more, more, more])
-    workers.memory = Limit("memory", 2 * scatter._FIRST_PAGES_BYTES, "no memory")
+    workers.memory = Limit("memory", 2 * FIRST_PAGES_BYTES, "no memory")
     held = HeldMemory(workers.memory, Peer("a"))
     gather = await workers.gather(memory=held)
     await asyncio.sleep(0)
     assert workers.asked == [0, 1, 0, 1]
     assert 0 < held.held_bytes < 10 * len(more.body)
     another = Peer("another")
-    workers.memory.count(another, scatter._FIRST_PAGES_BYTES)
+    workers.memory.count(another, FIRST_PAGES_BYTES)
     with pytest.raises(Overloaded, match="no memory"):
         await workers.gather(b"timeout_ms=1", memory=HeldMemory(workers.memory, another))
-    workers.memory.count(another, -scatter._FIRST_PAGES_BYTES)
+    workers.memory.count(another, -FIRST_PAGES_BYTES)
     gather.drop()
     assert (held.held_bytes, workers.memory.used) == (0, 0)
 

@@ -11,6 +11,7 @@ from forebay.errors import (
     LagExceedsTolerance,
     LogDiverged,
     NotActive,
+    NotReady,
     PartitionerMismatch,
     PositionNotReached,
     Problem,
@@ -40,7 +41,7 @@ def refused(admission: Admission, query: str = "", key: bytes = b"k") -> Problem
 
 
 def progress(replica: Replica, **changed: Any) -> None:
-    replica.progress = replica.progress._replace(**changed)
+    replica.publish(progress=replica.view.progress._replace(**changed))
 
 
 def position(offset: int) -> str:
@@ -68,6 +69,17 @@ def test_reads_of_one_moment_are_each_held_to_their_own_bounds(tmp_path, monkeyp
             assert isinstance(refused(admission, query), LagExceedsTolerance)
         else:
             assert read(admission, query).status == 200
+
+
+def test_no_position_is_given_of_a_store_that_was_replaced(tmp_path):
+    """How far what was read was, is not known any more: a token of the new store would let reads go back."""
+    admission, replica = held(tmp_path)
+    admitted = admission.admit(replica, parse_parameters(b"", KEY_PARAMETERS))
+    assert decode_position(admission.replica_info(admitted).source.position).offsets == {0: 1}
+    replica.invalidate()
+    with pytest.raises(Refused) as refusal:
+        admission.replica_info(admitted)
+    assert isinstance(refusal.value.problem, NotReady)
 
 
 def test_a_position_is_not_reached_in_the_middle_of_a_replay(tmp_path):

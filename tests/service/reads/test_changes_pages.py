@@ -30,13 +30,13 @@ class Served:
 
     def __init__(self, directory: Path, query: str = "", **of_the_store: Any) -> None:
         self.admission, self.replica = held(directory, **of_the_store)
-        self.replica.recent_changes.restart(1)
+        self.replica.view.recent_changes.restart(1)
         self.parameters = parse_parameters(query.encode(), STORE_CHANGES_PARAMETERS)
         self.selection = make_selection(self.replica.spec, self.parameters, 1_000)
         self.cursor: ChangesCursor | None = None
 
     def apply(self, *rows: tuple[bytes, bytes | None], timestamp_ms: int = 0) -> None:
-        begin = self.replica.progress.position
+        begin = self.replica.view.progress.position
         records = [(begin + i, key, value, timestamp_ms, False) for i, (key, value) in enumerate(rows)]
         end = begin + len(rows)
         tp = self.replica.topic_partition
@@ -112,7 +112,7 @@ def test_what_was_deleted_since_cannot_be_known_any_more_and_the_state_is_sent_a
     served = Served(tmp_path)
     served.page()
     served.apply((b"k", None), (b"b", b"1"))
-    served.replica.recent_changes.restart(3)
+    served.replica.view.recent_changes.restart(3)
     page = served.page()
     assert (page.reset, values(page)) == (True, [("b", 1)])
 
@@ -132,7 +132,7 @@ def test_a_log_that_was_replaced_is_followed_from_its_beginning(tmp_path):
 def test_no_page_goes_back_and_none_is_beyond_the_bounds(tmp_path):
     served = Served(tmp_path, "max_record_lag=3")
     served.page()
-    served.replica.progress = served.replica.progress._replace(applying_to=5)
+    served.replica.publish(progress=served.replica.view.progress._replace(applying_to=5))
     page = served.page()
     assert page.cursor.upper == 5
     # Only a replica that is as far may continue, or begin anew.
@@ -140,14 +140,14 @@ def test_no_page_goes_back_and_none_is_beyond_the_bounds(tmp_path):
     served.cursor = ChangesCursor(page.cursor.log, 0, 5)
     assert isinstance(served.refused(), PositionNotReached)
     served.cursor = None
-    served.replica.progress = served.replica.progress._replace(end_offset=5)
+    served.replica.publish(progress=served.replica.view.progress._replace(end_offset=5))
     assert isinstance(served.refused(), LagExceedsTolerance)
 
 
 def test_a_replica_that_is_restored_in_bulk_does_not_know_what_changes(tmp_path):
     served = Served(tmp_path)
     served.page()
-    served.replica.progress = served.replica.progress._replace(position=2, consistent_position=2)
+    served.replica.publish(progress=served.replica.view.progress._replace(position=2, consistent_position=2))
     assert isinstance(served.refused(), NotReady)
 
 

@@ -14,7 +14,7 @@ from tests.support.held_reads import held
 
 def beats(replica: Replica, *heartbeats: tuple[str, Heartbeat | None]) -> None:
     """Apply heartbeats of writers; None retires one."""
-    first = replica.progress.position
+    first = replica.view.progress.position
     records = [
         (first + at, heartbeat_key(writer), beat and beat.value(), 0, True)
         for at, (writer, beat) in enumerate(heartbeats)
@@ -65,12 +65,12 @@ def test_a_key_missed_after_a_filling_began_is_not_stated(tmp_path):
 def test_a_store_that_is_opened_again_knows_that_its_log_is_being_filled(tmp_path):
     _, replica = held(tmp_path)
     beats(replica, ("a", beat(filling=True)))
-    committed = replica.store.committed_offset(replica.topic_partition)
+    committed = replica.view.store.committed_offset(replica.topic_partition)
     assert committed is not None
-    again = Replica(replica.spec, replica.task, replica.store)
+    again = Replica.opened(replica.spec, replica.task, replica.view.store)
     resume(again, type(committed).from_document(committed.document()))
-    assert again.filling
+    assert again.view.filling
     beats(replica, ("a", beat(filling=False)))
-    committed = replica.store.committed_offset(replica.topic_partition)
+    committed = replica.view.store.committed_offset(replica.topic_partition)
     assert committed is not None
     assert "filling" not in committed.document()

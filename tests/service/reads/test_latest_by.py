@@ -21,8 +21,8 @@ ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 
 def put(replica: Replica, *records: tuple[bytes, int, bytes | None]) -> None:
     for key, order, value in records:
-        replica.store.put(replica.spec.stored_keys.stored(key, order), encode_version(value))
-    replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
+        replica.view.store.put(replica.spec.stored_keys.stored(key, order), encode_version(value))
+    replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
 
 
 @pytest.mark.parametrize("reverse", [False, True])

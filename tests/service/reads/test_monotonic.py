@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.lag import EMPTY_PROGRESS
 from forebay.metadata import StreamsMetadataState
 from forebay.position import decode_position, later_position
 from forebay.rest.parameters import ReadParameters
@@ -40,7 +39,7 @@ class Copy:
     def __init__(self, log: list[str], compacted_to: int) -> None:
         self._log = log
         self._compacted_to = compacted_to
-        self.replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"), log="log", progress=EMPTY_PROGRESS)
+        self.replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"), "log")
         self.finish()
         metadata = StreamsMetadataState(TOPOLOGY.stores)
         tasks = SimpleNamespace(replicas={("s", 0): self.replica})
@@ -48,28 +47,30 @@ class Copy:
         self._reads = Reads(Admission(TOPOLOGY, metadata, "h:1", tasks, membership, 5000), 1 << 20)
 
     def begin(self, records: int) -> None:
-        progress = self.replica.progress
+        progress = self.replica.view.progress
         to = max(progress.applying_to, min(progress.position + records, len(self._log)))
-        self.replica.progress = progress._replace(applying_to=to)
+        self.replica.publish(progress=progress._replace(applying_to=to))
 
     def write(self) -> None:
-        progress = self.replica.progress
+        progress = self.replica.view.progress
         for offset in range(progress.position, progress.applying_to):
             if self._log[offset] == "set" and not self._replaced(offset):
-                self.replica.store.put(KEY, b"%d" % offset)
+                self.replica.view.store.put(KEY, b"%d" % offset)
             elif self._log[offset] == "delete":
-                self.replica.store.delete(KEY)
-        self.replica.store.commit({})
+                self.replica.view.store.delete(KEY)
+        self.replica.view.store.commit({})
 
     def _replaced(self, offset: int) -> bool:
         return any(what != "other" for what in self._log[offset + 1 : self._compacted_to])
 
     def finish(self) -> None:
         self.write()
-        progress = self.replica.progress
+        progress = self.replica.view.progress
         history = progress.applying_to if progress.applying_to >= self._compacted_to else None
-        self.replica.progress = progress._replace(position=progress.applying_to, consistent_position=history)
-        self.replica.restored = self.replica.restored or history is not None
+        self.replica.publish(
+            progress=progress._replace(position=progress.applying_to, consistent_position=history)
+        )
+        self.replica.publish(restored=self.replica.view.restored or history is not None)
 
     def read(self, token: str | None) -> tuple[int, int | None, str]:
         """Status, value and position."""

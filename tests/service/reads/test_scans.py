@@ -37,10 +37,10 @@ async def listed(admission: Admission, items: str, query: str) -> dict[str, obje
 async def test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and_says_where_it_is(tmp_path):
     admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
     for number in range(30_000):
-        replica.store.put(replica.spec.stored_keys.stored(b"k%05d" % number, number), b"1")
-    replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
+        replica.view.store.put(replica.spec.stored_keys.stored(b"k%05d" % number, number), b"1")
+    replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
     scanned = 0
-    scan = replica.store.scan
+    scan = replica.view.store.scan
 
     def counted(start: bytes, end: bytes, *, reverse: bool = False):
         nonlocal scanned
@@ -49,7 +49,7 @@ async def test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and
             scanned += 1
             yield pair
 
-    replica.store.scan = counted
+    replica.view.store.scan = counted
     query, pages, found = "from=29990&to=29995", 0, []
     while True:
         document = await listed(admission, "windows", query)
@@ -70,14 +70,14 @@ async def test_a_list_whose_first_partition_leaves_its_bounds_while_others_are_r
     _, first = held(tmp_path / "0")
     admission, second = held(tmp_path / "1", partition=1)
     admission._tasks.replicas["counts", 0] = first
-    passed_ms, scan = 0, second.store.scan
+    passed_ms, scan = 0, second.view.store.scan
 
     def slow(start: bytes, end: bytes, *, reverse: bool = False):
         nonlocal passed_ms
         passed_ms = took_ms
         return scan(start, end, reverse=reverse)
 
-    second.store.scan = slow
+    second.view.store.scan = slow
     monkeypatch.setattr(scans, "boot_ms", lambda: boot_ms() + passed_ms)
     document = await listed(admission, "entries", "max_time_lag_ms=3000")
     if took_ms < 3_000:
@@ -98,9 +98,9 @@ async def test_the_times_that_pass_are_those_that_are_asked_for_and_kept(tmp_pat
             end = start + (SIZE_MS if kind == "window" else chance.randrange(0, 2_000))
             times.add((start, end))
             stored = (start,) if kind == "window" else (end, start)
-            replica.store.put(replica.spec.stored_keys.stored(b"k", *stored), b"1")
-        replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
-        replica.stream_time_ms = 7_000
+            replica.view.store.put(replica.spec.stored_keys.stored(b"k", *stored), b"1")
+        replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
+        replica.publish(stream_time_ms=7_000)
         for start_ms, end_ms in ((-9_000, 9_000), (-100, 4_321), (5_000, 5_001), (6_000, 2_000)):
             document = await listed(admission, items, f"from={start_ms}&to={end_ms}")
             found = {(entry["start_ms"], entry["end_ms"]) for entry in document[items]}
@@ -114,8 +114,8 @@ async def test_the_times_that_pass_are_those_that_are_asked_for_and_kept(tmp_pat
 async def test_a_page_of_large_values_ends_early(tmp_path):
     admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
     for number in range(100):
-        replica.store.put(replica.spec.stored_keys.stored(b"k", number), b'"%b"' % (b"x" * (1 << 20)))
-    replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
+        replica.view.store.put(replica.spec.stored_keys.stored(b"k", number), b'"%b"' % (b"x" * (1 << 20)))
+    replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
     document = await listed(admission, "windows", "limit=100")
     assert 4 <= len(document["windows"]) <= 8
     assert document["next"] is not None
@@ -124,8 +124,8 @@ async def test_a_page_of_large_values_ends_early(tmp_path):
 async def test_a_list_of_one_key_is_of_that_key_whatever_its_cursor_says(tmp_path):
     admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
     for key in (b"a", b"z"):
-        replica.store.put(replica.spec.stored_keys.stored(key, 1_000), b'"another key"')
-    replica.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
+        replica.view.store.put(replica.spec.stored_keys.stored(key, 1_000), b'"another key"')
+    replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
     route = next(route for route in SCAN_ROUTES if route.items == "windows" and route.keyed)
     scan = make_scan(route, replica.spec, b"k", ReadParameters())
     for last in (
@@ -151,8 +151,8 @@ async def test_a_list_of_one_key_is_of_that_key_whatever_its_cursor_says(tmp_pat
 async def test_a_partition_that_one_page_left_out_stays_out_of_all_that_follow(tmp_path):
     admission, second = held(tmp_path / "1", partition=1)
     for key in (b"l", b"m"):
-        second.store.put(second.spec.stored_keys.prefix(key), b"2")
-    second.store.commit({})
+        second.view.store.put(second.spec.stored_keys.prefix(key), b"2")
+    second.view.store.commit({})
     first = await listed(admission, "entries", "limit=1&allow_partial=true")
     assert (first["missing"], first["complete"]) == ([0], False)
     _, late = held(tmp_path / "0")

@@ -167,7 +167,7 @@ async def test_clients_of_any_speed_end_with_what_the_store_has(tmp_path, monkey
             content |= rows
             served.apply(*[(key.encode(), None if one is None else b"%d" % one) for key, one in rows.items()])
             if choice.random() < 0.1:
-                served.replica.recent_changes.restart(served.replica.progress.position)
+                served.replica.view.recent_changes.restart(served.replica.view.progress.position)
             for pace, (events, page) in enumerate(streams):
                 if number % (1 + 9 * pace) == 0:
                     page.take(await received(events))

@@ -18,17 +18,17 @@ from tests.support.held_reads import batch_of, held
 def closed(tmp_path: Path) -> Admission:
     admission, replica = held(tmp_path)
     assert Reads(admission, 1 << 20).key("counts", ReadParameters()).answer(b"k").status == 200
-    replica.store.close()
+    replica.view.store.close()
     return admission
 
 
 def test_a_version_of_which_it_was_still_to_be_said_why_there_is_none(tmp_path):
     admission, replica = held(tmp_path, kind="versioned", history_retention_ms=1_000)
-    replica.stream_time_ms = 10_000
+    replica.publish(stream_time_ms=10_000)
     admitted = admission.admit(replica, ReadParameters())
     assert isinstance(miss(admitted, admitted.replica.spec, b"k", 4_000), HistoryExpired)
     assert isinstance(miss(admitted, admitted.replica.spec, b"other", 4_000), UnknownKey)
-    replica.store.close()
+    replica.view.store.close()
     assert isinstance(miss(admitted, admitted.replica.spec, b"k", 4_000), NotReady)
 
 

@@ -49,7 +49,7 @@ class Follower:
         self.reasons: list[str] = []
         self.completions = 0
         self.applier = Applier(changelog, 10, 0, lambda error: None, self._handle, lambda: None)
-        self.replica = Replica(spec_ or spec(), TaskId(0, 0), MemoryStore("s"))
+        self.replica = Replica.opened(spec_ or spec(), TaskId(0, 0), MemoryStore("s"))
         self.applier.follow(self.replica)
 
     def poll(self, most: int = 1000) -> None:
@@ -65,7 +65,7 @@ class Follower:
 
     @property
     def content(self) -> dict[bytes, bytes]:
-        return {key[1:]: value for key, value in self.replica.store.scan(USER_TAG, END_OF_USER_KEYS)}
+        return {key[1:]: value for key, value in self.replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)}
 
     def _handle(self, event: ReplicaEvent) -> None:
         if isinstance(event, StoreDamaged):
@@ -156,7 +156,7 @@ def test_a_replica_never_claims_more_than_it_has(tmp_path_factory, steps: list[t
 
 
 def check_claims(log: Log, follower: Follower) -> None:
-    progress, content = follower.replica.progress, follower.content
+    progress, content = follower.replica.view.progress, follower.content
     if follower.reasons:
         return  # it said that it can't be trusted, and will be rebuilt
     assert progress.end_offset == len(log.history)
@@ -166,7 +166,7 @@ def check_claims(log: Log, follower: Follower) -> None:
     for key in (b"a", b"b", b"c", b"d"):
         if key in content:
             assert content[key] in [fold.get(key) for fold in folds]
-    if follower.replica.restored:
+    if follower.replica.view.restored:
         assert progress.consistent_position is not None
     if progress.last_caught_up_boot_ms is not None:
         assert progress.consistent_position is not None
@@ -180,12 +180,12 @@ def test_in_the_middle_of_a_compacted_replay_nothing_is_claimed(log):
     late.poll(2)
     # "a" was 1 when "b" and "c" were written; its record is gone and its successor not read yet.
     assert late.content == {b"b": b"1", b"c": b"1"}
-    assert late.replica.progress.consistent_position is None
-    assert late.replica.progress.last_caught_up_boot_ms is None
-    assert not late.replica.restored
+    assert late.replica.view.progress.consistent_position is None
+    assert late.replica.view.progress.last_caught_up_boot_ms is None
+    assert not late.replica.view.restored
     late.poll(2)
-    assert late.replica.progress.consistent_position == 4
-    assert late.replica.restored
+    assert late.replica.view.progress.consistent_position == 4
+    assert late.replica.view.restored
     assert late.completions == 1
     assert late.content == log.fold(4)
     late.close()
@@ -204,12 +204,12 @@ def test_a_replay_is_consistent_where_the_log_can_be_read_no_further():
 def test_a_replica_that_is_told_that_its_gap_has_ended_is_consistent_though_nothing_new_came():
     store = MemoryStore("s")
     store.commit({TP: CommittedOffset(5, 1, pending_end=9, restored=True)})
-    replica = Replica(spec(1), TaskId(0, 0), store)
+    replica = Replica.opened(spec(1), TaskId(0, 0), store)
     told = Batch(TP, [], 5, False, EndOffset(5, boot_ms()), 0, 0, "log", end_reached=True)
     apply_batch(replica, told._replace(end_reached=False))
     assert store.committed_offset(TP).consistent_position == 1
     apply_batch(replica, told)
-    assert store.committed_offset(TP).consistent_position == replica.progress.consistent_position == 5
+    assert store.committed_offset(TP).consistent_position == replica.view.progress.consistent_position == 5
 
 
 def test_what_follows_a_bad_record_of_the_same_batch_waits_for_it(log):
@@ -259,7 +259,7 @@ def restarted(follower: Follower) -> Follower:
     """A replica of the same store: of what was not committed with it, nothing is known any more."""
     follower.close()
     again = Follower(follower.changelog)
-    again.replica.store = follower.replica.store
+    again.replica.publish(store=follower.replica.view.store)
     again.applier.follow(again.replica)
     return again
 
@@ -327,7 +327,7 @@ def test_a_replay_is_trusted_unless_it_takes_longer_than_tombstones_live(log, pa
     pass_time(0.5 * LIFE_MS)
     follower = restarted(follower)
     follower.poll(3)
-    assert (follower.reasons, follower.replica.progress.position) == ([], 6)
+    assert (follower.reasons, follower.replica.view.progress.position) == ([], 6)
     # What was read at first may have been deleted since by a tombstone that nobody has seen.
     pass_time(0.5 * LIFE_MS)
     follower.poll(1)
@@ -343,7 +343,7 @@ def test_a_replaced_log_is_noticed_even_when_it_has_grown_past_the_old_position(
     log.append(*((b"c", b"%d" % i) for i in range(50)))
     follower.poll()
     assert "was replaced" in follower.reasons[0]
-    assert follower.replica.progress.position == 2
+    assert follower.replica.view.progress.position == 2
     follower.close()
 
 
@@ -366,16 +366,18 @@ def test_a_log_that_was_given_more_partitions_makes_misses_worthless(log, caplog
     for partitions, worthless in ((1, False), (2, True)):
         for batch in follower.applier._consumer.poll(10):
             follower.applier.apply(follower.replica, batch._replace(partitions=partitions))
-        assert follower.replica.repartitioned is worthless
+        assert follower.replica.view.repartitioned is worthless
     assert "now has 2 partitions" in caplog.text
     # A restart knows before it has heard from the log.
-    again = Replica(follower.replica.spec, TaskId(0, 0), follower.replica.store)
+    again = Replica.opened(follower.replica.spec, TaskId(0, 0), follower.replica.view.store)
     follower.applier.follow(again)
-    assert again.repartitioned
+    assert again.view.repartitioned
     # The topology was given the new number.
-    mended = Replica(dataclasses.replace(again.spec, partitions=2), TaskId(0, 0), follower.replica.store)
+    mended = Replica.opened(
+        dataclasses.replace(again.spec, partitions=2), TaskId(0, 0), follower.replica.view.store
+    )
     follower.applier.follow(mended)
-    assert not mended.repartitioned
+    assert not mended.view.repartitioned
     follower.close()
 
 
@@ -387,18 +389,20 @@ def test_keys_that_another_partitioner_put_here_make_misses_worthless(tmp_path):
     follower = Follower(log.changelog, spec(partitions=4))
     log.append((own, b"1"))
     follower.poll()
-    assert follower.replica.misplaced_key is None
+    assert follower.replica.view.misplaced_key is None
     log.append((external, b"1"))
     follower.poll()
-    assert follower.replica.misplaced_key == external
+    assert follower.replica.view.misplaced_key == external
     # A restart finds nothing new in the log, and still knows.
-    again = Replica(follower.replica.spec, TaskId(0, 0), follower.replica.store)
+    again = Replica.opened(follower.replica.spec, TaskId(0, 0), follower.replica.view.store)
     follower.applier.follow(again)
-    assert again.misplaced_key == external
+    assert again.view.misplaced_key == external
     # By another partitioner the key may lie right.
-    mended = Replica(dataclasses.replace(again.spec, partitioner="unknown"), TaskId(0, 0), follower.replica.store)
+    mended = Replica.opened(
+        dataclasses.replace(again.spec, partitioner="unknown"), TaskId(0, 0), follower.replica.view.store
+    )
     follower.applier.follow(mended)
-    assert mended.misplaced_key is None
+    assert mended.view.misplaced_key is None
     follower.close()
 
 
@@ -412,7 +416,7 @@ def test_age_is_that_of_the_oldest_writer_until_it_is_retired(log):
         follower.poll()
 
     def age_ms() -> float | None:
-        return lag_of(follower.replica.progress, boot_ms()).age_ms
+        return lag_of(follower.replica.view.progress, boot_ms()).age_ms
 
     follower.poll()
     assert age_ms() is None
@@ -434,17 +438,17 @@ def test_time_lag_stays_small_while_nothing_is_written_and_grows_while_nobody_lo
     follower = Follower(log.changelog)
     follower.poll()
     follower.poll()
-    before = lag_of(follower.replica.progress, boot_ms())
+    before = lag_of(follower.replica.view.progress, boot_ms())
     pass_time(1_000)
-    grown = lag_of(follower.replica.progress, boot_ms())
+    grown = lag_of(follower.replica.view.progress, boot_ms())
     follower.poll()
-    after = lag_of(follower.replica.progress, boot_ms())
+    after = lag_of(follower.replica.view.progress, boot_ms())
     assert before.record_lag == grown.record_lag == after.record_lag == 0
     assert grown.time_lag_ms >= 1_000 > after.time_lag_ms
     log.append((b"a", b"2"))
     pass_time(1_000)
     follower.applier.note_current()
-    assert lag_of(follower.replica.progress, boot_ms()).time_lag_ms >= 1_000
+    assert lag_of(follower.replica.view.progress, boot_ms()).time_lag_ms >= 1_000
     follower.close()
 
 
@@ -452,14 +456,14 @@ def test_time_lag_grows_while_the_log_cannot_be_reached(log, monkeypatch):
     log.append((b"a", b"1"))
     follower = Follower(log.changelog)
     follower.poll()
-    before = follower.replica.progress.last_caught_up_boot_ms
+    before = follower.replica.view.progress.last_caught_up_boot_ms
     Path(log.changelog.path(TP)).rename(tmp := Path(log.changelog.path(TP) + ".away"))
     follower.applier._consumer._disconnect(TP)
     follower.poll()
-    assert follower.replica.progress.last_caught_up_boot_ms == before
+    assert follower.replica.view.progress.last_caught_up_boot_ms == before
     tmp.rename(log.changelog.path(TP))
     follower.poll()
-    assert follower.replica.progress.last_caught_up_boot_ms > before
+    assert follower.replica.view.progress.last_caught_up_boot_ms > before
     follower.close()
 
 
@@ -472,13 +476,13 @@ def test_a_new_query_under_the_same_name_does_not_inherit_what_the_old_one_said(
     now_ms = int(time.time() * 1000)
     beat("q1", now_ms)
     follower.poll()
-    assert follower.replica.progress.as_of_boot_ms is not None
+    assert follower.replica.view.progress.as_of_boot_ms is not None
     beat("q1", None)
     follower.poll()
-    assert follower.replica.progress.as_of_boot_ms is not None
+    assert follower.replica.view.progress.as_of_boot_ms is not None
     beat("q2", None)
     follower.poll()
-    assert follower.replica.progress.as_of_boot_ms is None
+    assert follower.replica.view.progress.as_of_boot_ms is None
     follower.close()
 
 
@@ -500,7 +504,7 @@ def test_what_failed_has_failed_until_a_commit_succeeds_also_while_nothing_is_wr
     follower.poll()
     replica = follower.replica
     replica.failure = "No space left on device"
-    commit = replica.store.commit
+    commit = replica.view.store.commit
 
     def refuse(offsets: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -511,11 +515,11 @@ def test_what_failed_has_failed_until_a_commit_succeeds_also_while_nothing_is_wr
         follower.applier._consumer.assign(TP, 1)
         follower.poll()
 
-    monkeypatch.setattr(replica.store, "commit", refuse)
+    monkeypatch.setattr(replica.view.store, "commit", refuse)
     with pytest.raises(OSError, match="No space left"):
         look_again()
     assert replica.failure is not None
-    monkeypatch.setattr(replica.store, "commit", commit)
+    monkeypatch.setattr(replica.view.store, "commit", commit)
     look_again()
     assert replica.failure is None
     follower.close()
@@ -546,8 +550,8 @@ def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
         sqlite_partition.append_batch(log.changelog.path(tp), [(b"k", b"1", 0)], batch_id=batch_id, **names)
 
     spec_ = dataclasses.replace(spec(2), partitioner="unknown")
-    broken = Replica(spec_, TaskId(0, 0), BreakingStore("s"))
-    well = Replica(spec_, TaskId(0, 1), MemoryStore("s"))
+    broken = Replica.opened(spec_, TaskId(0, 0), BreakingStore("s"))
+    well = Replica.opened(spec_, TaskId(0, 1), MemoryStore("s"))
     applier = Applier(log.changelog, 10, 0, lambda _: None, lambda _: None, lambda: None)
     applier.start()
     try:
@@ -557,7 +561,7 @@ def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
             put(TP, batch_id)
             wait_until(lambda: broken.failure == "gone", "the failure")
             put(other, batch_id)
-            wait_until(lambda: well.progress.position == batch_id, "what the other store got")  # noqa: B023
+            wait_until(lambda: well.view.progress.position == batch_id, "what the other store got")  # noqa: B023
     finally:
         applier.stop()
 
@@ -587,12 +591,12 @@ def test_an_identity_that_could_not_be_kept_is_kept_later():
         if len(kept) == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    replica = Replica(spec(), TaskId(0, 0), MemoryStore("s"), identify=keep)
+    replica = Replica.opened(spec(), TaskId(0, 0), MemoryStore("s"), identify=keep)
     with pytest.raises(OSError, match="No space left"):
         replica.learn_log("the log")
     for _ in range(2):
         replica.learn_log("the log")
-    assert (replica.log, kept) == ("the log", ["the log", "the log"])
+    assert (replica.view.log, kept) == ("the log", ["the log", "the log"])
 
 
 def test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed(log, pass_time, caplog):
@@ -602,7 +606,7 @@ def test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed(log, pa
     follower.poll()
     follower.applier._keep_house()
     assert follower.replica.stopped_by is None
-    assert lag_of(follower.replica.progress, boot_ms()).record_lag == 0
+    assert lag_of(follower.replica.view.progress, boot_ms()).record_lag == 0
 
     directory = Path(log.changelog.path(TP)).parent
     away = directory.rename(directory.with_name("away"))
@@ -611,10 +615,10 @@ def test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed(log, pa
         follower.poll()
         follower.applier._keep_house()
         assert f"The log's directory {directory} is gone" in follower.replica.stopped_by
-        lag = lag_of(follower.replica.progress, boot_ms())
+        lag = lag_of(follower.replica.view.progress, boot_ms())
         assert lag.record_lag is None
         assert lag.time_lag_ms >= 3_000
-        assert follower.replica.checked
+        assert follower.replica.view.checked
     [line] = caplog.messages
     assert f"not applied are {TP}: The log's directory {directory} is gone" in line
 
@@ -623,7 +627,7 @@ def test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed(log, pa
     follower.poll()
     follower.applier._keep_house()
     assert follower.replica.stopped_by is None
-    assert lag_of(follower.replica.progress, boot_ms()).record_lag == 0
+    assert lag_of(follower.replica.view.progress, boot_ms()).record_lag == 0
     assert caplog.messages[1:] == [f"{TP} can be read again"]
     follower.close()
 
@@ -639,8 +643,8 @@ def test_the_lag_behind_a_damaged_record_is_known(log, pass_time):
         follower.applier._keep_house()
     assert "The record at offset 1 of 'log', partition 0, is damaged" in follower.replica.stopped_by
     assert follower.content == {b"a": b"1"}
-    assert lag_of(follower.replica.progress, boot_ms()).record_lag == 2
-    assert not follower.replica.restored
+    assert lag_of(follower.replica.view.progress, boot_ms()).record_lag == 2
+    assert not follower.replica.view.restored
     follower.close()
 
 
@@ -657,7 +661,7 @@ def test_a_reason_that_concerns_many_is_logged_once_and_of_many_reasons_a_few(ca
     consumer = Failing()
     applier = Applier(SimpleNamespace(consumer=lambda: consumer), 10, 0, lambda error: None, print, lambda: None)
     tps = [TopicPartition("log", partition) for partition in range(40)]
-    applier._replicas = {tp: Replica(spec(40), TaskId(0, tp.partition), MemoryStore("s")) for tp in tps}
+    applier._replicas = {tp: Replica.opened(spec(40), TaskId(0, tp.partition), MemoryStore("s")) for tp in tps}
     consumer.found = dict.fromkeys(tps, ReadFailure("No broker answers.", lasting=False))
     applier._note_read_failures()
     assert caplog.messages == ["not applied are log-0 and 39 more: No broker answers."]

@@ -37,12 +37,12 @@ class Watched(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__("s")
-        self.replica = Replica(SPEC, TaskId(0, 0), self)
+        self.replica = Replica.opened(SPEC, TaskId(0, 0), self)
         self.known: list[tuple[int, int]] = []
 
     def commit(self, changelog_offsets):
         for _ in ("before", "after"):
-            self.known.append((self.replica.progress.applying_to, self.replica.progress.position))
+            self.known.append((self.replica.view.progress.applying_to, self.replica.view.progress.position))
             super().commit(changelog_offsets)
 
 
@@ -52,15 +52,15 @@ def test_applying_to_is_published_before_the_write():
     apply_batch(store.replica, batch(5, (b"a", b"2", False), (b"b", b"2", False), (b"c", b"2", False)))
     # The position follows once the content is there.
     assert store.known == [(2, 0), (2, 0), (5, 2), (5, 2)]
-    assert (store.replica.progress.position, store.replica.progress.applying_to) == (5, 5)
+    assert (store.replica.view.progress.position, store.replica.view.progress.applying_to) == (5, 5)
 
 
 def test_age_is_unknown_while_one_of_the_writers_cannot_tell():
-    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
     now_ms = int(time.time() * 1000)
 
     def age_ms() -> int | None:
-        return lag_of(replica.progress, boot_ms()).age_ms
+        return lag_of(replica.view.progress, boot_ms()).age_ms
 
     apply_batch(replica, batch(1, beat("a", now_ms - 5_000)))
     assert 5_000 <= (age_ms() or 0) < 10_000
@@ -73,29 +73,31 @@ def test_age_is_unknown_while_one_of_the_writers_cannot_tell():
 def test_stream_time_is_the_largest_window_end():
     """Whatever order windows come in: what has expired stays expired."""
     spec = replace(SPEC, kind="window", window_size_ms=1_000, retention_ms=10_000)
-    replica = Replica(spec, TaskId(0, 0), MemoryStore("s"))
+    replica = Replica.opened(spec, TaskId(0, 0), MemoryStore("s"))
     starts = (5_000, 90_000, 20_000)
     records = [(b"k" + start.to_bytes(8, "big"), b"1", False) for start in starts]
     apply_batch(replica, batch(3, *records))
-    assert replica.stream_time_ms == 91_000
+    assert replica.view.stream_time_ms == 91_000
     apply_batch(replica, batch(4, records[0]))
-    assert replica.stream_time_ms == 91_000
+    assert replica.view.stream_time_ms == 91_000
 
 
 def test_an_idle_log_advances_the_stored_moment():
     """A restart must not look like an absence of as long as nothing was written."""
-    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
     apply_batch(replica, batch(1, (b"a", b"1", False)))
-    before = replica.store.committed_offset(TP)
+    before = replica.view.store.committed_offset(TP)
     assert before is not None
     assert before.last_caught_up_epoch_ms is not None
-    until = replica.progress.last_caught_up_boot_ms
+    until = replica.view.progress.last_caught_up_boot_ms
     assert until is not None
-    replica.progress = replica.progress._replace(
-        last_caught_up_boot_ms=until + 60_000, end_reached_boot_ms=until + 60_000
+    replica.publish(
+        progress=replica.view.progress._replace(
+            last_caught_up_boot_ms=until + 60_000, end_reached_boot_ms=until + 60_000
+        )
     )
     checkpoint_caught_up(replica)
-    after = replica.store.committed_offset(TP)
+    after = replica.view.store.committed_offset(TP)
     assert after is not None
     assert after.position == before.position
     for moment in (after.last_caught_up_epoch_ms, after.end_reached_epoch_ms):

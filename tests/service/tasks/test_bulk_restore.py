@@ -22,7 +22,7 @@ from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks import bulk_restore, restoration
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.events import RestoreEnded, RestoreEvent
+from forebay_worker.tasks.events import FileMade, RestoreEnded, RestoreEvent
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer, RestoreReport
@@ -64,7 +64,7 @@ class Restore:
     def __init__(self, changelog: SqliteChangelog, directory: Path, spec: StoreSpec = SPEC) -> None:
         store = RocksDbStore("s", directory / "store", RocksDbMemory(8 << 20, 8 << 20).options())
         store.commit({})
-        self.replica = Replica(spec, TaskId(0, 0), store)
+        self.replica = Replica.opened(spec, TaskId(0, 0), store)
         self.done: list[Restoration] = []
         self._lock = threading.Lock()
         self.bulk = BulkRestore(changelog.url, 1, directory / "scratch", self._take, repr)
@@ -81,11 +81,11 @@ class Restore:
 
     def finish(self) -> dict[bytes, bytes]:
         wait_until(lambda: self.done, "the end of the restore", 60)
-        return dict(self.replica.store.scan(USER_TAG, END_OF_USER_KEYS))
+        return dict(self.replica.view.store.scan(USER_TAG, END_OF_USER_KEYS))
 
     def close(self) -> None:
         self.bulk.stop()
-        self.replica.store.close()
+        self.replica.view.store.close()
 
 
 def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folded, tmp_path, monkeypatch):
@@ -94,10 +94,10 @@ def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folde
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     assert restore.finish() == folded
-    committed = restore.replica.store.committed_offset(TP)
+    committed = restore.replica.view.store.committed_offset(TP)
     assert (committed.position, committed.consistent_position, committed.restored) == (RECORDS, RECORDS, True)
     assert restore.done[0].records == RECORDS
-    assert restore.replica.progress.position == RECORDS
+    assert restore.replica.view.progress.position == RECORDS
     child = restore.child()
     restore.close()
     wait_until(lambda: not Path(f"/proc/{child}").exists(), "the end of the restore process")
@@ -113,14 +113,14 @@ def test_the_time_that_is_left_is_told_by_the_pace_so_far(changelog, tmp_path, m
     monkeypatch.setattr(restoration, "boot_ms", lambda: now_ms)
     replica = Restore(changelog, tmp_path).replica
     progressing = Restoration(replica, 1, now_ms, begun_position=100)
-    replica.progress = replica.progress._replace(position=100, end_offset=1_100)
+    replica.publish(progress=replica.view.progress._replace(position=100, end_offset=1_100))
     now_ms += 2_000
     assert progressing.seconds_left is None
-    replica.progress = replica.progress._replace(position=300)
+    replica.publish(progress=replica.view.progress._replace(position=300))
     assert progressing.seconds_left == 8
-    replica.progress = replica.progress._replace(end_offset=None)
+    replica.publish(progress=replica.view.progress._replace(end_offset=None))
     assert progressing.seconds_left is None
-    replica.store.close()
+    replica.view.store.close()
 
 
 def test_what_a_killed_worker_left_of_a_file_that_a_store_took_over_is_not_written_to(
@@ -148,14 +148,14 @@ def test_a_killed_process_costs_a_retry_and_never_a_gap(changelog, folded, tmp_p
     killed = set()
     for floor in (0, 40_000, 80_000):
         wait_until(
-            lambda floor=floor: restore.replica.progress.position > floor or restore.done, "some progress", 30
+            lambda floor=floor: restore.replica.view.progress.position > floor or restore.done, "some progress", 30
         )
         child = restore.child()
         killed.add(child)
         os.kill(child, signal.SIGKILL)
         wait_until(lambda child=child: restore.bulk._children[:1] != [child] or restore.done, "another process")
     assert restore.finish() == folded
-    assert restore.replica.store.committed_offset(TP).position == RECORDS
+    assert restore.replica.view.store.committed_offset(TP).position == RECORDS
     assert len(killed) >= 2
     restore.close()
 
@@ -168,11 +168,11 @@ def test_a_file_that_does_not_begin_where_the_store_is_is_dropped(changelog, fol
     for offset in range(1000):
         key, value = record(offset)
         if value is None:
-            restore.replica.store.delete(USER_TAG + key)
+            restore.replica.view.store.delete(USER_TAG + key)
         else:
-            restore.replica.store.put(USER_TAG + key, value)
+            restore.replica.view.store.put(USER_TAG + key, value)
     # While the process folds from 0, something else brings the store to 1000.
-    restore.replica.store.commit({TP: moved})
+    restore.replica.view.store.commit({TP: moved})
     assert restore.finish() == folded
     restore.close()
 
@@ -185,9 +185,23 @@ def test_a_cancelled_restore_leaves_the_store_as_it_is(changelog, tmp_path):
     other.bulk.submit(other.replica)
     other.finish()
     assert not restore.done
-    assert restore.replica.store.committed_offset(TP) is None
+    assert restore.replica.view.store.committed_offset(TP) is None
     restore.close()
     other.close()
+
+
+def test_a_late_file_of_a_cancelled_restore_blames_nobody(changelog, tmp_path, monkeypatch):
+    """Its replica may be another's by now, or be rebuilt, and is not to report what the file met."""
+    restore = Restore(changelog, tmp_path)
+
+    def refuse(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(bulk_restore, "ingest", refuse)
+    late, settled = Restoration(restore.replica, 1, 0.0, cancelled=True), []
+    restore.bulk.take(FileMade(late, RestoreReport(1), settled.append))
+    assert (settled, restore.replica.failure, restore.replica.storage_fault) == ([False], None, None)
+    restore.close()
 
 
 def test_a_job_that_cannot_be_done_is_tried_again(changelog, folded, tmp_path, monkeypatch):
@@ -210,7 +224,7 @@ def test_misses_are_worthless_where_a_restore_met_keys_of_another_partitioner(ch
     restore = Restore(changelog, tmp_path, dataclasses.replace(SPEC, partitions=2))
     restore.bulk.submit(restore.replica)
     restore.finish()
-    assert restore.replica.misplaced_key is not None
+    assert restore.replica.view.misplaced_key is not None
     restore.close()
 
 
@@ -245,14 +259,14 @@ def test_a_process_that_cannot_be_started_is_started_later(changelog, folded, tm
 def test_a_file_that_the_disk_refuses_is_told_and_made_again(changelog, folded, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(restoration, "_RETRY_S", 0.05)
     restore = Restore(changelog, tmp_path)
-    ingest, refusals = restore.replica.store.ingest, [OSError(errno.ENOSPC, "No space left on device")]
+    ingest, refusals = restore.replica.view.store.ingest, [OSError(errno.ENOSPC, "No space left on device")]
 
     def refusing(*arguments):
         if refusals:
             raise refusals.pop()
         ingest(*arguments)
 
-    monkeypatch.setattr(restore.replica.store, "ingest", refusing)
+    monkeypatch.setattr(restore.replica.view.store, "ingest", refusing)
     restore.bulk.submit(restore.replica)
     assert restore.finish() == folded
     assert "No space left" in caplog.text
@@ -346,7 +360,7 @@ def test_a_restored_store_has_filters_for_what_it_does_not_contain(changelog, tm
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     content = restore.finish()
-    tables = restore.replica.store._db.property_value("rocksdb.aggregated-table-properties")
+    tables = restore.replica.view.store._db.property_value("rocksdb.aggregated-table-properties")
     sizes = dict(part.split("=") for part in tables.replace(" ", "").split(";") if part.count("=") == 1)
     assert int(sizes["filterblocksize"]) > len(content)
     restore.close()
@@ -359,7 +373,7 @@ def test_a_process_that_is_started_while_all_are_ended_is_ended_too(changelog, t
     child = bulk._spawn()
     assert child.wait(20) == -signal.SIGKILL
     bulk._end(child)
-    restore.replica.store.close()
+    restore.replica.view.store.close()
 
 
 def test_a_restore_whose_processes_keep_dying_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ def entries(manager: TaskManager) -> dict[bytes, bytes] | None:
         found = dict(scanned(replica, USER_TAG, END_OF_USER_KEYS))
     except NotReady:
         return None
-    return found if replica.restored else None
+    return found if replica.view.restored else None
 
 
 def places(image: Path) -> Iterator[tuple[Path, int]]:

@@ -32,16 +32,16 @@ def times(spec: StoreSpec, end_ms: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("spec", [WINDOWS, SESSIONS], ids=["windows", "sessions"])
 def test_what_ends_too_long_before_stream_time_goes_and_nothing_else(spec):
-    replica, expiry = Replica(spec, TaskId(0, 0), MemoryStore("s")), Expiry()
+    replica, expiry = Replica.opened(spec, TaskId(0, 0), MemoryStore("s")), Expiry()
     for end_ms in range(0, 20_001, 100):
         for key in (b"a", b"b"):
-            replica.store.put(spec.stored_keys.stored(key, *times(spec, end_ms)), b"1")
-        replica.store.commit({})
-        replica.stream_time_ms = end_ms
+            replica.view.store.put(spec.stored_keys.stored(key, *times(spec, end_ms)), b"1")
+        replica.view.store.commit({})
+        replica.publish(stream_time_ms=end_ms)
         expiry.sweep(replica)
     while expiry.sweep(replica):
         pass
-    found = [spec.stored_keys.parse(key) for key, _ in replica.store.scan(USER_TAG, END_OF_USER_KEYS)]
+    found = [spec.stored_keys.parse(key) for key, _ in replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)]
     kept = [times(spec, end_ms) for end_ms in range(19_100, 20_001, 100)]
     assert [(key.plain, key.times_ms) for key in found] == [(key, at) for key in (b"a", b"b") for at in kept]
     assert oldest_kept_ms(spec, 20_000) == kept[0][0] - 99
@@ -54,42 +54,44 @@ WRITTEN = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.integers(0,
 @settings(deadline=None)
 @given(written=WRITTEN, at_once=st.integers(2, 7), sweeps=st.integers(0, 10))
 def test_versions_go_that_were_replaced_before_history_begins_and_no_others(written, at_once, sweeps):
-    replica, expiry = Replica(VERSIONS, TaskId(0, 0), MemoryStore("s")), Expiry()
+    replica, expiry = Replica.opened(VERSIONS, TaskId(0, 0), MemoryStore("s")), Expiry()
     with patch("forebay_worker.tasks.expiry._ENTRIES_PER_SWEEP", at_once):
         for number, (key, hundreds) in enumerate(written):
-            replica.store.put(VERSIONS.stored_keys.stored(key, 100 * hundreds), b"1")
-            replica.store.commit({})
-            replica.stream_time_ms = max(100 * hundreds, replica.stream_time_ms or 0)
+            replica.view.store.put(VERSIONS.stored_keys.stored(key, 100 * hundreds), b"1")
+            replica.view.store.commit({})
+            replica.publish(stream_time_ms=max(100 * hundreds, replica.view.stream_time_ms or 0))
             if number % 11 < sweeps:
                 expiry.sweep(replica)
         # As after a restart, so that a pass is due however little history moved on.
         last = Expiry()
         for _ in range(len(written)):
             last.sweep(replica)
-    found = [VERSIONS.stored_keys.parse(stored) for stored, _ in replica.store.scan(USER_TAG, END_OF_USER_KEYS)]
+    found = [
+        VERSIONS.stored_keys.parse(stored) for stored, _ in replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)
+    ]
     for key in {key for key, _ in written}:
         versions = sorted({100 * hundreds for written_to, hundreds in written if written_to == key})
-        begins_ms = history_begins_ms(VERSIONS, replica.stream_time_ms)
+        begins_ms = history_begins_ms(VERSIONS, replica.view.stream_time_ms)
         replaced = {at for at, following in pairwise(versions) if following <= begins_ms}
         assert [at.times_ms[0] for at in found if at.plain == key] == [at for at in versions if at not in replaced]
 
 
 def add_windows(replica: Replica, *ends_ms: int) -> None:
     for end_ms in ends_ms:
-        replica.store.put(WINDOWS.stored_keys.stored(b"a%d" % end_ms, *times(WINDOWS, end_ms)), b"1")
-    replica.store.commit({})
-    replica.stream_time_ms = max(ends_ms)
+        replica.view.store.put(WINDOWS.stored_keys.stored(b"a%d" % end_ms, *times(WINDOWS, end_ms)), b"1")
+    replica.view.store.commit({})
+    replica.publish(stream_time_ms=max(ends_ms))
 
 
 @pytest.mark.parametrize("in_the_middle", [False, True])
 def test_a_rebuilt_store_is_swept_by_its_own_stream_time(in_the_middle):
-    replica, expiry = Replica(WINDOWS, TaskId(0, 0), MemoryStore("s")), Expiry()
+    replica, expiry = Replica.opened(WINDOWS, TaskId(0, 0), MemoryStore("s")), Expiry()
     with patch("forebay_worker.tasks.expiry._ENTRIES_PER_SWEEP", 5):
         # A record of the far future, before its log is reset.
         add_windows(replica, *range(0, 1_000, 100), 10**12)
         while expiry.sweep(replica) and not in_the_middle:
             pass
-        replica.store = MemoryStore("s")
+        replica.publish(store=MemoryStore("s"))
         add_windows(replica, *range(0, 1_000, 100))
         for _ in range(5):
             assert expiry.sweep(replica) == 0
@@ -100,19 +102,19 @@ def test_a_rebuilt_store_is_swept_by_its_own_stream_time(in_the_middle):
 @pytest.mark.parametrize("spec", [VERSIONS, WINDOWS], ids=["versions", "windows"])
 def test_what_a_shorter_retention_deleted_is_known_to_be_missing_under_a_longer_one(spec):
     tp = TopicPartition("t", 0)
-    replica = Replica(spec, TaskId(0, 0), MemoryStore("s"))
+    replica = Replica.opened(spec, TaskId(0, 0), MemoryStore("s"))
     for at_ms in (1_000, 2_000, 5_000):
-        replica.store.put(spec.stored_keys.stored(b"a", at_ms), b"1")
-    replica.store.commit({tp: CommittedOffset(3, 3, stream_time_ms=5_000)})
-    resume(replica, replica.store.committed_offset(tp))
+        replica.view.store.put(spec.stored_keys.stored(b"a", at_ms), b"1")
+    replica.view.store.commit({tp: CommittedOffset(3, 3, stream_time_ms=5_000)})
+    resume(replica, replica.view.store.committed_offset(tp))
     expiry = Expiry()
     while expiry.sweep(replica):
         pass
-    begins_ms = replica.history_begins_ms if spec is VERSIONS else replica.oldest_kept_ms
+    begins_ms = replica.view.history_begins_ms if spec is VERSIONS else replica.view.oldest_kept_ms
     longer = replace(spec, retention_ms=9_000) if spec is WINDOWS else replace(spec, history_retention_ms=9_000)
-    again = Replica(longer, TaskId(0, 0), replica.store)
-    resume(again, again.store.committed_offset(tp))
-    assert (again.history_begins_ms if spec is VERSIONS else again.oldest_kept_ms) == begins_ms
+    again = Replica.opened(longer, TaskId(0, 0), replica.view.store)
+    resume(again, again.view.store.committed_offset(tp))
+    assert (again.view.history_begins_ms if spec is VERSIONS else again.view.oldest_kept_ms) == begins_ms
 
 
 def test_what_has_no_retention_stays():

@@ -34,6 +34,6 @@ def test_a_store_that_a_sweep_finds_lost_is_rebuilt(monkeypatch):
         raise StoreCorrupted("its directory is gone")
 
     monkeypatch.setattr(Expiry, "sweep", refuse)
-    replica, lost = Replica(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a")), []
+    replica, lost = Replica.opened(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a")), []
     Sweeper(lost.append, lambda _: None).sweep_some([replica])
     assert lost == [StoreDamaged(replica, "its directory is gone")]

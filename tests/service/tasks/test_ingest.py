@@ -27,7 +27,7 @@ def test_a_file_is_ingested_only_where_it_begins(tmp_path: Path, position_from: 
     store = RocksDbStore("s", tmp_path / "s", RocksDbMemory(8 << 20, 8 << 20).options())
     store.put(KEY, b"1")
     store.commit({TP: NEWER})
-    replica = Replica(SPEC, TaskId(0, 0), store, "log")
+    replica = Replica.opened(SPEC, TaskId(0, 0), store, "log")
     to = CommittedOffset(position_from + 500, position_from + 500)
     path = tmp_path / "file.sst"
     write_sst(path, [[(KEY, b"2")]], TP, to)

@@ -103,13 +103,13 @@ class Follower:
         store = RocksDbStore("s", self._directory / "store", RocksDbMemory(1 << 20, 1 << 20).options())
         store.commit({})
         self.applier = Applier(self._log.changelog, 10, 0, lambda error: None, _only_ends, lambda: None)
-        self.replica = Replica(SPEC, TaskId(0, 0), store)
+        self.replica = Replica.opened(SPEC, TaskId(0, 0), store)
         self.applier.follow(self.replica)
         self._expiry = Expiry()
 
     def close(self) -> None:
         self.applier._consumer.close()
-        self.replica.store.close()
+        self.replica.view.store.close()
 
     def reopen(self) -> None:
         self.close()
@@ -123,7 +123,7 @@ class Follower:
     def restore(self) -> None:
         """To the end of the log, in files of a few records each."""
         self.applier.unfollow(self.replica)
-        committed = self.replica.store.committed_offset(TP) or CommittedOffset(0)
+        committed = self.replica.view.store.committed_offset(TP) or CommittedOffset(0)
         scratch = self._directory / "scratch"
         scratch.mkdir(exist_ok=True)
         job = RestoreJob(
@@ -142,14 +142,14 @@ class Follower:
             if report.path is not None:
                 assert ingest(Restoration(self.replica, 1, boot_ms()), report)
         restorer.close()
-        self.replica = Replica(SPEC, TaskId(0, 0), self.replica.store)
+        self.replica = Replica.opened(SPEC, TaskId(0, 0), self.replica.view.store)
         self.applier.follow(self.replica)
 
     def sweep(self) -> None:
         self._expiry.sweep(self.replica)
 
     def check(self) -> None:
-        progress = self.replica.progress
+        progress = self.replica.view.progress
         if progress.consistent_position != progress.position:
             return
         latest = self._log.latest(progress.position)
@@ -166,7 +166,7 @@ def _only_ends(event: ReplicaEvent) -> None:
 
 
 def listed(replica: Replica, size: int, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-    scan = replica.store.scan(USER_TAG, END_OF_USER_KEYS, reverse=reverse)
+    scan = replica.view.store.scan(USER_TAG, END_OF_USER_KEYS, reverse=reverse)
     chunks = iter(lambda: list(itertools.islice(scan, size)), [])
     for entries in latest_entries(chunks, SPEC.stored_keys, reverse=reverse):
         keys = SPEC.stored_keys.plains([stored for stored, _ in entries.pairs])
@@ -216,9 +216,9 @@ def test_every_replica_has_the_highest_orders_however_it_came_by_the_log(
     log.append((b"end", 0, None))
     followers.append(Follower(log, directory / "last"))
     for follower in followers:
-        while follower.replica.progress.position < len(log.history):
+        while follower.replica.view.progress.position < len(log.history):
             follower.poll(1_000)
-        assert follower.replica.progress.consistent_position == len(log.history)
+        assert follower.replica.view.progress.consistent_position == len(log.history)
         follower.check()
         follower.close()
 
@@ -229,7 +229,9 @@ def test_a_sweep_leaves_one_entry_of_each_key_even_where_a_deletion_is_the_lates
     follower = Follower(log, tmp_path / "0")
     follower.poll(9)
     follower.sweep()
-    stored = [SPEC.stored_keys.parse(key) for key, _ in follower.replica.store.scan(USER_TAG, END_OF_USER_KEYS)]
+    stored = [
+        SPEC.stored_keys.parse(key) for key, _ in follower.replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)
+    ]
     assert [(key.plain, key.times_ms) for key in stored] == [(b"a", (3,)), (b"b", (1,))]
     # What the deletion prevails over may come again.
     log.append((b"a", 2, b"2"))

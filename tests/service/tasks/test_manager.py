@@ -76,7 +76,7 @@ def test_what_is_open_is_followed_while_others_are_still_to_be_opened(tmp_path, 
         SlowOpener.let.release()
         wait_until(lambda: held(manager) == {TASKS[0]}, "the first is open")
         SlowOpener.let.release()
-        wait_until(lambda: manager.replicas["a", 0].progress.end_offset == 1, "its log is followed")
+        wait_until(lambda: manager.replicas["a", 0].view.progress.end_offset == 1, "its log is followed")
         assert not manager.matches_assignment
         SlowOpener.let_all()
         wait_until(lambda: manager.matches_assignment, "all stores open")
@@ -196,8 +196,8 @@ def test_a_task_that_could_be_neither_opened_nor_closed_is_opened_later(tmp_path
     changelog.ensure_topic(TWO_STORES.stores["b"].topic, PARTITIONS)
     with started(tmp_path, changelog, Refusing, topology=TWO_STORES) as manager:
         manager.hold(TASKS[:1], ())
-        wait_until(lambda: manager.matches_assignment, "the task being open")
-        assert (refusals, manager.storage_fault) == ([], None)
+        wait_until(lambda: manager.matches_assignment and manager.storage_fault is None, "the task being open")
+        assert refusals == []
 
 
 def test_a_task_that_could_not_be_opened_and_went_elsewhere_is_deleted(tmp_path, changelog):

@@ -21,43 +21,43 @@ def behind_a_transaction(position: int, high_watermark: int) -> Batch:
 
 
 def test_an_open_transaction_is_time_lag_and_withholds_no_role(pass_time):
-    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
     apply_batch(replica, batch(1, (b"a", b"1", False)))
     replica.designate(boot_ms())
     pass_time(5_000)
     apply_batch(replica, behind_a_transaction(1, 4))
-    lag = lag_of(replica.progress, boot_ms())
+    lag = lag_of(replica.view.progress, boot_ms())
     assert lag.record_lag == 0
     assert lag.time_lag_ms is not None
     assert lag.time_lag_ms >= 5_000
-    assert replica.role(float("inf"), boot_ms()) == "active"
-    assert (replica.progress.end_offset, replica.progress.high_watermark) == (1, 4)
-    assert replica.progress.open_transaction_records == 3
+    assert replica.view.role(replica.designated_boot_ms, float("inf"), boot_ms()) == "active"
+    assert (replica.view.progress.end_offset, replica.view.progress.high_watermark) == (1, 4)
+    assert replica.view.progress.open_transaction_records == 3
     apply_batch(replica, batch(4))
-    lag = lag_of(replica.progress, boot_ms())
+    lag = lag_of(replica.view.progress, boot_ms())
     assert lag.record_lag == 0
     assert lag.time_lag_ms is not None
     assert lag.time_lag_ms < 1_000
-    assert replica.progress.open_transaction_records == 0
+    assert replica.view.progress.open_transaction_records == 0
 
 
 def test_a_transaction_open_for_longer_than_tombstones_live_costs_no_rebuild(pass_time):
     """Compaction removes nothing that could not be read yet, and the store says when it last read all."""
-    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
     apply_batch(replica, batch(1, (b"a", b"1", False)))
     for _ in range(20):
         pass_time(8_640_000)
         apply_batch(replica, behind_a_transaction(1, 4))
-    committed = replica.store.committed_offset(TP)
+    committed = replica.view.store.committed_offset(TP)
     assert committed is not None
     assert committed.last_end_reached_epoch_ms == pytest.approx(epoch_ms(), abs=1_000)
     assert epoch_ms() - (committed.last_caught_up_epoch_ms or 0) > 2 * 86_400_000
     # Both after a restart, and without one.
-    again = Replica(SPEC, TaskId(0, 0), replica.store, "identity")
+    again = Replica.opened(SPEC, TaskId(0, 0), replica.view.store, "identity")
     resume(again, committed)
     for each in (again, replica):
         apply_batch(each, batch(4)._replace(tombstone_life_ms=86_400_000.0))
-        assert each.progress.position == 4
+        assert each.view.progress.position == 4
 
 
 def test_a_transaction_that_was_open_is_time_lag_after_a_restart_too():
@@ -76,7 +76,7 @@ def test_the_time_lag_of_what_0_1_wrote_is_unknown_until_the_log_is_reached():
 
 def test_a_transaction_that_stays_open_is_logged_once_and_when_it_ends(caplog, pass_time):
     caplog.set_level("INFO")
-    replica, noted = Replica(SPEC, TaskId(0, 0), MemoryStore("s")), OpenTransactions()
+    replica, noted = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s")), OpenTransactions()
     apply_batch(replica, batch(1, (b"a", b"1", False)))
     for _ in range(4):
         apply_batch(replica, behind_a_transaction(1, 4))
@@ -92,7 +92,7 @@ def test_a_transaction_that_stays_open_is_logged_once_and_when_it_ends(caplog, p
 
 
 def test_transactions_that_follow_each_other_are_not_one_that_stays_open(pass_time):
-    replica = Replica(SPEC, TaskId(0, 0), MemoryStore("s"))
+    replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
     for position in range(1, 10):
         apply_batch(replica, batch(position))
         apply_batch(replica, behind_a_transaction(position, position + 1))

@@ -51,7 +51,7 @@ def test_a_phase_follows_only_those_of_the_diagram(before, after):
 
 
 def test_what_is_served_during_a_rebuild_has_the_role_of_its_replica():
-    replica = Replica(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a"))
+    replica = Replica.opened(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a"))
     former = dataclasses.replace(replica)
     # By another thread, once the copy was made.
     replica.designate(5.0)
@@ -81,11 +81,11 @@ def test_one_thread_changes_a_replica_through_all_of_its_life(tmp_path, monkeypa
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
         replica = manager.replicas["a", 3]
         wait_until(lambda: replica.phase is P.FOLLOWING, "the end of the restore")
-        replica.on_corrupted(replica, replica.store, "a block is damaged")
+        replica.on_corrupted(replica, replica.view.store, "a block is damaged")
         wait_until(lambda: P.REBUILDING in phases, "the rebuild")
-        wait_until(lambda: replica.restored and replica.phase is P.FOLLOWING, "the end of the rebuild")
+        wait_until(lambda: replica.view.restored and replica.phase is P.FOLLOWING, "the end of the rebuild")
         append(changelog, 3, 2, [(b"later", b"1", 0)])
-        wait_until(lambda: replica.store.get(USER_TAG + b"later") == b"1", "the next record")
+        wait_until(lambda: replica.view.store.get(USER_TAG + b"later") == b"1", "the next record")
         manager.hold((), ())
         wait_until(lambda: not manager.replicas, "the release")
     assert phases == [

@@ -185,13 +185,13 @@ def log(tmp_path: Path) -> Log:
 def replica(tmp_path: Path) -> Iterator[Replica]:
     store = RocksDbStore("s", tmp_path / "store", RocksDbMemory(8 << 20, 8 << 20).options())
     store.commit({})
-    replica = Replica(STOPS, TaskId(0, 0), store)
+    replica = Replica.opened(STOPS, TaskId(0, 0), store)
     yield replica
-    replica.store.close()
+    replica.view.store.close()
 
 
 def content(replica: Replica) -> dict[bytes, bytes]:
-    return {key[1:]: value for key, value in replica.store.scan(USER_TAG, END_OF_USER_KEYS)}
+    return {key[1:]: value for key, value in replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)}
 
 
 def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_out(
@@ -211,16 +211,20 @@ def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_ou
         applier.call(lambda: applier.follow(replica)).result()
         wait_until(lambda: replica.failure, "the stop")
         assert "offset 1 of 'clicks', partition 0" in replica.failure
-        assert (content(replica), replica.progress.position, replica.restored) == ({b"a": b"1"}, 1, False)
+        assert (content(replica), replica.view.progress.position, replica.view.restored) == (
+            {b"a": b"1"},
+            1,
+            False,
+        )
         log.append((b"c", b"3"))
         # The lag says what is missing.
-        wait_until(lambda: replica.progress.end_offset == 4, "another try")
+        wait_until(lambda: replica.view.progress.end_offset == 4, "another try")
         wait_until(lambda: len(tried) > 5, "several more")
         # The disk is not to be filled with one line.
         assert caplog.text.count("could not be applied") == 1
-        assert (content(replica), replica.progress.position) == ({b"a": b"1"}, 1)
-        replica.spec = SKIPS
-        wait_until(lambda: replica.restored, "the end of the log")
+        assert (content(replica), replica.view.progress.position) == ({b"a": b"1"}, 1)
+        replica.publish(spec=SKIPS)
+        wait_until(lambda: replica.view.restored, "the end of the log")
         assert content(replica) == {b"a": b"2", b"c": b"3"}
         assert (replica.failure, replica.records_skipped) == (None, 1)
     finally:
@@ -231,10 +235,10 @@ def test_what_is_skipped_counts_once_however_often_its_commit_is_refused(replica
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    replica.spec = SKIPS
+    replica.publish(spec=SKIPS)
     bad = Batch(TP, [(0, b"b", b"NaN", 0, False)], 1, False, EndOffset(1, 0.0), 0, 0, "log")
     with monkeypatch.context() as full:
-        full.setattr(replica.store, "commit", refuse)
+        full.setattr(replica.view.store, "commit", refuse)
         for _ in range(3):
             with pytest.raises(OSError, match="No space"):
                 apply_batch(replica, bad)
@@ -256,12 +260,12 @@ def test_a_restore_process_leaves_a_bad_record_to_the_applier_and_goes_on_where_
     try:
         bulk.submit(replica)
         wait_until(lambda: done, "the end of the job")
-        assert (content(replica), replica.progress.position) == ({b"a": b"1"}, 1)
-        replica.spec = SKIPS
+        assert (content(replica), replica.view.progress.position) == ({b"a": b"1"}, 1)
+        replica.publish(spec=SKIPS)
         bulk.submit(replica)
         wait_until(lambda: len(done) == 2, "the end of the restore")
         assert content(replica) == {b"a": b"2"}
-        assert (replica.store.committed_offset(TP).restored, replica.records_skipped) == (True, 1)
+        assert (replica.view.store.committed_offset(TP).restored, replica.records_skipped) == (True, 1)
     finally:
         bulk.stop()
 

@@ -51,7 +51,7 @@ def test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_pr
         assert all(path.exists() for path in asides)
         SlowOpener.let_all()
         wait_until(lambda: [path.exists() for path in asides] == [False, False, True], "the rebuild is done")
-        assert manager.replicas["a", 0].restored
+        assert manager.replicas["a", 0].view.restored
 
 
 def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_no_key(
@@ -74,7 +74,7 @@ def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_n
 
     with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         wait_until(lambda: applied(manager).get(TASKS[0]) == 33, "all is applied")
-        store = manager.replicas["a", 0].store
+        store = manager.replicas["a", 0].view.store
         assert store.get(USER_TAG + b"k29") == b"1"
         assert store.get(USER_TAG + b"deleted") is None
 
@@ -89,17 +89,18 @@ def test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done(tmp_pat
         manager.hold(TASKS[:1], ())
         wait_until(lambda: manager.replicas and manager.replicas["a", 0].predecessor, "the old store's return")
         replica = manager.replicas["a", 0]
-        assert not replica.restored
-        assert replica.served.store.get(USER_TAG + b"k") == b"1"
-        assert replica.served.role(math.inf, boot_ms()) == "restoring"
-        lag = lag_of(replica.served.progress, boot_ms())
+        assert not replica.view.restored
+        assert replica.served.view.store.get(USER_TAG + b"k") == b"1"
+        former = replica.served
+        assert former.view.role(former.designated_boot_ms, math.inf, boot_ms()) == "restoring"
+        lag = lag_of(replica.served.view.progress, boot_ms())
         assert lag.record_lag == 2
         assert lag.time_lag_ms > 0
         SlowOpener.let_all()
-        wait_until(lambda: replica.restored, "the rebuild")
+        wait_until(lambda: replica.view.restored, "the rebuild")
         wait_until(lambda: replica.served is replica, "its being served")
-        assert replica.store.get(USER_TAG + b"k") is None
-        assert replica.store.get(USER_TAG + b'"new"') == b"2"
+        assert replica.view.store.get(USER_TAG + b"k") is None
+        assert replica.view.store.get(USER_TAG + b'"new"') == b"2"
         wait_until(lambda: not list((tmp_path / "state/app/.set-aside").iterdir()), "the old store's removal")
 
 
@@ -113,12 +114,12 @@ def test_an_old_store_that_cannot_be_read_is_served_no_longer_and_its_rebuild_go
         wait_until(lambda: manager.replicas and manager.replicas["a", 0].predecessor, "the old store's return")
         replica = manager.replicas["a", 0]
         former = replica.served
-        former.on_corrupted(former, former.store, "a block is damaged")
+        former.on_corrupted(former, former.view.store, "a block is damaged")
         SlowOpener.let_all()
-        wait_until(lambda: replica.restored and replica.served is replica, "the rebuild")
-        assert replica.store.get(USER_TAG + b'"new"') == b"2"
+        wait_until(lambda: replica.view.restored and replica.served is replica, "the rebuild")
+        assert replica.view.store.get(USER_TAG + b'"new"') == b"2"
         append(changelog, 0, 3, [(b'"later"', b"3", 0)])
-        wait_until(lambda: replica.store.get(USER_TAG + b'"later"') == b"3", "what comes later")
+        wait_until(lambda: replica.view.store.get(USER_TAG + b'"later"') == b"3", "what comes later")
 
 
 @pytest.mark.parametrize("restore_processes", [0, 1])
@@ -134,7 +135,7 @@ def test_a_log_that_was_compacted_is_replayed_once_however_many_polls_that_takes
     with started(tmp_path, changelog, StoreFactory, restore_processes=restore_processes) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 34, "all is applied")
-        store = manager.replicas["a", 0].store
+        store = manager.replicas["a", 0].view.store
         assert store.get(USER_TAG + b"k29") == b"1"
         assert store.get(USER_TAG + b"deleted") is None
     assert "it is rebuilt" not in caplog.text
@@ -146,13 +147,13 @@ def test_a_log_that_is_compacted_in_the_middle_of_a_replay_brings_nothing_back(t
     with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 4, "all is applied")
-        assert manager.replicas["a", 0].store.get(USER_TAG + b"deleted") == b"1"
+        assert manager.replicas["a", 0].view.store.get(USER_TAG + b"deleted") == b"1"
     append(changelog, 0, 3, [(b"k", b"2", 0), (b"deleted", None, 0), (b"last", b"1", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
 
     with started(tmp_path, changelog, StoreFactory) as manager:
         wait_until(lambda: applied(manager).get(TASKS[0]) == 7, "all is applied")
-        assert manager.replicas["a", 0].store.get(USER_TAG + b"deleted") is None
+        assert manager.replicas["a", 0].view.store.get(USER_TAG + b"deleted") is None
     assert "it is rebuilt" in caplog.text
 
 
@@ -168,7 +169,7 @@ def test_a_replica_whose_logs_end_was_not_known_when_it_was_opened_is_restored_i
             manager.hold(TASKS[:1], ())
             wait_until(lambda: manager.bulk_restore.restorations, "a restore in bulk")
             wait_until(lambda: applied(manager).get(TASKS[0]) == 5_001, "all is applied")
-            assert manager.replicas["a", 0].store.get(USER_TAG + b"k4999") == b"1"
+            assert manager.replicas["a", 0].view.store.get(USER_TAG + b"k4999") == b"1"
 
 
 def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, changelog, monkeypatch):
@@ -182,7 +183,7 @@ def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, ch
 
     with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         wait_until(lambda: applied(manager).get(TASKS[0]) == 30, "all is applied")
-        store = manager.replicas["a", 0].store
+        store = manager.replicas["a", 0].view.store
         assert (store.get(USER_TAG + b"k29"), store.get(USER_TAG + b"k")) == (b"2", None)
 
 
@@ -205,18 +206,18 @@ def test_nothing_of_a_replaced_log_is_served_while_a_replica_far_behind_waits_fo
     with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         wait_until(lambda: ("a", 0) in manager.replicas, "the replica")
         replica = manager.replicas["a", 0]
-        wait_until(lambda: replica.progress.end_offset is not None, "word of the end")
+        wait_until(lambda: replica.view.progress.end_offset is not None, "word of the end")
         if waiting:
-            assert (replica.store.get(USER_TAG + b"k"), replica.diverged) == (b"1", False)
+            assert (replica.view.store.get(USER_TAG + b"k"), replica.view.diverged) == (b"1", False)
             replace_log()
-        wait_until(lambda: replica.diverged, "word of the other log")
-        assert not replica.restored
+        wait_until(lambda: replica.view.diverged, "word of the other log")
+        assert not replica.view.restored
         wait_until(lambda: begun_anew(replica), "an empty store")
 
 
 def begun_anew(replica: Replica) -> bool:
     try:
-        return replica.store.get(USER_TAG + b"k") is None
+        return replica.view.store.get(USER_TAG + b"k") is None
     except DbClosedError:
         return False
 
@@ -239,8 +240,8 @@ def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, ch
         resetting.append(True)
         changelog.reset(TOPOLOGY.stores["a"])
         append(changelog, 0, 2, [(b"k", b'"new"', 0)])
-        wait_until(lambda: not refusals and manager.replicas["a", 0].restored, "the rebuild")
-        assert manager.replicas["a", 0].store.get(USER_TAG + b"k") == b'"new"'
+        wait_until(lambda: not refusals and manager.replicas["a", 0].view.restored, "the rebuild")
+        assert manager.replicas["a", 0].view.store.get(USER_TAG + b"k") == b'"new"'
         assert (manager.replicas["a", 0].failure, manager.storage_fault) == (None, None)
 
 
@@ -250,14 +251,14 @@ def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, 
         manager.hold(TASKS, ())
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
         replica = manager.replicas["a", 0]
-        read = replica.store.scan(USER_TAG, b"\x02")
+        read = replica.view.store.scan(USER_TAG, b"\x02")
         next(read)
         changelog.reset(TOPOLOGY.stores["a"])
         append(changelog, 0, 2, [(b"k", b'"new"', 0)])
-        wait_until(lambda: replica.diverged, "the reset")
+        wait_until(lambda: replica.view.diverged, "the reset")
         del read
-        wait_until(lambda: replica.restored, "the rebuild")
-        assert replica.store.get(USER_TAG + b"k") == b'"new"'
+        wait_until(lambda: replica.view.restored, "the rebuild")
+        assert replica.view.store.get(USER_TAG + b"k") == b'"new"'
 
 
 def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changelog, monkeypatch):
@@ -265,17 +266,20 @@ def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changel
         manager.hold(TASKS, ())
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
         replica = manager.replicas["a", 0]
-        old, close = replica.store, replica.store.close
+        old, close = replica.view.store, replica.view.store.close
 
         def refuse() -> None:
             close()
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(replica.store, "close", refuse)
+        monkeypatch.setattr(replica.view.store, "close", refuse)
         changelog.reset(TOPOLOGY.stores["a"])
         append(changelog, 0, 1, [(b'"new"', b"1", 0)])
-        wait_until(lambda: replica.store is not old, "another store")
-        wait_until(lambda: replica.store.get(USER_TAG + b'"new"') == b"1" and not replica.diverged, "the rebuild")
+        wait_until(lambda: replica.view.store is not old, "another store")
+        wait_until(
+            lambda: replica.view.store.get(USER_TAG + b'"new"') == b"1" and not replica.view.diverged,
+            "the rebuild",
+        )
         # All of its first keys are checked against the partitioner again.
         assert replica.records_applied == 1
 
@@ -296,7 +300,7 @@ def test_a_store_that_was_opened_while_nobody_knew_its_log_is_not_taken_for_that
     with started(tmp_path, changelog, StoreFactory) as manager:
         wait_until(lambda: set(applied(manager).values()) == {30}, "all is applied")
         for partition in range(PARTITIONS):
-            assert manager.replicas["a", partition].store.get(USER_TAG + b"k") is None
+            assert manager.replicas["a", partition].view.store.get(USER_TAG + b"k") is None
 
 
 def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_seldom(
@@ -369,11 +373,14 @@ def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_a
             append(changelog, 0, 2, [(b'"new"', b"1", 0)])
             wait_until(lambda: len(seen) > 4, "several attempts")
             assert set(seen[1:]) == {"refused"}
-            assert (replica.restored, replica.diverged) == (False, True)
+            assert (replica.view.restored, replica.view.diverged) == (False, True)
             # What is told of it is not what is told of a replica that is current.
-            assert lag_of(replica.progress, boot_ms()) == UNKNOWN_LAG
-        wait_until(lambda: replica.restored and not replica.diverged, "the rebuild")
-        assert (replica.store.get(USER_TAG + b'"new"'), replica.store.get(USER_TAG + b"k")) == (b"1", None)
+            assert lag_of(replica.view.progress, boot_ms()) == UNKNOWN_LAG
+        wait_until(lambda: replica.view.restored and not replica.view.diverged, "the rebuild")
+        assert (replica.view.store.get(USER_TAG + b'"new"'), replica.view.store.get(USER_TAG + b"k")) == (
+            b"1",
+            None,
+        )
 
 
 def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path, changelog, monkeypatch, caplog):
@@ -431,7 +438,7 @@ def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, m
     with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 1, "all is applied")
-        store = manager.replicas["a", 0].store
+        store = manager.replicas["a", 0].view.store
         if lost == "manifest":
             for manifest in store.path.glob("MANIFEST*"):
                 manifest.write_bytes(b"damaged")
@@ -443,7 +450,7 @@ def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, m
         store._refused = True
         append(changelog, 0, 2, [(b'"new"', b"1", 0)])
         wait_until(lambda: applied(manager).get(TASKS[0]) == 2, "the rebuild")
-        store = manager.replicas["a", 0].store
+        store = manager.replicas["a", 0].view.store
         assert (store.get(USER_TAG + b'"new"'), store.get(USER_TAG + b"k")) == (b"1", b"1")
 
 
@@ -452,7 +459,7 @@ def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, mo
     with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 1, "all is applied")
-        store, consumer = manager.replicas["a", 0].store, manager.applier._consumer
+        store, consumer = manager.replicas["a", 0].view.store, manager.applier._consumer
         commit, unassign, refusals = store.commit, consumer.unassign, ["commit", "unassign"]
 
         def refuse_commit(*arguments: object) -> None:

@@ -44,7 +44,7 @@ def write(changelog: SqliteChangelog, topology: Topology, times_ms: list[int], b
 
 def oldest_kept_ms(manager: TaskManager) -> int | None:
     replica = manager.replicas.get(("a", 0))
-    return None if replica is None or not replica.restored else replica.oldest_kept_ms
+    return None if replica is None or not replica.view.restored else replica.view.oldest_kept_ms
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +68,7 @@ def test_a_record_far_ahead_expires_nothing(tmp_path, kind, bulk, monkeypatch, c
             kept.append(oldest_kept_ms(manager))
             replica = manager.replicas["a", 0]
             assert replica.records_ahead == (restart != 1)
-            assert sum(1 for _ in replica.store.scan(b"\x01", b"\xff")) >= 4
+            assert sum(1 for _ in replica.view.store.scan(b"\x01", b"\xff")) >= 4
     assert len(set(kept)) == 1
     assert NOW_MS - 27 * HOUR_MS < kept[0] < NOW_MS - 22 * HOUR_MS
     assert "timestamp_after_max_ms" in caplog.text

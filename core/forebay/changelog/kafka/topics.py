@@ -53,23 +53,20 @@ class TopicState(NamedTuple):
 
 def topic_config(spec: StoreSpec) -> dict[str, str]:
     """The configuration of a topic that forebay creates for a store."""
-    if spec.history_retention_ms is not None:
-        return {
-            "cleanup.policy": "compact",
-            "min.compaction.lag.ms": str(max(_MIN_COMPACTION_LAG_MS, spec.history_retention_ms + _DAY_MS)),
-        }
-    config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(_MIN_COMPACTION_LAG_MS)}
-    if spec.retention_ms is not None:
-        config |= {"cleanup.policy": "compact,delete", "retention.ms": str(spec.retention_ms + _DAY_MS)}
+    records_ms, replaced_ms = spec.store_kind.log_retention(spec)
+    lag_ms = 0 if replaced_ms is None else replaced_ms + _DAY_MS
+    config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(max(_MIN_COMPACTION_LAG_MS, lag_ms))}
+    if records_ms is not None:
+        config |= {"cleanup.policy": "compact,delete", "retention.ms": str(records_ms + _DAY_MS)}
     return config
 
 
 def loss_by(spec: StoreSpec, config: Mapping[str, str]) -> str | None:
     """What a store rebuilt from a topic of this configuration would lack, and the remedy; None if nothing."""
     policy = config.get("cleanup.policy", "delete")
+    needed_ms, replaced_ms = spec.store_kind.log_retention(spec)
     if "delete" in policy:
         limits = {name: int(config.get(name, -1)) for name in ("retention.ms", "retention.bytes")}
-        needed_ms = spec.retention_ms
         kept = limits["retention.ms"] < 0 or (needed_ms is not None and limits["retention.ms"] >= needed_ms)
         if not kept or limits["retention.bytes"] >= 0:
             shown = ", ".join(f"{name}={limit}" for name, limit in limits.items())
@@ -79,11 +76,10 @@ def loss_by(spec: StoreSpec, config: Mapping[str, str]) -> str | None:
                 f"lack. Set {needed} on it and no retention.bytes"
             )
     lag_ms = int(config.get("min.compaction.lag.ms", 0))
-    if "compact" in policy and spec.history_retention_ms is not None and lag_ms < spec.history_retention_ms:
+    if "compact" in policy and replaced_ms is not None and lag_ms < replaced_ms:
         return (
             f"has min.compaction.lag.ms={lag_ms}: a rebuilt store {spec.name!r}, whose history is of "
-            f"{spec.history_retention_ms} ms, would lack the versions that it compacts. Set it to "
-            f"{spec.history_retention_ms + _DAY_MS}"
+            f"{replaced_ms} ms, would lack the versions that it compacts. Set it to {replaced_ms + _DAY_MS}"
         )
     return None
 

@@ -11,7 +11,9 @@ import contextlib
 import sqlite3
 import time
 from array import array
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from forebay.changelog.base import CompactionLimits
 from forebay.changelog.sqlite.checksums import check
@@ -87,38 +89,10 @@ def _find_compactable(
         identity, end = connection.execute("SELECT identity, next_offset FROM state").fetchone()
         young_ms, dead_ms = now_ms - limits.min_compaction_lag_ms, now_ms - limits.delete_retention_ms
         # A wrong record may put stream time far ahead, so the clock must agree.
-        old_ms = now_ms - (spec.history_retention_ms or spec.retention_ms or 0) - _DAY_MS
-        values: dict[str, int | None] = {"dead_ms": dead_ms}
-        if spec.store_kind.keeps_versions:
-            values["dirty_to"] = _first_after(connection, young_ms, end, of="heartbeat")
-            (newest,) = connection.execute("SELECT max(timestamp_ms) FROM log WHERE NOT heartbeat").fetchone()
-            begins_ms = history_begins_ms(spec, newest)
-            values["begins"] = None if begins_ms is None else min(begins_ms, old_ms)
-            replaced = f"{_ALL_BUT_THE_LAST} AND heartbeat UNION {_NOT_IN_FORCE}"
-            # A deletion is a version like any other.
-            tombstones = f"{_TOMBSTONES} AND heartbeat"
-        elif spec.latest_by is not None:
-            values["dirty_to"] = _first_after(connection, young_ms, end)
-            replaced = f"{_ALL_BUT_THE_LAST} AND heartbeat UNION {_SUPERSEDED}"
-            tombstones = f"{_TOMBSTONES} AND heartbeat"
-        else:
-            values["dirty_to"] = _first_after(connection, young_ms, end)
-            replaced, tombstones = _ALL_BUT_THE_LAST, _TOMBSTONES
-            if spec.retention_ms is not None:
-                # Those too far ahead of their own timestamp do not count, as for workers.
-                (newest,) = connection.execute(
-                    "SELECT max(time_ms(key)) FROM log WHERE NOT heartbeat AND time_ms(key) - timestamp_ms <= ?",
-                    (spec.most_ahead_ms - (spec.window_size_ms or 0),),
-                ).fetchone()
-                stream_time_ms = None if newest is None else newest + (spec.window_size_ms or 0)
-                values |= {
-                    "old_to": _first_after(connection, min(old_ms, young_ms), end),
-                    "newest": newest,
-                    "oldest": oldest_kept_ms(spec, stream_time_ms),
-                }
-                replaced = f"{_ALL_BUT_THE_LAST} UNION {_ENDED}"
-                # The newest stays, or stream time would go back for readers that start here.
-                tombstones = f"{_TOMBSTONES} AND (heartbeat OR time_ms(key) < :newest)"
+        old_ms = now_ms - spec.store_kind.log_retention(spec).longest_ms - _DAY_MS
+        log = _Log(connection, spec, end, young_ms, old_ms)
+        replaced, tombstones, values = COMPACTABLE[spec.store_kind.layout_name](log)
+        values["dead_ms"] = dead_ms
         gone = _offsets(connection, replaced, values)
         dead = _offsets(connection, tombstones, values)
         # One that was itself replaced prevented nothing from coming back, so the floor need not rise for it.
@@ -127,11 +101,85 @@ def _find_compactable(
         connection.execute("COMMIT")
 
 
-def _first_after(connection: sqlite3.Connection, time_ms: int, end: int, of: str = "TRUE") -> int:
-    """The offset of the first record of a later time, at most the last one's."""
-    query = f"SELECT min(offset) FROM log WHERE {of} AND timestamp_ms > ?"
-    (offset,) = connection.execute(query, (time_ms,)).fetchone()
-    return min(end - 1, end if offset is None else int(offset))
+@dataclass(frozen=True)
+class _Log:
+    """The log of a store at one moment. By the clock, later records than ``young_ms`` are young."""
+
+    connection: sqlite3.Connection
+    spec: StoreSpec
+    end: int
+    young_ms: int
+    old_ms: int
+
+    def first_after(self, time_ms: int, of: str = "TRUE") -> int:
+        """The offset of the first record of a later time, at most the last one's."""
+        query = f"SELECT min(offset) FROM log WHERE {of} AND timestamp_ms > ?"
+        (offset,) = self.connection.execute(query, (time_ms,)).fetchone()
+        return min(self.end - 1, self.end if offset is None else int(offset))
+
+
+class _Queries(NamedTuple):
+    """What finds the replaced records of a log, and the old tombstones, and the parameters of both."""
+
+    replaced: str
+    tombstones: str
+    values: dict[str, int | None]
+
+
+def _all_but_last_values(log: _Log) -> _Queries:
+    return _Queries(_ALL_BUT_THE_LAST, _TOMBSTONES, {"dirty_to": log.first_after(log.young_ms)})
+
+
+def _all_but_highest_orders(log: _Log) -> _Queries:
+    return _Queries(
+        f"{_ALL_BUT_THE_LAST} AND heartbeat UNION {_SUPERSEDED}",
+        f"{_TOMBSTONES} AND heartbeat",
+        {"dirty_to": log.first_after(log.young_ms)},
+    )
+
+
+def _all_but_versions_in_force(log: _Log) -> _Queries:
+    (newest,) = log.connection.execute("SELECT max(timestamp_ms) FROM log WHERE NOT heartbeat").fetchone()
+    begins_ms = history_begins_ms(log.spec, newest)
+    return _Queries(
+        f"{_ALL_BUT_THE_LAST} AND heartbeat UNION {_NOT_IN_FORCE}",
+        # A deletion is a version like any other.
+        f"{_TOMBSTONES} AND heartbeat",
+        {
+            "dirty_to": log.first_after(log.young_ms, of="heartbeat"),
+            "begins": None if begins_ms is None else min(begins_ms, log.old_ms),
+        },
+    )
+
+
+def _all_but_kept_ends(log: _Log) -> _Queries:
+    spec, time_to_end_ms = log.spec, log.spec.store_kind.time_to_end_ms(log.spec) or 0
+    # Those too far ahead of their own timestamp do not count, as for workers.
+    (newest,) = log.connection.execute(
+        "SELECT max(time_ms(key)) FROM log WHERE NOT heartbeat AND time_ms(key) - timestamp_ms <= ?",
+        (spec.most_ahead_ms - time_to_end_ms,),
+    ).fetchone()
+    return _Queries(
+        f"{_ALL_BUT_THE_LAST} UNION {_ENDED}",
+        # The newest stays, or stream time would go back for readers that start here.
+        f"{_TOMBSTONES} AND (heartbeat OR time_ms(key) < :newest)",
+        {
+            "dirty_to": log.first_after(log.young_ms),
+            "old_to": log.first_after(min(log.old_ms, log.young_ms)),
+            "newest": newest,
+            "oldest": oldest_kept_ms(spec, None if newest is None else newest + time_to_end_ms),
+        },
+    )
+
+
+COMPACTABLE: Mapping[str, Callable[[_Log], _Queries]] = {
+    "key-value": _all_but_last_values,
+    "latest": _all_but_highest_orders,
+    "window": _all_but_kept_ends,
+    "session": _all_but_kept_ends,
+    "versioned": _all_but_versions_in_force,
+}
+"""What may be removed from the log of a store, by the name of its layout."""
 
 
 def _has(offsets: array[int], offset: int) -> bool:

@@ -11,12 +11,13 @@ from forebay.codecs import all_to_json
 from forebay.errors import BadParameter, BadRequest
 from forebay.rest.batches import MOST_KEYS, read_batch_keys
 from forebay.rest.parameters import ReadParameters, parse_time
-from forebay.rest.scans import SCAN_ROUTES, Scan, entry_range, prefix_range
-from forebay.stored_keys import LATEST, MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
+from forebay.rest.scans import SCAN_ROUTES, Scan, entry_range, item_form, prefix_range
+from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
 from forebay.topology import StoreSpec
 
 _ROUTES = {route.kind: route for route in SCAN_ROUTES if not route.keyed}
-_TIMED = frozenset({"window", "session"})
+_ENTRIES = _ROUTES["key-value"]
+"""Single values are followed as entries."""
 _NO_TIME = bytes(TIME_SIZE)
 
 
@@ -56,7 +57,7 @@ class KeySelection:
         if self.keys is None:
             yield scan.start, scan.end
             return
-        single = self.spec.stored_keys.kind == "key-value"
+        single = not self.spec.stored_keys.times
         for prefix in self._prefixes(partition):
             yield prefix, prefix + b"\x00" if single else successor(prefix)
 
@@ -70,22 +71,16 @@ class KeySelection:
     @property
     def versioned(self) -> bool:
         """Whether a key has versions, or orders, of which the newest, or highest, is followed."""
-        return self.spec.stored_keys.kind in ("versioned", LATEST)
+        return self.spec.store_kind.last_entry_wins
 
     def names(self, stored: list[bytes]) -> list[bytes]:
         """The JSON of items that are gone: as they are listed, but without value."""
         spec, keys = self.spec, self.spec.stored_keys
         plains = keys.plains([key + _NO_TIME for key in stored] if self.versioned else stored)
         form, texts = all_to_json(spec.key_codec, plains)
-        if self.items == "entries":
-            return [b'{"key":' + form % text + b"}" for text in texts]
-        times = keys.times_ms(stored)
-        if self.items == "windows":
-            size_ms = spec.window_size_ms or 0
-            times.append(tuple(start + size_ms for start in times[0]))
-        else:
-            times.reverse()
-        named = b'{"key":' + form + b',"start_ms":%d,"end_ms":%d}'
+        kind = self.scan.route.store_kind
+        times = kind.shown_times_ms(spec, keys.times_ms(stored)) if kind.time_names else []
+        named = item_form(kind, form, None)
         return [named % item for item in zip(texts, *times, strict=True)]
 
     def _prefixes(self, partition: int) -> list[bytes]:
@@ -103,13 +98,13 @@ class KeySelection:
 def make_selection(spec: StoreSpec, parameters: ReadParameters, max_key_bytes: int) -> KeySelection:
     """What a request follows; raises ``BadParameter`` or ``BadKey``."""
     first_ms, last_ms = MIN_TIME_MS, MAX_TIME_MS
-    if spec.kind in _TIMED:
+    route = _ENTRIES if spec.store_kind.has_single_values else _ROUTES[spec.kind]
+    if route.store_kind.lists_by_time:
         start, end = prefix_range(spec, parameters.prefix)
         first_ms = first_ms if parameters.start is None else parse_time("from", parameters.start)
         last_ms = last_ms if parameters.end is None else parse_time("to", parameters.end)
     else:
         start, end = entry_range(spec, parameters)
-    route = _ROUTES.get(spec.kind, _ROUTES["key-value"])
     scan = Scan(route, spec, None, start, max(start, end), first_ms, last_ms, reverse=False)
     return KeySelection(scan, None if parameters.keys is None else _keys(spec, parameters.keys, max_key_bytes))
 

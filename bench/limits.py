@@ -1,0 +1,41 @@
+"""What stands in the way of marks that are missed, as profiles of the measured processes show it."""
+
+from __future__ import annotations
+
+from bench.figures import Row
+
+_OF_A_READ = "of a read's 11 µs the kernel takes 5, RocksDB 1, and some thirty small functions the rest"
+_LIMITS = {
+    ("worker, one key, lag attached", "uvicorn, raw ASGI, constant answer"): (
+        "nginx, which parses, answers and writes in C, reaches 2.9 × the same constant"
+    ),
+    ("worker, one key, lag attached", "FastAPI + redis-py + Redis"): (
+        "nginx with a static file reaches 29 × that service"
+    ),
+    ("worker, one key, lag attached", "nginx, static file of the same size, one process"): _OF_A_READ,
+    ("latency that the router adds, one connection, p50", "HAProxy, one thread"): (
+        "two more turns of an event loop with cold caches: 33 µs where HAProxy takes 12, all on one core"
+    ),
+    ("router hop, 32 connections, random keys", "FastAPI + httpx, one shared client"): (
+        "HAProxy itself reaches 80 × that service"
+    ),
+    ("batch-get of 100 keys through the router, 32 connections", "the same keys singly, 32 connections"): (
+        "a key of a batch takes 3.1 µs of all processes; single reads have become as much faster as batches"
+    ),
+    ("range scan of 100,000 entries through the router", "rocksdict in process, one store"): (
+        "the worker takes 1.06 µs an entry, 0.33 of them in RocksDB"
+    ),
+    ("worker, random keys of 1,024 partitions, nothing written", "4 partitions"): (
+        "a read takes 11 µs more: 2.4 in RocksDB, whose memory is cold, 2.5 as the first of its millisecond at "
+        "its replica, the rest in caches that a thousand databases fill"
+    ),
+    ("worker, random keys of 64 partitions, 10,000 records/s applied from Kafka", "4 partitions"): (
+        "the same records come in sixteen times as many fetches and commits: of the two cores that all share, the "
+        "broker takes 0.62 where it took 0.21, the applier and Kafka's client 0.32 where they took 0.17"
+    ),
+}
+
+
+def limit(row: Row) -> str:
+    """What a profile shows to stand in the way of a row's mark, empty if none was made."""
+    return _LIMITS.get((row.what, row.against), "")

@@ -1,0 +1,111 @@
+"""The connections of a blocking client, which its threads share.
+
+``forebay.client.async_connections`` has the same for an asynchronous client.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+
+from forebay.bearer_tokens import token_headers
+from forebay.client import processes
+from forebay.client.exchange import Open, Opened, Send
+from forebay.client.proxies import Proxy
+from forebay.client.transports import CLOSED, OTHER_PROCESS, origin, pool, shut_down
+from forebay.errors import ClientUnusable
+
+Turn = threading.Lock
+"""Threads that wait for the same changes take turns."""
+
+
+class Connections:
+    """Sends requests and reads streams, over connections of this process."""
+
+    def __init__(
+        self,
+        token: str | None = None,
+        verify: ssl.SSLContext | bool = True,
+        transport: httpx.BaseTransport | None = None,
+        proxies: Mapping[str, Proxy] | None = None,
+        sockets: Mapping[str, Path] | None = None,
+    ) -> None:
+        self._headers = token_headers(token)
+        self._own_transport = transport
+        self._proxies = proxies or {}
+        self._sockets = sockets or {}
+        self._verify = None if transport is not None else httpx.create_ssl_context(verify)
+        self._lock = threading.Lock()
+        self._pools: list[httpx.HTTPTransport] = []
+        self._http: httpx.Client | None = self._connect()
+        self._unusable: str | None = None
+        """Why there are no connections any more."""
+        processes.renew_on_fork(self)
+
+    @property
+    def http(self) -> httpx.Client:
+        """The connections; raises ``ClientUnusable``."""
+        with self._lock:
+            if self._unusable is not None:
+                raise ClientUnusable(self._unusable)
+            if self._http is None:
+                self._http = self._connect()
+            return self._http
+
+    def _connect(self) -> httpx.Client:
+        if self._verify is None:
+            return httpx.Client(headers=self._headers, transport=self._own_transport)
+        direct = pool(self._verify)
+        mounts = {origin(url): pool(self._verify, proxy) for url, proxy in self._proxies.items()}
+        mounts |= {url: pool(self._verify, None, path) for url, path in self._sockets.items()}
+        self._pools = [direct, *mounts.values()]
+        return httpx.Client(headers=self._headers, transport=direct, mounts=mounts, trust_env=False)
+
+    def on_fork(self) -> None:
+        """Leave the parent its connections, and have others made when they are needed."""
+        processes.leave_to_parent(self._http)
+        self._lock, self._http = threading.Lock(), None
+        if self._own_transport is not None:
+            self._unusable = OTHER_PROCESS
+        for inherited in self._pools:
+            for connection in inherited._pool.connections:
+                # Closes the descriptor of this process. The server sees nothing of it.
+                connection.close()
+
+    def send(self, step: Send) -> httpx.Response | Opened:
+        """The response to a request, or its stream; raises ``httpx.RequestError``, or ``ClientUnusable``."""
+        request = self.http.build_request(
+            step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
+        )
+        response = self.http.send(request, stream=isinstance(step, Open))
+        if not isinstance(step, Open):
+            return response
+        if response.status_code == 200:
+            return Opened(response, response.iter_bytes())
+        response.read()
+        return response
+
+    def receive(self, opened: Opened) -> bytes:
+        """The next piece of a stream, nothing at its end; raises ``httpx.RequestError``."""
+        piece: bytes = next(opened.pieces, b"")
+        return piece
+
+    def end(self, opened: Opened) -> None:
+        """Close a stream."""
+        opened.response.close()
+
+    def interrupt(self, opened: Opened) -> None:
+        """Have a thread that waits for a stream see its end."""
+        shut_down(opened.response)
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            http, self._http = self._http, None
+            self._unusable = CLOSED
+        if http is not None:
+            http.close()

@@ -1,0 +1,57 @@
+"""Every kind has all that the layers ask of it, in its module and in their tables."""
+
+import dataclasses
+from typing import get_args
+
+import pytest
+
+from forebay.changelog.sqlite.compaction import COMPACTABLE
+from forebay.client.query_command import query
+from forebay.client.results import ITEM_TYPES
+from forebay.rest.scans import SCAN_ROUTES
+from forebay.spark.kind_columns import KIND_COLUMNS
+from forebay.spark_checkpoint.description import TableKind
+from forebay.state_tap.conversion import CONVERSIONS
+from forebay.store_kinds import STORE_KINDS, StoreKind
+from forebay.stored_keys import KeyLayout
+from forebay.topology import StoreSpec
+
+LAYOUTS = [layout for kind in STORE_KINDS.values() for layout in (kind, kind.with_latest_by) if layout is not None]
+MEMBERS = [*KeyLayout.__annotations__, *StoreKind.__annotations__]
+
+
+@pytest.mark.parametrize("kind", LAYOUTS, ids=lambda kind: kind.layout_name)
+def test_a_kind_is_frozen_and_has_every_member(kind):
+    assert [name for name in MEMBERS if not hasattr(kind, name)] == []
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        kind.times = 7
+
+
+def test_each_layout_has_a_name_of_its_own():
+    """Stores on disk are rebuilt by it."""
+    assert len({kind.layout_name for kind in LAYOUTS}) == len(LAYOUTS)
+
+
+@pytest.mark.parametrize("table", [COMPACTABLE, KIND_COLUMNS], ids=["compaction", "Spark columns"])
+def test_a_table_by_layout_has_every_kind(table):
+    assert table.keys() == {kind.layout_name for kind in LAYOUTS}
+
+
+def test_a_spark_state_becomes_any_kind_without_history():
+    kinds = {kind.name for kind in STORE_KINDS.values() if not kind.keeps_versions}
+    assert CONVERSIONS.keys() == set(get_args(TableKind)) == kinds
+
+
+@pytest.mark.parametrize("kind", STORE_KINDS.values(), ids=lambda kind: kind.name)
+def test_a_client_has_a_class_for_what_is_listed(kind):
+    assert ITEM_TYPES[kind.name].__match_args__ == ("key", *kind.time_names, "value")
+
+
+def test_each_list_of_a_key_has_an_option_of_query():
+    flags = {parameter.name for parameter in query.params if getattr(parameter, "is_flag", False)}
+    assert {route.items for route in SCAN_ROUTES if route.keyed} <= flags
+
+
+@pytest.mark.parametrize("kind", STORE_KINDS.values(), ids=lambda kind: kind.name)
+def test_a_store_has_a_field_for_each_duration(kind):
+    assert kind.durations <= {field.name for field in dataclasses.fields(StoreSpec)}
