@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from time import perf_counter
 from typing import Any
 
@@ -45,7 +45,7 @@ from forebay.rest.document_routes import add_document_routes
 from forebay.rest.hosts import ANY_HOST, AllowedHosts
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.large_batches import batch_answer_in_turns, results_by_now
-from forebay.rest.limits import Peer
+from forebay.rest.limits import HeldMemory, Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.posted_cursor import continued, cursor_of_body
 from forebay.rest.routes import (
@@ -68,6 +68,7 @@ from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.processes.process_group import WorkerProcesses
 from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.reads.changes import KeyChanges
+from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.scans import MOST_PAGE_BYTES
 from forebay_worker.worker import Worker
 
@@ -168,15 +169,20 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
     async def endpoint(request: Request) -> Response:
         begun_s = perf_counter()
         peer = worker.limits.peers.of(request.scope)
-        with worker.limits.memory_of(peer) as memory:
+        with contextlib.ExitStack() as held:
+            memory = held.enter_context(worker.limits.memory_of(peer))
             answer: HttpAnswer | LargeAnswer
             try:
                 cursor = await cursor_of_body(request, memory)
                 answer = await for_client(request, _answer(worker, route, request, known, peer, cursor))
+                if isinstance(answer, LargeAnswer):
+                    # It is not with the connection, which counts what it has, until the client reads it.
+                    memory.grow(answer.size_bytes)
             except Problem as problem:
                 answer = problem_answer(problem)
-        metrics.count_answer(route.path, answer.status, begun_s)
-        return respond(answer)
+            metrics.count_answer(route.path, answer.status, begun_s)
+            response = respond(answer)
+            return HeldResponse(response, held.pop_all()) if memory.held_bytes else response
 
     return endpoint
 
@@ -259,8 +265,8 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
                 parameters = parse_parameters(query, BATCH_ROUTE.parameters | {"partition"})
                 body = await body_of(request, MOST_BODY_BYTES, memory)
                 answer: HttpAnswer | LargeAnswer
-                answer = await for_client(request, _batch_answer(worker, request, body, parameters, peer))
-                memory.grow(answer.size_bytes)
+                answer = await for_client(request, _batch_answer(worker, request, body, parameters, peer, memory))
+                memory.adjust(len(body) + answer.size_bytes - memory.held_bytes)
             except Problem as problem:
                 answer = problem_answer(problem)
             metrics.count_answer(BATCH_ROUTE.path, answer.status, begun_s)
@@ -270,11 +276,11 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
 
 
 async def _batch_answer(
-    worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer
+    worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer, memory: HeldMemory
 ) -> HttpAnswer | LargeAnswer:
     begun_boot_ms = boot_ms()
     keys = await read_batch(body, worker.settings.max_key_bytes)
-    results, waited_ms = await _batch(worker, request, keys, parameters, peer, begun_boot_ms)
+    results, waited_ms = await _batch(worker, request, keys, parameters, peer, memory, begun_boot_ms)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
     return _waited(await batch_answer_in_turns(keys, results, frames=frames), waited_ms)
 
@@ -285,6 +291,7 @@ async def _batch(
     keys: BatchKeys,
     parameters: ReadParameters,
     peer: Peer,
+    memory: HeldMemory,
     begun_boot_ms: float,
 ) -> tuple[Sequence[KeyResult], float]:
     """Each key's answer, and how long it waited for those whose bound may still be met, in milliseconds."""
@@ -292,17 +299,23 @@ async def _batch(
     until = begun_boot_ms + _wait_ms(worker, parameters, request.headers)
     spec = reads.batch_spec(request.path_params["store"], parameters)
     located = await reads.locate_in_turns(spec, keys, parameters)
-    read_boot_ms, waited_ms = boot_ms(), 0.0
-    results, waiting = await reads.batch_in_turns(spec, located, parameters)
+    read_boot_ms, waited_ms, held_bytes = boot_ms(), 0.0, memory.held_bytes
+
+    async def read(only: Set[int] | None = None) -> Batched:
+        # In place of what was read before.
+        memory.adjust(held_bytes - memory.held_bytes)
+        return await reads.batch_in_turns(spec, located, parameters, memory, only)
+
+    results, waiting = await read()
     if waiting and boot_ms() < until:
         with worker.waits.one(peer) as pause:
             while waiting and boot_ms() < until:
                 await pause()
-                waiting = (await reads.batch_in_turns(spec, located, parameters, set(waiting))).waiting
+                waiting = (await read(set(waiting))).waiting
         # All of them as of now: what was found first is older by the whole wait.
         read_boot_ms = boot_ms()
         waited_ms = read_boot_ms - begun_boot_ms
-        results = (await reads.batch_in_turns(spec, located, parameters)).results
+        results = (await read()).results
     if boot_ms() - read_boot_ms > IN_TRANSIT_MS:
         tolerance = worker.admission.tolerance(spec, parameters)
         results = await results_by_now(results, [read_boot_ms] * len(results), tolerance, spec.name)

@@ -9,7 +9,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forebay.errors import AnswerTooLarge, BadRequest, Problem
 from forebay.rest.answers import problem_answer
 from forebay.rest.events import EVENTS_MEDIA_TYPE
-from forebay.rest.large_answers import send_in_pieces
 
 
 class WholeAnswers:
@@ -23,7 +22,7 @@ class WholeAnswers:
         if scope["type"] != "http" or scope["http_version"] != "1.0":
             await self._app(scope, receive, send)
             return
-        answer = _CollectedBody(self._max_answer_bytes)
+        answer = _CollectedBody(self._max_answer_bytes, send)
         working = asyncio.ensure_future(self._app(scope, receive, answer.collect))
         refused = asyncio.ensure_future(answer.refused.wait())
         try:
@@ -35,33 +34,39 @@ class WholeAnswers:
             for task in (working, refused):
                 task.cancel()
             await asyncio.gather(working, refused, return_exceptions=True)
-        await answer.send(send)
+        await answer.send()
 
 
 class _CollectedBody:
     """An answer, collected, or why it cannot be given."""
 
-    def __init__(self, max_answer_bytes: int) -> None:
+    def __init__(self, max_answer_bytes: int, send: Send) -> None:
         self._max_answer_bytes = max_answer_bytes
+        self._send = send
+        self._has_length = False
         self._start: Message | None = None
-        self._parts: list[bytes] = []
-        self._size_bytes = 0
+        self._body = bytearray()
         self.refused = asyncio.Event()
 
     async def collect(self, message: Message) -> None:
-        """Keep a part of it."""
+        """Keep a part of it, or send it if the answer states its length."""
         if self.refused.is_set():
             return
+        if self._has_length:
+            await self._send(message)
+            return
         if message["type"] == "http.response.start":
-            self._start = message
             names = {name.lower(): value for name, value in message["headers"]}
+            self._has_length = b"content-length" in names
+            if self._has_length:
+                await self._send(message)
+                return
+            self._start = message
             if names.get(b"content-type", b"").startswith(EVENTS_MEDIA_TYPE.encode()):
                 self._refuse(BadRequest("Event streams need HTTP/1.1."))
             return
-        part = message.get("body", b"")
-        self._parts.append(part)
-        self._size_bytes += len(part)
-        if self._size_bytes > self._max_answer_bytes:
+        self._body.extend(message.get("body", b""))
+        if len(self._body) > self._max_answer_bytes:
             self._refuse(
                 AnswerTooLarge("The list is too long for HTTP/1.0; ask for fewer entries, or use HTTP/1.1.")
             )
@@ -69,13 +74,14 @@ class _CollectedBody:
     def _refuse(self, problem: Problem) -> None:
         answer = problem_answer(problem)
         self._start = {"type": "http.response.start", "status": answer.status, "headers": answer.headers()}
-        self._parts, self._size_bytes = [answer.body], len(answer.body)
+        self._body = bytearray(answer.body)
         self.refused.set()
 
-    async def send(self, send: Send) -> None:
-        """Send it with its length."""
+    async def send(self) -> None:
+        """Send what was collected with its length."""
         if self._start is None:
             return
+        send = self._send
         headers = [(name, value) for name, value in self._start["headers"] if name.lower() != b"content-length"]
-        await send({**self._start, "headers": [*headers, (b"content-length", b"%d" % self._size_bytes)]})
-        await send_in_pieces(self._parts, send)
+        await send({**self._start, "headers": [*headers, (b"content-length", b"%d" % len(self._body))]})
+        await send({"type": "http.response.body", "body": bytes(self._body)})

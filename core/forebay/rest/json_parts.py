@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 from forebay.rest.answers import JSON_HEAD, NO_STORE, HttpAnswer
-from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
 from forebay.rest.turns import in_turns
 
 _TOGETHER = 16
@@ -20,11 +19,9 @@ _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-async def json_answer_in_turns(document: Any) -> HttpAnswer | LargeAnswer:
+async def json_answer_in_turns(document: Any) -> HttpAnswer:
     """The same as ``json_answer``, for a document whose long arrays may be iterators, which make the elements."""
     parts = await in_turns(json_parts(document))
-    if sum(map(len, parts)) > MOST_AT_ONCE_BYTES:
-        return LargeAnswer(200, JSON_HEAD + NO_STORE, parts)
     return HttpAnswer(200, JSON_HEAD + NO_STORE, b"".join(parts))
 
 

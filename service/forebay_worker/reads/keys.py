@@ -7,12 +7,13 @@ was being applied after it, so that the token is an upper bound of what was read
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from forebay.errors import NotReady, Problem
 from forebay.rest.answers import EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.rest.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
+from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.rest.turns import in_turns
@@ -140,11 +141,16 @@ class Reads:
         return batched
 
     async def batch_in_turns(
-        self, spec: StoreSpec, located: LocatedKeys, parameters: ReadParameters, only: Set[int] | None = None
+        self,
+        spec: StoreSpec,
+        located: LocatedKeys,
+        parameters: ReadParameters,
+        memory: HeldMemory,
+        only: Set[int] | None = None,
     ) -> Batched:
-        """The same for keys of any number, with values of any size."""
+        """The same for keys of any number and values of any size, held in ``memory`` from when they are read."""
         batched = Batched.of(located)
-        await in_turns(self.batching(batched, spec, located, parameters, only))
+        await in_turns(_holding(memory, self.batching(batched, spec, located, parameters, only)))
         return batched
 
     def batching(
@@ -197,6 +203,15 @@ class Reads:
             if missed.may_wait:
                 batched.waiting.append(index)
         return batched
+
+
+def _holding(memory: HeldMemory, steps: Iterable[int]) -> Iterator[None]:
+    """Hold what has been read after each step; raises ``Overloaded``."""
+    held_bytes = 0
+    for taken_bytes in steps:
+        memory.grow(taken_bytes - held_bytes)
+        held_bytes = taken_bytes
+        yield
 
 
 def _refused(count: int, answer: HttpAnswer, may_wait: bool) -> Batched:
